@@ -1,0 +1,104 @@
+#include "common/status.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const status_names[MU_STATUS_COUNT] = {
+    [MU_OK] = "ok",
+    [MU_ERR_INVALID] = "invalid",
+    [MU_ERR_NOT_FOUND] = "not_found",
+    [MU_ERR_EXISTS] = "exists",
+    [MU_ERR_BUSY] = "busy",
+    [MU_ERR_NO_MEMORY] = "no_memory",
+    [MU_ERR_NO_SPACE] = "no_space",
+    [MU_ERR_IO] = "io",
+    [MU_ERR_CORRUPT] = "corrupt",
+    [MU_ERR_LIMIT] = "limit",
+    [MU_ERR_STALE] = "stale",
+    [MU_ERR_UNAVAILABLE] = "unavailable",
+    [MU_ERR_TIMEOUT] = "timeout",
+    [MU_ERR_CANCELLED] = "cancelled",
+    [MU_ERR_DENIED] = "denied",
+    [MU_ERR_CONFLICT] = "conflict",
+    [MU_ERR_INTERNAL] = "internal",
+};
+
+const char *mu_status_name(enum mu_status status)
+{
+    return status >= 0 && status < MU_STATUS_COUNT ? status_names[status] : "unknown";
+}
+
+enum mu_status mu_fail(struct mu_error *err, enum mu_status status, const char *fmt, ...)
+{
+    if (err) {
+        va_list args;
+        va_start(args, fmt);
+        err->status = status;
+        vsnprintf(err->text, sizeof err->text, fmt, args);
+        va_end(args);
+    }
+    return status;
+}
+
+static enum mu_status status_of_errno(int errno_value)
+{
+    switch (errno_value) {
+    case ENOSPC:
+    case EDQUOT:
+        return MU_ERR_NO_SPACE;
+    case EEXIST:
+        return MU_ERR_EXISTS;
+    case ENOENT:
+        return MU_ERR_NOT_FOUND;
+    case EACCES:
+    case EPERM:
+    case EROFS:
+        return MU_ERR_DENIED;
+    case ENOMEM:
+        return MU_ERR_NO_MEMORY;
+    case EADDRINUSE:
+        return MU_ERR_BUSY;
+    default:
+        return MU_ERR_IO;
+    }
+}
+
+enum mu_status mu_fail_errno(struct mu_error *err, int errno_value, const char *fmt, ...)
+{
+    enum mu_status status = status_of_errno(errno_value);
+    if (err) {
+        va_list args;
+        va_start(args, fmt);
+        err->status = status;
+        vsnprintf(err->text, sizeof err->text, fmt, args);
+        va_end(args);
+        size_t length = strlen(err->text);
+        char reason[128];
+        snprintf(err->text + length, sizeof err->text - length, ": %s", strerror_r(errno_value, reason, sizeof reason));
+    }
+    return status;
+}
+
+enum mu_status mu_error_prefix(struct mu_error *err, const char *fmt, ...)
+{
+    if (!err)
+        return MU_ERR_INTERNAL;
+    char text[MU_ERROR_TEXT_SIZE];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    size_t length = strlen(text);
+    snprintf(text + length, sizeof text - length, ": %.*s", (int)(sizeof text - length - 3), err->text);
+    memcpy(err->text, text, sizeof text);
+    return err->status;
+}
+
+void mu_assert_failed(const char *expr, const char *file, int line)
+{
+    fprintf(stderr, "muster: assertion failed at %s:%d: %s\n", file, line, expr);
+    abort();
+}
