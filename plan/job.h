@@ -1,0 +1,88 @@
+/* The job record: everything that decides the bits of a job's result, plus its operational policy (workers, checkpoints).
+ *
+ * A plain value (no pointers), the same in the coordinator, the workers, the command line and the simulator. The YAML reader
+ * (cli/job_file.c) and the wire format both produce it; `mu_job_spec_check` is the one place where values are judged. Pure. */
+#ifndef MU_PLAN_JOB_H
+#define MU_PLAN_JOB_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/status.h"
+
+enum {
+    MU_JOB_NAME_SIZE = 64,   /* with the terminating 0; [a-z0-9][a-z0-9._-]* */
+    MU_PATH_SIZE = 512,      /* any path in a job record, with the terminating 0 */
+    MU_LAYERS_MAX = 512,
+    MU_LEAVES_MAX = 65536,
+    MU_WORKERS_MAX = 65536,  /* upper bound of workers.max */
+};
+
+enum mu_model_family { MU_FAMILY_GPT2 = 1 };
+enum mu_token_format { MU_TOKENS_BYTES = 1, MU_TOKENS_LLMC = 2 };
+enum mu_checkpoint_kind { MU_CHECKPOINT_SHARED = 1, MU_CHECKPOINT_LOCAL = 2 };
+enum mu_numerics { MU_NUMERICS_EXACT = 1, MU_NUMERICS_FAST = 2 };
+
+struct mu_model_config {
+    enum mu_model_family family;
+    uint32_t layers, heads, channels, context, vocab;
+    float dropout; /* [0, 1) */
+};
+
+struct mu_job_spec {
+    char name[MU_JOB_NAME_SIZE];
+    struct mu_model_config model;
+    struct {
+        char path[MU_PATH_SIZE]; /* absolute; a glob when tokens are llmc */
+        enum mu_token_format tokens;
+        double holdout; /* [0, 0.5]: last part of the data, used for evaluation only */
+    } data;
+    struct {
+        uint32_t sequences;  /* global batch B, sequences a step */
+        uint32_t micro;      /* sequences in one micro-batch */
+        uint32_t accumulate; /* micro-batches in one leaf; leaves M = sequences / (micro * accumulate) */
+        uint32_t length;     /* tokens in a sequence, <= model.context */
+    } batch;
+    uint64_t steps;
+    struct {
+        double lr, min_lr;
+        uint64_t warmup; /* steps of linear warm-up, then cosine from lr to min_lr at `steps` */
+        double beta1, beta2, eps, weight_decay;
+        double clip; /* largest global gradient norm; 0 = no clipping */
+    } optimizer;
+    struct {
+        uint32_t min, max, spares;
+    } workers;
+    struct {
+        char path[MU_PATH_SIZE]; /* absolute directory; empty = no checkpoints */
+        enum mu_checkpoint_kind kind;
+        uint64_t every;      /* steps between checkpoints; 0 = only on request and at the end */
+        uint32_t keep;       /* newest N are kept (>= 1) */
+        uint64_t keep_every; /* also keep those whose step is a multiple; 0 = none */
+    } checkpoint;
+    struct {
+        uint64_t every;     /* steps between evaluations; 0 = none */
+        uint32_t sequences; /* held-out sequences used, the first ones in data order; rounded up to whole evaluation leaves */
+    } eval;
+    enum mu_numerics numerics;
+    uint64_t seed;
+};
+
+/* All defaults; name, model, data, batch and steps stay empty (the caller must give them). */
+void mu_job_spec_init(struct mu_job_spec *spec);
+
+/* Judges every field and their combinations. On error: one line "field.name: value N is not allowed: <what is>; <what to do>". */
+enum mu_status mu_job_spec_check(const struct mu_job_spec *spec, struct mu_error *err) MU_WARN_UNUSED;
+
+/* Leaves of a step: sequences / (micro * accumulate). */
+uint32_t mu_job_leaves(const struct mu_job_spec *spec);
+
+/* Learning rate of the update that makes step `step` + 1 (0-based): linear warm-up lr * (step + 1) / warmup, then
+ * min_lr + (lr - min_lr) * (1 + cos(pi * t)) / 2 with t = (step - warmup) / (steps - warmup). Uses the portable cosine. */
+double mu_job_learning_rate(const struct mu_job_spec *spec, uint64_t step);
+
+/* The identity of the numeric part (model, data path excluded, batch, steps, optimizer, eval, numerics, seed): XXH3-64 of a canonical text. */
+uint64_t mu_job_spec_hash(const struct mu_job_spec *spec);
+
+#endif
