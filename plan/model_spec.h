@@ -47,6 +47,8 @@ enum mu_gpt2_role {
     MU_GPT2_LNF_W, MU_GPT2_LNF_B, /* layer 0 only */
 };
 
+/* GPT-2's cells, in order: E.0 (wte), E.shared (wpe), then for each layer L<i>.0 (the matrices and the column-parallel biases) and
+ * L<i>.shared (norms, row-parallel biases), then F.shared (final norm). Tensors lie packed in their cell, in index order. */
 struct mu_model_spec {
     struct mu_model_config config;
     uint32_t tensor_count, cell_count, chunk_count;
@@ -54,6 +56,7 @@ struct mu_model_spec {
     uint64_t flat_size;       /* elements of the flat space, with the gaps; a multiple of MU_CELL_ALIGN */
 };
 
+/* `config` must have passed mu_job_spec_check. */
 void mu_model_spec_init(struct mu_model_spec *spec, const struct mu_model_config *config);
 struct mu_tensor mu_model_tensor(const struct mu_model_spec *spec, uint32_t index);
 struct mu_cell mu_model_cell(const struct mu_model_spec *spec, uint32_t index);
@@ -68,10 +71,12 @@ struct mu_chunk {
 };
 struct mu_chunk mu_model_chunk(const struct mu_model_spec *spec, uint32_t chunk);
 
-/* Contiguous chunks owned by `rank` of `world`: [*ret_first, *ret_first + *ret_count). Balanced by chunk count. */
+/* Contiguous chunks owned by `rank` of `world`: [*ret_first, *ret_first + *ret_count). Balanced by chunk count: the first
+ * (chunk_count mod world) ranks own one more. Ranks beyond the number of chunks own none. */
 void mu_model_owned_chunks(const struct mu_model_spec *spec, uint32_t world, uint32_t rank, uint32_t *ret_first, uint32_t *ret_count);
 
-/* Bytes a worker needs for parameters, two moments, the reduced gradient and `depth` leaf buffers (fp32). */
+/* Bytes a worker needs for parameters, two moments, the reduced gradient and `leaf_buffers` gradient buffers of leaves (fp32, replicated
+ * optimizer): 4 (4 + leaf_buffers) flat_size. See mu_tree_buffers for how many a leaf range needs, plan/memory.h for the whole worker. */
 uint64_t mu_model_state_bytes(const struct mu_model_spec *spec, uint32_t leaf_buffers);
 /* FLOPs of forward and backward per token: 6 N + 12 L C T (PaLM, arXiv 2204.02311, appendix B). */
 double mu_model_flops_per_token(const struct mu_model_spec *spec, uint32_t length);

@@ -1,0 +1,335 @@
+/* The coordinator's state machine: membership, generations, commands, checkpoints, leases.
+ *
+ * Pure: `mu_coord_step(core, event, sink)` is the only way in and the sink the only way out. No I/O, no clock (every event carries the
+ * time), no allocation after `mu_coord_new`, no globals, no threads. The shell (coordinator/driver.c) and the simulator (tests/sim) run
+ * the same code.
+ *
+ * **Output commit.** The core changes its memory at once and emits PERSIST actions for what must survive. The shell releases every
+ * SEND, CLOSE, REPLY, EVENT, PUBLISH and DELETE only after all PERSISTs emitted before it are durable, in order. PLAN runs at once. So
+ * nobody ever hears of anything that a crash could undo, and a crash loses only what nobody has heard of.
+ *
+ * Life of a job (phases; every arrow is one function in job.c):
+ *
+ *      WAITING --enough workers--> PLANNING --planned--> PREPARING --all prepared--> STEPPING
+ *         ^                           ^                     | failure                  | failure: Revoke
+ *         |too few                    |all parked or lost   v                          | change:  Park command
+ *         +---------------------------+----------------- PARKING <---------------------+
+ *                                                           |all finished
+ *                                                           v
+ *                                                      FINALIZING --last checkpoint committed--> OVER
+ */
+#ifndef MU_COORDINATOR_CORE_H
+#define MU_COORDINATOR_CORE_H
+
+#include "plan/plan.h"
+#include "plan/session.h"
+
+enum {
+    MU_EVENT_TEXT_SIZE = 320,
+    MU_CHECKPOINTS_MAX = 128, /* per job, known at one time */
+    MU_BAD_LINKS_MAX = 64,    /* per job */
+    MU_TIMINGS_KEPT = 64,     /* step reports kept per worker for GetTimings */
+    MU_PIECES_MAX = 1024,     /* per checkpoint */
+};
+
+struct mu_coord_config {
+    uint32_t max_jobs, max_workers;
+    uint32_t max_members; /* per job */
+    uint32_t heartbeat_ms, suspect_ms, lost_ms;
+    uint32_t reattach_grace_ms; /* a reset stream without a second witness may come back for so long */
+    uint32_t settle_ms;         /* after a change in the set of workers, wait for so long for further ones before planning */
+    uint32_t prepare_limit_ms;  /* without progress while preparing */
+    uint32_t hang_floor_ms;     /* a running worker that makes no progress for max(this, 20 steps) hangs */
+    uint32_t link_retry_ms;     /* a bad link is tried again after so long */
+    uint32_t crash_limit, crash_window_ms; /* more deaths than this within the window: quarantine */
+};
+
+void mu_coord_config_init(struct mu_coord_config *config);
+/* Bad combinations (suspect <= heartbeat, lost <= suspect, ...) give one line naming the flag. */
+enum mu_status mu_coord_config_check(const struct mu_coord_config *config, struct mu_error *err) MU_WARN_UNUSED;
+
+/* ---- records: what survives ---- */
+
+enum mu_job_state { MU_JOB_PENDING, MU_JOB_RUNNING, MU_JOB_FINISHED, MU_JOB_FAILED, MU_JOB_CANCELLED, MU_JOB_STATE_COUNT };
+
+struct mu_command_record {
+    uint64_t number;
+    enum mu_command_kind kind;
+    uint64_t not_before_step;
+    uint64_t checkpoint;
+    bool open; /* issued, not known to be executed by all */
+};
+
+struct mu_job_record {
+    struct mu_id uid;
+    struct mu_job_spec spec;
+    enum mu_job_state state;
+    uint64_t generation;      /* newest ever used */
+    uint64_t next_checkpoint; /* sequence number of the next one */
+    bool checkpoint_seen;     /* one was committed at some time: never start from the seed again */
+    struct mu_command_record command;
+    uint64_t steps_done; /* as of the last generation or checkpoint record */
+    uint64_t created_wall_us, ended_wall_us;
+    uint8_t weights_sha256[32]; /* MU_JOB_FINISHED */
+    bool identity_set;          /* numeric identity and data hash are those of the first worker, then binding */
+    struct mu_hash128 numeric_identity, data_hash;
+    char text[MU_TEXT_SIZE]; /* why it failed or was cancelled */
+};
+
+struct mu_member_record {
+    char name[MU_WORKER_NAME_SIZE];
+    struct mu_id incarnation;
+    char address[MU_ADDRESS_SIZE];
+    uint32_t leaf_count;
+};
+
+struct mu_generation_record {
+    struct mu_id job_uid;
+    char job[MU_JOB_NAME_SIZE];
+    uint64_t generation;
+    bool go; /* false: assigned, nobody may step yet */
+    bool mesh, equal_leaves;
+    uint64_t start_step, command_base;
+    uint8_t secret[32];
+    uint32_t world;
+    const struct mu_member_record *members; /* [world], by rank */
+};
+
+enum mu_checkpoint_state { MU_CKPT_INTENT, MU_CKPT_COMMITTED, MU_CKPT_DELETING, MU_CKPT_BAD, MU_CKPT_STATE_COUNT };
+
+struct mu_piece_record {
+    struct mu_id writer; /* incarnation */
+    char writer_name[MU_WORKER_NAME_SIZE];
+    bool done;
+    uint64_t size_bytes;
+    struct mu_hash128 checksum;
+    char file[96];
+};
+
+struct mu_checkpoint_record {
+    struct mu_id job_uid;
+    char job[MU_JOB_NAME_SIZE];
+    uint64_t number; /* sequence number */
+    struct mu_id nonce;
+    uint64_t step;       /* boundary; 0 until the first piece tells it */
+    uint64_t generation; /* in which it was ordered */
+    enum mu_checkpoint_state state;
+    uint64_t wall_us; /* committed at */
+    uint64_t size_bytes;
+    char dir[MU_PATH_SIZE]; /* <path>/<seq>-<step or intent>-<nonce>: final, chosen at the intent */
+    char text[MU_TEXT_SIZE]; /* why it is BAD */
+    uint32_t piece_count;
+    const struct mu_piece_record *pieces;
+};
+
+struct mu_worker_record {
+    char name[MU_WORKER_NAME_SIZE];
+    bool quarantined, draining;
+    char reason[MU_TEXT_SIZE];
+};
+
+enum mu_event_severity { MU_EVENT_INFO, MU_EVENT_WARNING, MU_EVENT_ERROR };
+
+struct mu_event_record {
+    uint64_t number; /* 1, 2, 3, ... over all jobs, never reused */
+    uint64_t wall_us;
+    enum mu_event_severity severity;
+    char kind[32]; /* stable word: "worker_lost", "generation_go", "checkpoint_committed", ... */
+    char job[MU_JOB_NAME_SIZE];
+    char worker[MU_WORKER_NAME_SIZE];
+    uint64_t generation, step;
+    char text[MU_EVENT_TEXT_SIZE]; /* one plain line for people: what was observed and what was concluded */
+};
+
+enum mu_record_kind { MU_RECORD_JOB, MU_RECORD_GENERATION, MU_RECORD_CHECKPOINT, MU_RECORD_WORKER, MU_RECORD_EVENT, MU_RECORD_KIND_COUNT };
+
+/* Keys: JOB, GENERATION by job name; CHECKPOINT by (job name, number); WORKER by name; EVENT by number. A put replaces. */
+struct mu_record {
+    enum mu_record_kind kind;
+    union {
+        const struct mu_job_record *job;
+        const struct mu_generation_record *generation;
+        const struct mu_checkpoint_record *checkpoint;
+        const struct mu_worker_record *worker;
+        const struct mu_event_record *event;
+    };
+};
+
+/* ---- events: what comes in ---- */
+
+enum mu_coord_event_kind {
+    MU_CE_TICK,         /* next_deadline has come. Leases are judged only here: give it after the queue of waiting events is empty */
+    MU_CE_MESSAGE,      /* from a worker's stream; the first one of a session must be Hello */
+    MU_CE_DISCONNECTED, /* a stream is gone; its session number is never used again */
+    MU_CE_PLANNED,
+    MU_CE_PUBLISHED, /* the manifest of a checkpoint is on disk and verified, or not */
+    MU_CE_DELETED,   /* the directory of a DELETING, BAD or aborted checkpoint is gone, or not */
+    MU_CE_SUBMIT,
+    MU_CE_CANCEL,
+    MU_CE_DRAIN,
+    MU_CE_UNDRAIN, /* lifts drain and quarantine of a worker name */
+    MU_CE_CHECKPOINT,
+};
+
+struct mu_coord_event {
+    enum mu_coord_event_kind kind;
+    uint64_t now_us;     /* monotonic */
+    uint64_t wall_us;    /* display only */
+    struct mu_id random; /* fresh randomness, for identities and nonces */
+    union {
+        struct {
+            uint64_t session; /* > 0 */
+            const struct mu_worker_message *message;
+        } message;
+        struct {
+            uint64_t session;
+            const char *reason; /* "stream reset", "closed by peer", ... */
+        } disconnected;
+        struct {
+            uint64_t ticket;
+            const struct mu_plan *plan;
+            const uint8_t *secret; /* 32 random bytes */
+        } planned;
+        struct {
+            char job[MU_JOB_NAME_SIZE];
+            uint64_t checkpoint;
+            enum mu_status status;
+            uint64_t size_bytes;
+            const char *text;
+        } checkpoint_io; /* PUBLISHED, DELETED */
+        struct {
+            uint64_t cookie; /* comes back in REPLY */
+            const struct mu_job_spec *spec;
+        } submit;
+        struct {
+            uint64_t cookie;
+            const char *job;    /* CANCEL, CHECKPOINT */
+            const char *worker; /* DRAIN, UNDRAIN */
+            const char *reason;
+        } request;
+    };
+};
+
+/* ---- actions: what goes out ---- */
+
+enum mu_coord_action_kind {
+    MU_CA_SEND,
+    MU_CA_CLOSE, /* end the stream after what was sent before */
+    MU_CA_PERSIST,
+    MU_CA_FORGET, /* delete the record with that key (other fields are not set) */
+    MU_CA_PLAN,
+    MU_CA_PUBLISH,
+    MU_CA_DELETE,
+    MU_CA_EVENT, /* give to watchers; its PERSIST was emitted just before */
+    MU_CA_REPLY,
+};
+
+/* Every pointer is valid only until the sink returns. */
+struct mu_coord_action {
+    enum mu_coord_action_kind kind;
+    union {
+        struct {
+            uint64_t session;
+            const struct mu_coord_message *message;
+        } send;
+        struct {
+            uint64_t session;
+        } close;
+        struct mu_record record; /* PERSIST, FORGET */
+        struct {
+            uint64_t ticket;
+            const struct mu_plan_input *input;
+        } plan;
+        struct {
+            const struct mu_job_record *job;
+            const struct mu_checkpoint_record *checkpoint;
+        } checkpoint_io; /* PUBLISH: prove tiling, verify files, write the manifest; DELETE: remove the directory */
+        const struct mu_event_record *event;
+        struct {
+            uint64_t cookie;
+            enum mu_status status;
+            const char *text;    /* error line, or NULL */
+            uint64_t checkpoint; /* CHECKPOINT: the sequence number ordered; SUBMIT: 0 */
+            bool existed;        /* SUBMIT: the same job was there already */
+        } reply;
+    };
+};
+
+struct mu_coord_sink {
+    void (*emit)(void *ctx, const struct mu_coord_action *action);
+    void *ctx;
+};
+
+struct mu_coord;
+
+struct mu_coord *mu_coord_new(const struct mu_coord_config *config);
+void mu_coord_free(struct mu_coord *coord);
+
+/* Before the first event: give every record back, in any order of kinds and keys, then start. MU_ERR_CORRUPT when they contradict each
+ * other, MU_ERR_LIMIT when they do not fit the configuration. */
+enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *record, struct mu_error *err) MU_WARN_UNUSED;
+void mu_coord_start(struct mu_coord *coord, uint64_t now_us, uint64_t wall_us, const struct mu_coord_sink *sink);
+
+void mu_coord_step(struct mu_coord *coord, const struct mu_coord_event *event, const struct mu_coord_sink *sink);
+
+/* When a TICK is wanted (monotonic us); UINT64_MAX: never. */
+uint64_t mu_coord_next_deadline(const struct mu_coord *coord);
+
+/* ---- views for reading (copies; between steps) ---- */
+
+enum mu_job_phase {
+    MU_JP_WAITING, MU_JP_PLANNING, MU_JP_PREPARING, MU_JP_STEPPING, MU_JP_PARKING, MU_JP_FINALIZING, MU_JP_OVER, MU_JP_COUNT
+};
+
+struct mu_job_view {
+    struct mu_job_record record;
+    enum mu_job_phase phase;
+    uint64_t generation; /* current; 0 while waiting */
+    uint32_t world, attached, spares;
+    uint64_t steps_done;
+    struct mu_step_result result; /* of the newest reported step */
+    bool has_result;
+    double tokens_per_second; /* over the last reports */
+    uint64_t last_checkpoint, last_checkpoint_step, last_checkpoint_wall_us;
+    uint64_t eval_step;
+    double eval_loss; /* valid when eval_step > 0 */
+    uint64_t workers_lost, generations, replayed_steps;
+};
+
+enum mu_worker_state { MU_WS_ATTACHING, MU_WS_SPARE, MU_WS_MEMBER, MU_WS_SUSPECT, MU_WS_DRAINING, MU_WS_LOST, MU_WS_STATE_COUNT };
+
+struct mu_worker_view {
+    char name[MU_WORKER_NAME_SIZE], host[MU_WORKER_NAME_SIZE], job[MU_JOB_NAME_SIZE], address[MU_ADDRESS_SIZE], backend[16];
+    struct mu_id incarnation;
+    enum mu_worker_state state;
+    enum mu_worker_phase phase;
+    uint64_t generation, pid, memory_bytes, session;
+    uint32_t rank, leaf_count, threads;
+    uint64_t step, age_us; /* since its last sign of life */
+    double seconds_per_leaf;
+    char reason[MU_TEXT_SIZE];
+};
+
+struct mu_timing_view {
+    char worker[MU_WORKER_NAME_SIZE];
+    uint64_t generation;
+    uint32_t rank;
+    struct mu_step_report report;
+};
+
+uint32_t mu_coord_job_count(const struct mu_coord *coord);
+bool mu_coord_job_view(const struct mu_coord *coord, uint32_t index, struct mu_job_view *ret); /* ascending by name */
+bool mu_coord_job_find(const struct mu_coord *coord, const char *name, struct mu_job_view *ret);
+uint32_t mu_coord_worker_slots(const struct mu_coord *coord);
+bool mu_coord_worker_view(const struct mu_coord *coord, uint32_t slot, struct mu_worker_view *ret); /* false: slot is empty */
+/* Checkpoints of a job, ascending by number; index 0..; pieces are not filled. */
+bool mu_coord_checkpoint_view(const struct mu_coord *coord, const char *job, uint32_t index, struct mu_checkpoint_record *ret);
+/* Newest first for one worker slot. */
+bool mu_coord_timing_view(const struct mu_coord *coord, uint32_t slot, uint32_t back, struct mu_timing_view *ret);
+uint64_t mu_coord_last_event(const struct mu_coord *coord);
+struct mu_coord_counters {
+    uint64_t fenced_messages, refused_hellos, stream_losses, forgiven_us;
+};
+struct mu_coord_counters mu_coord_counters(const struct mu_coord *coord);
+
+#endif

@@ -1,0 +1,247 @@
+/* What a coordinator and its workers say to each other, as plain values.
+ *
+ * These are the messages of the bidirectional stream `muster.v1.WorkerService/Attach`. The wire format (proto/muster/v1/session.proto)
+ * is converted to and from them in proto/wire.c, so that neither state machine ever sees a protobuf type and the simulator carries them
+ * without serialising. Pointers inside a message are borrowed: valid while the message is being handled. Pure. */
+#ifndef MU_PLAN_SESSION_H
+#define MU_PLAN_SESSION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/hash.h"
+#include "common/id.h"
+#include "plan/job.h"
+
+enum {
+    MU_PROTOCOL_VERSION = 1,
+    MU_WORKER_NAME_SIZE = 64, /* with the terminating 0; same characters as a job name */
+    MU_ADDRESS_SIZE = 256,    /* data-plane address as its owner reports it */
+    MU_TEXT_SIZE = 256,       /* reasons and errors shown to people */
+    MU_VERSION_SIZE = 32,
+    MU_MESH_WORLD_MAX = 32,      /* up to here every rank is connected to every other; above, along a binomial tree */
+    MU_NEIGHBOURS_MAX = 32,      /* most peers named in one Assign */
+    MU_COUNTED_WORLD_MAX = 1024, /* up to here leaf counts are free per rank; above they are equal (first ranks one more) */
+};
+
+/* Outcome of the step reduction of the update from `step` to `step` + 1: the same on every rank that has it. */
+struct mu_step_result {
+    uint64_t step;
+    double loss;      /* mean loss per token of the global batch */
+    double grad_norm; /* global norm before clipping */
+    uint64_t command; /* smallest "newest command number" over ranks */
+    bool finite;      /* false: loss or norm is not finite; the update is skipped, by everyone */
+};
+
+/* What a worker holds, complete and intact, while it is parked (or would hold if it parked now). */
+struct mu_held {
+    bool has_state;      /* parameters and moments after `step` updates */
+    bool has_gradient;   /* also the complete reduced gradient of the update step -> step + 1 */
+    bool has_result;     /* `result` is known: of the update step -> step + 1 (pending), or of step - 1 -> step (the last one applied) */
+    uint64_t step;
+    struct mu_step_result result;
+};
+
+enum mu_worker_phase {
+    MU_PHASE_SPARE,     /* attached, no generation */
+    MU_PHASE_PREPARING, /* connecting, moving state for `generation` */
+    MU_PHASE_PREPARED,  /* ready to start `generation`, waiting for Go */
+    MU_PHASE_RUNNING,   /* stepping in `generation` */
+    MU_PHASE_PARKING,   /* told to park; in-flight work is being aborted */
+    MU_PHASE_PARKED,    /* holds still at a boundary of `generation` */
+    MU_PHASE_COUNT
+};
+
+enum mu_park_reason {
+    MU_PARK_NONE,
+    MU_PARK_REVOKED,     /* by Revoke */
+    MU_PARK_PEER,        /* an exchange with `peer_rank` failed */
+    MU_PARK_COMMAND,     /* by a regroup, drain or stop command */
+    MU_PARK_FINISHED,    /* the last step of the job is done */
+    MU_PARK_PREPARE,     /* preparing failed: `text` says why */
+    MU_PARK_ENGINE,      /* the engine cannot go on (data, memory, ...): `text` says why */
+};
+
+enum mu_peer_failure { MU_PEER_FAILURE_NONE, MU_PEER_FAILURE_RESET, MU_PEER_FAILURE_EOF, MU_PEER_FAILURE_TIMEOUT, MU_PEER_FAILURE_PROTOCOL };
+
+/* The worker's own account of where it stands: part of every Hello and of every Status. */
+struct mu_worker_status {
+    enum mu_worker_phase phase;
+    uint64_t generation; /* of the newest Assign it accepted; 0 = none */
+    uint32_t rank;
+    struct mu_held held;      /* exact when PARKED or SPARE; else the last boundary it passed */
+    uint64_t command_received; /* newest command number it has */
+    uint64_t command_executed; /* newest command it executed at a boundary */
+    enum mu_park_reason park_reason;
+    uint32_t peer_rank; /* MU_PARK_PEER */
+    enum mu_peer_failure peer_failure;
+    uint64_t bad_checkpoint; /* MU_PARK_PREPARE because this checkpoint could not be loaded; 0 = another reason */
+    char text[MU_TEXT_SIZE];
+    uint8_t weights_sha256[32]; /* MU_PARK_FINISHED: of the parameters, cell by cell */
+};
+
+enum mu_worker_message_kind {
+    MU_WM_HELLO, MU_WM_HEARTBEAT, MU_WM_STATUS, MU_WM_STEP, MU_WM_PEER_FAILED, MU_WM_PIECE, MU_WM_EVAL, MU_WM_GOODBYE, MU_WM_COUNT
+};
+
+struct mu_hello {
+    uint32_t protocol_version;
+    char software_version[MU_VERSION_SIZE];
+    char job[MU_JOB_NAME_SIZE];
+    char name[MU_WORKER_NAME_SIZE]; /* empty: the coordinator chooses one */
+    char host[MU_WORKER_NAME_SIZE];
+    char address[MU_ADDRESS_SIZE]; /* where its data plane listens */
+    char backend[16];              /* "cpu" */
+    uint64_t pid;
+    uint32_t threads;
+    uint64_t memory_bytes;
+    bool prepared_job;               /* it knows the job record with this uid and has checked data and kernels against it */
+    struct mu_id job_uid;            /* zero until it has seen the record */
+    struct mu_hash128 numeric_identity; /* of its kernels at the job's shapes; valid when prepared_job */
+    struct mu_hash128 data_hash;        /* content of the data set; valid when prepared_job */
+    struct mu_worker_status status;
+};
+
+struct mu_step_report {
+    uint64_t steps_done; /* boundary reached */
+    struct mu_step_result result;
+    uint32_t step_count; /* how many steps this report sums up (reports are merged when steps are short) */
+    uint32_t leaf_count; /* leaves computed in them */
+    uint64_t tokens;     /* global tokens trained in them */
+    uint64_t total_us, data_us, forward_us, backward_us, communicate_us, wait_us, optimizer_us, snapshot_us;
+};
+
+struct mu_piece_report {
+    uint64_t checkpoint; /* sequence number */
+    uint32_t piece;
+    uint64_t step; /* boundary of the snapshot */
+    enum mu_status status;
+    uint64_t size_bytes;
+    struct mu_hash128 checksum;
+    uint64_t stall_us, write_us; /* copy at the boundary; background write */
+    char file[96];
+    char text[MU_TEXT_SIZE]; /* when status is not MU_OK */
+};
+
+struct mu_eval_report {
+    uint64_t step;
+    double loss;
+};
+
+struct mu_worker_message {
+    enum mu_worker_message_kind kind;
+    uint64_t generation; /* fencing: that the message speaks of; 0 in Hello, Heartbeat, Goodbye */
+    union {
+        struct mu_hello hello;
+        struct {
+            uint64_t progress; /* grows whenever the engine finishes any tile or exchange: hang detection */
+            enum mu_worker_phase phase;
+            uint64_t step;
+            bool waiting; /* for a peer in an exchange, not computing: the one who is not waiting is the one who hangs */
+        } heartbeat;
+        struct mu_worker_status status; /* after every change of phase */
+        struct mu_step_report step;
+        struct {
+            uint32_t peer_rank;
+            enum mu_peer_failure failure;
+        } peer_failed;
+        struct mu_piece_report piece;
+        struct mu_eval_report eval;
+        struct {
+            char reason[MU_TEXT_SIZE]; /* the worker leaves on purpose (SIGTERM): it asks to be drained first */
+        } goodbye;
+    };
+};
+
+enum mu_coord_message_kind {
+    MU_CM_WELCOME, MU_CM_REJECT, MU_CM_ASSIGN, MU_CM_GO, MU_CM_REVOKE, MU_CM_COMMAND, MU_CM_SNAPSHOT, MU_CM_PIECE_ACK, MU_CM_RELEASE, MU_CM_COUNT
+};
+
+enum mu_reject_reason {
+    MU_REJECT_VERSION,     /* final: protocol versions differ */
+    MU_REJECT_IDENTITY,    /* final: numeric identity or data differ from the job's */
+    MU_REJECT_QUARANTINED, /* final: crashed too often */
+    MU_REJECT_FENCED,      /* come back as a new incarnation, hold nothing */
+    MU_REJECT_NO_JOB,      /* retry: no such job yet */
+    MU_REJECT_JOB_OVER,    /* final, exit 0: finished or cancelled */
+    MU_REJECT_BUSY,        /* retry later: the worker table is full, or the name is in use by a live worker */
+    MU_REJECT_INVALID,     /* final: a field of Hello is not allowed */
+};
+
+enum mu_state_source {
+    MU_SOURCE_HELD,         /* has everything */
+    MU_SOURCE_ROLL_FORWARD, /* holds step - 1 and its gradient: apply `roll_forward` */
+    MU_SOURCE_PEER,         /* copy from rank `source_rank` */
+    MU_SOURCE_CHECKPOINT,   /* load checkpoint_dir, verify every byte */
+    MU_SOURCE_INIT,         /* step 0: initialise from the seed */
+};
+
+struct mu_peer {
+    uint32_t rank;
+    struct mu_id incarnation;
+    const char *name;
+    const char *address;
+};
+
+struct mu_assign {
+    uint32_t rank, world;
+    uint64_t start_step;
+    uint8_t secret[32];          /* for the data plane's hand-shake, this generation only */
+    bool mesh;                   /* all to all; else the binomial tree (plan/exchange.h) */
+    const uint32_t *leaf_counts; /* [world], or NULL: equal */
+    const struct mu_peer *peers; /* neighbours, ascending rank */
+    uint32_t peer_count;
+    enum mu_state_source source;
+    uint32_t source_rank;           /* MU_SOURCE_PEER: a neighbour */
+    const uint32_t *serve_ranks;    /* neighbours that copy from me */
+    uint32_t serve_count;
+    struct mu_step_result roll_forward; /* MU_SOURCE_ROLL_FORWARD */
+    uint64_t checkpoint;                /* MU_SOURCE_CHECKPOINT: sequence number */
+    char checkpoint_dir[MU_PATH_SIZE];
+    uint64_t command_base; /* commands up to this number are over */
+};
+
+enum mu_command_kind { MU_COMMAND_CHECKPOINT = 1, MU_COMMAND_PARK = 2 };
+
+/* The pieces of a checkpoint: piece i covers the chunks owned by i of piece_count (mu_model_owned_chunks). */
+struct mu_snapshot {
+    uint64_t checkpoint;
+    uint32_t piece, piece_count;
+    char dir[MU_PATH_SIZE];
+};
+
+struct mu_coord_message {
+    enum mu_coord_message_kind kind;
+    uint64_t generation; /* Assign, Go, Revoke, Command, Snapshot */
+    union {
+        struct {
+            char name[MU_WORKER_NAME_SIZE]; /* the worker's name from now on */
+            struct mu_id job_uid;
+            const struct mu_job_spec *spec; /* NULL when the worker said that it has this uid */
+            uint32_t heartbeat_ms;          /* send one at least this often */
+            uint32_t lost_ms;               /* without a sign of life for so long it is declared lost */
+        } welcome;
+        struct {
+            enum mu_reject_reason reason;
+            char text[MU_TEXT_SIZE];
+        } reject;
+        struct mu_assign assign;
+        struct {
+            uint64_t number;
+            enum mu_command_kind kind;
+            uint64_t not_before_step;    /* executed at the first boundary >= this where every rank has it */
+            struct mu_snapshot snapshot; /* MU_COMMAND_CHECKPOINT */
+        } command;
+        struct mu_snapshot snapshot; /* Snapshot: take it now, at the boundary where you are parked */
+        struct {
+            uint64_t checkpoint;
+            uint32_t piece;
+        } piece_ack; /* the report is durable: forget it */
+        struct {
+            bool finished; /* the job is over in a good way */
+            char text[MU_TEXT_SIZE];
+        } release; /* free everything and exit */
+    };
+};
+
+#endif
