@@ -195,7 +195,7 @@ static uint32_t cell_of_role(const struct mu_model_spec *spec, uint32_t layer, e
 struct mu_tensor mu_gpt2_tensor(const struct mu_model_spec *spec, uint32_t layer, enum mu_gpt2_role role)
 {
     const struct mu_model_config *config = &spec->config;
-    MU_ASSERT(role < ROLE_COUNT);
+    MU_ASSERT((unsigned)role < ROLE_COUNT);
     bool per_layer = roles[role].cell == CELL_L || roles[role].cell == CELL_L_SHARED;
     MU_ASSERT(per_layer ? layer < config->layers : layer == 0);
 
@@ -208,7 +208,7 @@ struct mu_tensor mu_gpt2_tensor(const struct mu_model_spec *spec, uint32_t layer
     tensor.size = tensor.rows * tensor.columns;
     tensor.decay = roles[role].columns_base != DIM_ONE;
     if (tensor.init == MU_INIT_NORMAL)
-        tensor.init_std = roles[role].residual ? base_std / mu_sqrt(2.0 * config->layers) : base_std;
+        tensor.init_std = roles[role].residual ? base_std / mu_fmath_sqrt(2.0 * config->layers) : base_std;
     tensor.offset = mu_model_cell(spec, tensor.cell).offset;
     for (unsigned before = 0; before < role; before++)
         if (roles[before].cell == roles[role].cell)

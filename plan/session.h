@@ -81,7 +81,7 @@ struct mu_worker_status {
 };
 
 enum mu_worker_message_kind {
-    MU_WM_HELLO, MU_WM_HEARTBEAT, MU_WM_STATUS, MU_WM_STEP, MU_WM_PEER_FAILED, MU_WM_PIECE, MU_WM_EVAL, MU_WM_GOODBYE, MU_WM_COUNT
+    MU_WM_HELLO, MU_WM_HEARTBEAT, MU_WM_STATUS, MU_WM_STEP, MU_WM_PIECE, MU_WM_EVAL, MU_WM_GOODBYE, MU_WM_COUNT
 };
 
 struct mu_hello {
@@ -141,10 +141,6 @@ struct mu_worker_message {
         } heartbeat;
         struct mu_worker_status status; /* after every change of phase */
         struct mu_step_report step;
-        struct {
-            uint32_t peer_rank;
-            enum mu_peer_failure failure;
-        } peer_failed;
         struct mu_piece_report piece;
         struct mu_eval_report eval;
         struct {
@@ -238,7 +234,7 @@ struct mu_coord_message {
             uint32_t piece;
         } piece_ack; /* the report is durable: forget it */
         struct {
-            bool finished; /* the job is over in a good way */
+            uint32_t exit_code; /* 0: finished, drained, cancelled; 1: the job failed */
             char text[MU_TEXT_SIZE];
         } release; /* free everything and exit */
     };
