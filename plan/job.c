@@ -15,13 +15,8 @@ void mu_job_spec_init(struct mu_job_spec *spec)
         .model = {.family = MU_FAMILY_GPT2},
         .data = {.tokens = MU_TOKENS_BYTES},
         .batch = {.accumulate = 1},
-        .optimizer = {.lr = 6e-4,
-                      .min_lr = 6e-5,
-                      .beta1 = 0.9,
-                      .beta2 = 0.95,
-                      .eps = 1e-8,
-                      .weight_decay = 0.1,
-                      .clip = 1.0},
+        .optimizer =
+            {.lr = 6e-4, .min_lr = 6e-5, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .clip = 1.0},
         .workers = {.min = 1, .max = MU_WORKERS_MAX},
         .checkpoint = {.kind = MU_CHECKPOINT_SHARED, .keep = 5},
         .numerics = MU_NUMERICS_EXACT,
@@ -67,10 +62,11 @@ static enum mu_status check_name(const struct mu_job_spec *spec, struct mu_error
     if (good)
         return MU_OK;
     char text[SHOWN_SIZE];
-    return mu_fail(err, MU_ERR_INVALID,
-                   "job: value '%s' is not allowed: 1 to %d of a-z 0-9 . _ - with a letter or digit first; choose another "
-                   "name",
-                   shown(name, MU_JOB_NAME_SIZE, text), MU_JOB_NAME_SIZE - 1);
+    return mu_fail(
+        err, MU_ERR_INVALID,
+        "job: value '%s' is not allowed: 1 to %d of a-z 0-9 . _ - with a letter or digit first; choose another "
+        "name",
+        shown(name, MU_JOB_NAME_SIZE, text), MU_JOB_NAME_SIZE - 1);
 }
 
 static enum mu_status check_path(struct mu_error *err, const char *field, const char path[MU_PATH_SIZE])
@@ -81,10 +77,11 @@ static enum mu_status check_path(struct mu_error *err, const char *field, const 
     if (good)
         return MU_OK;
     char text[SHOWN_SIZE];
-    return mu_fail(err, MU_ERR_INVALID,
-                   "%s: value '%s' is not allowed: an absolute path of at most %d bytes without control characters; give "
-                   "the full path",
-                   field, shown(path, MU_PATH_SIZE, text), MU_PATH_SIZE - 1);
+    return mu_fail(
+        err, MU_ERR_INVALID,
+        "%s: value '%s' is not allowed: an absolute path of at most %d bytes without control characters; give "
+        "the full path",
+        field, shown(path, MU_PATH_SIZE, text), MU_PATH_SIZE - 1);
 }
 
 static enum mu_status check_model(const struct mu_job_spec *spec, struct mu_error *err)
@@ -137,8 +134,8 @@ static enum mu_status check_batch(const struct mu_job_spec *spec, struct mu_erro
     enum mu_status status = MU_OK;
     if ((status = check_uint(err, "batch.sequences", sequences, 1, MU_SEQUENCES_MAX, "set the sequences of a step")) ||
         (status = check_uint(err, "batch.micro", micro, 1, MU_SEQUENCES_MAX, "set the sequences of a micro-batch")) ||
-        (status = check_uint(err, "batch.accumulate", accumulate, 1, MU_SEQUENCES_MAX,
-                             "set the micro-batches of a leaf")) ||
+        (status =
+             check_uint(err, "batch.accumulate", accumulate, 1, MU_SEQUENCES_MAX, "set the micro-batches of a leaf")) ||
         (status = check_uint(err, "batch.length", spec->batch.length, 1, spec->model.context,
                              "a sequence cannot be longer than model.context")))
         return status;
@@ -229,7 +226,8 @@ static enum mu_status check_checkpoint(const struct mu_job_spec *spec, struct mu
                        every);
     if (every > 0 && keep_every % every != 0)
         return mu_fail(err, MU_ERR_INVALID,
-                       "checkpoint.keep_every: value %" PRIu64 " is not allowed: a multiple of checkpoint.every (%" PRIu64
+                       "checkpoint.keep_every: value %" PRIu64
+                       " is not allowed: a multiple of checkpoint.every (%" PRIu64
                        "), else no checkpoint falls on it; use %" PRIu64,
                        keep_every, every, (keep_every / every + 1) * every);
     return MU_OK;
@@ -239,14 +237,15 @@ static enum mu_status check_eval(const struct mu_job_spec *spec, struct mu_error
 {
     enum mu_status status = MU_OK;
     if ((status = check_uint(err, "eval.every", spec->eval.every, 0, MU_STEPS_MAX, "use 0 for no evaluation")) ||
-        (status = check_uint(err, "eval.sequences", spec->eval.sequences, spec->eval.every > 0 ? 1 : 0, MU_SEQUENCES_MAX,
-                             "set the held-out sequences of an evaluation")))
+        (status = check_uint(err, "eval.sequences", spec->eval.sequences, spec->eval.every > 0 ? 1 : 0,
+                             MU_SEQUENCES_MAX, "set the held-out sequences of an evaluation")))
         return status;
     if (spec->eval.every > 0 && !(spec->data.holdout > 0.0))
-        return mu_fail(err, MU_ERR_INVALID,
-                       "eval.every: value %" PRIu64
-                       " is not allowed: 0 when data.holdout is 0, since nothing is held out; set data.holdout, e.g. 0.01",
-                       spec->eval.every);
+        return mu_fail(
+            err, MU_ERR_INVALID,
+            "eval.every: value %" PRIu64
+            " is not allowed: 0 when data.holdout is 0, since nothing is held out; set data.holdout, e.g. 0.01",
+            spec->eval.every);
     return MU_OK;
 }
 
@@ -293,7 +292,8 @@ static void put_field(struct mu_text *text, const char *name, uint64_t value)
     mu_text_put(text, "\n");
 }
 
-/* Reals go in as the 16 hexadecimal digits of their bits: lossless, and no decimal conversion has to agree anywhere. -0 counts as 0. */
+/* Reals go in as the 16 hexadecimal digits of their bits: lossless, and no decimal conversion has to agree anywhere. -0
+ * counts as 0. */
 static void put_real(struct mu_text *text, const char *name, double value)
 {
     uint64_t bits;

@@ -1,7 +1,9 @@
-/* The job record: everything that decides the bits of a job's result, plus its operational policy (workers, checkpoints).
+/* The job record: everything that decides the bits of a job's result, plus its operational policy (workers,
+ * checkpoints).
  *
- * A plain value (no pointers), the same in the coordinator, the workers, the command line and the simulator. The YAML reader
- * (cli/job_file.c) and the wire format both produce it; `mu_job_spec_check` is the one place where values are judged. Pure. */
+ * A plain value (no pointers), the same in the coordinator, the workers, the command line and the simulator. The YAML
+ * reader (cli/job_file.c) and the wire format both produce it; `mu_job_spec_check` is the one place where values are
+ * judged. Pure. */
 #ifndef MU_PLAN_JOB_H
 #define MU_PLAN_JOB_H
 
@@ -12,14 +14,14 @@
 #include "common/status.h"
 
 enum {
-    MU_JOB_NAME_SIZE = 64,   /* with the terminating 0; [a-z0-9][a-z0-9._-]* */
-    MU_PATH_SIZE = 512,      /* any path in a job record, with the terminating 0 */
+    MU_JOB_NAME_SIZE = 64, /* with the terminating 0; [a-z0-9][a-z0-9._-]* */
+    MU_PATH_SIZE = 512,    /* any path in a job record, with the terminating 0 */
     MU_LAYERS_MAX = 512,
     MU_LEAVES_MAX = 65536,
-    MU_WORKERS_MAX = 65536,  /* upper bound of workers.max */
+    MU_WORKERS_MAX = 65536, /* upper bound of workers.max */
     MU_HEADS_MAX = 1024,
     MU_CHANNELS_MAX = 65536,
-    MU_CONTEXT_MAX = 1 << 20,   /* tokens */
+    MU_CONTEXT_MAX = 1 << 20, /* tokens */
     MU_VOCAB_MAX = 1 << 24,
     MU_SEQUENCES_MAX = 1 << 24, /* global batch, evaluation set */
     MU_KEEP_MAX = 100000,       /* checkpoints kept */
@@ -70,32 +72,36 @@ struct mu_job_spec {
     } checkpoint;
     struct {
         uint64_t every;     /* steps between evaluations; 0 = none */
-        uint32_t sequences; /* held-out sequences used, the first ones in data order; rounded up to whole evaluation leaves */
+        uint32_t sequences; /* held-out sequences used, the first ones in data order; rounded up to whole evaluation
+                               leaves */
     } eval;
     enum mu_numerics numerics;
     uint64_t seed;
 };
 
-/* All defaults; name, model, data.path, batch.sequences, batch.micro, batch.length (the YAML reader sets it to model.context when absent)
- * and steps stay empty (the caller must give them). Defaults: dropout 0, tokens bytes, holdout 0, accumulate 1; lr 6e-4, min_lr 6e-5,
- * warmup 0, betas 0.9 and 0.95, eps 1e-8, weight_decay 0.1, clip 1; workers 1 to MU_WORKERS_MAX, no spares; no checkpoint path, kind
- * shared, every 0, keep 5, keep_every 0; eval off; numerics exact; seed 1337. */
+/* All defaults; name, model, data.path, batch.sequences, batch.micro, batch.length (the YAML reader sets it to
+ * model.context when absent) and steps stay empty (the caller must give them). Defaults: dropout 0, tokens bytes,
+ * holdout 0, accumulate 1; lr 6e-4, min_lr 6e-5, warmup 0, betas 0.9 and 0.95, eps 1e-8, weight_decay 0.1, clip 1;
+ * workers 1 to MU_WORKERS_MAX, no spares; no checkpoint path, kind shared, every 0, keep 5, keep_every 0; eval off;
+ * numerics exact; seed 1337. */
 void mu_job_spec_init(struct mu_job_spec *spec);
 
-/* Judges every field and their combinations. On error: one line "field.name: value N is not allowed: <what is>; <what to do>".
- * Every spec that entered the process from outside (YAML, wire, disk) passes here before anything else uses it. */
+/* Judges every field and their combinations. On error: one line "field.name: value N is not allowed: <what is>; <what
+ * to do>". Every spec that entered the process from outside (YAML, wire, disk) passes here before anything else uses
+ * it. */
 enum mu_status mu_job_spec_check(const struct mu_job_spec *spec, struct mu_error *err) MU_WARN_UNUSED;
 
 /* Leaves of a step: sequences / (micro * accumulate). The spec must have passed the check. */
 uint32_t mu_job_leaves(const struct mu_job_spec *spec);
 
 /* Learning rate of the update that makes step `step` + 1 (0-based): linear warm-up lr * (step + 1) / warmup, then
- * min_lr + (lr - min_lr) * (1 + cos(pi * t)) / 2 with t = (step - warmup) / (steps - warmup); min_lr from `steps` on (Loshchilov and Hutter,
- * arXiv 1608.03983, one cycle). Uses the portable cosine. */
+ * min_lr + (lr - min_lr) * (1 + cos(pi * t)) / 2 with t = (step - warmup) / (steps - warmup); min_lr from `steps` on
+ * (Loshchilov and Hutter, arXiv 1608.03983, one cycle). Uses the portable cosine. */
 double mu_job_learning_rate(const struct mu_job_spec *spec, uint64_t step);
 
-/* The identity of the numeric part (model, data without its path, batch, steps, optimizer, eval, numerics, seed): XXH3-64 of a canonical
- * text. Two specs that differ only in name, paths, workers or checkpoint policy have the same hash. */
+/* The identity of the numeric part (model, data without its path, batch, steps, optimizer, eval, numerics, seed):
+ * XXH3-64 of a canonical text. Two specs that differ only in name, paths, workers or checkpoint policy have the same
+ * hash. */
 uint64_t mu_job_spec_hash(const struct mu_job_spec *spec);
 
 #endif

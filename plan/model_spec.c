@@ -128,8 +128,8 @@ void mu_model_spec_init(struct mu_model_spec *spec, const struct mu_model_config
         .tensor_count = EMBEDDING_TENSORS + LAYER_TENSORS * config->layers + FINAL_TENSORS,
         .cell_count = EMBEDDING_CELLS + LAYER_CELLS * config->layers + FINAL_CELLS,
         .chunk_count = e.embedding_chunks + e.layer_chunks * config->layers + chunks_of(e.size[CELL_F_SHARED]),
-        .parameter_count = e.size[CELL_E] + e.size[CELL_E_SHARED] +
-                           layers * (e.size[CELL_L] + e.size[CELL_L_SHARED]) + e.size[CELL_F_SHARED],
+        .parameter_count = e.size[CELL_E] + e.size[CELL_E_SHARED] + layers * (e.size[CELL_L] + e.size[CELL_L_SHARED]) +
+                           e.size[CELL_F_SHARED],
         .flat_size = e.embedding_flat + layers * e.layer_flat + aligned(e.size[CELL_F_SHARED]),
     };
 }

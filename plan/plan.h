@@ -1,6 +1,8 @@
-/* Planning of one generation: who takes part, at which rank, with how many leaves, from which step, with state from where.
+/* Planning of one generation: who takes part, at which rank, with how many leaves, from which step, with state from
+ * where.
  *
- * A pure function of its input: coordinator, simulator and command line compute the same plan. Arrays belong to the caller. */
+ * A pure function of its input: coordinator, simulator and command line compute the same plan. Arrays belong to the
+ * caller. */
 #ifndef MU_PLAN_PLAN_H
 #define MU_PLAN_PLAN_H
 
@@ -37,7 +39,8 @@ struct mu_plan_rank {
 };
 
 struct mu_plan {
-    enum mu_status status; /* MU_OK; MU_ERR_UNAVAILABLE: fewer than workers.min can take part; MU_ERR_NOT_FOUND: no state anywhere */
+    enum mu_status status; /* MU_OK; MU_ERR_UNAVAILABLE: fewer than workers.min can take part; MU_ERR_NOT_FOUND: no
+                              state anywhere */
     uint32_t world;
     uint64_t start_step;
     bool mesh;
@@ -49,14 +52,18 @@ struct mu_plan {
 
 void mu_plan_make(const struct mu_plan_input *input, struct mu_plan *plan);
 
-/* World size that `eligible` workers give: min(max, leaves, eligible - spares), never below workers.min; 0 when there are too few. */
+/* World size that `eligible` workers give: min(max, leaves, eligible - spares), never below workers.min; 0 when there
+ * are too few. */
 uint32_t mu_plan_world(const struct mu_job_spec *spec, uint32_t eligible);
 
-/* Neighbours of a rank, ascending: everybody (mesh), else its parent and children in the binomial tree. Returns the count
+/* Neighbours of a rank, ascending: everybody (mesh), else its parent and children in the binomial tree. Returns the
+ * count
  * (<= MU_NEIGHBOURS_MAX). */
 uint32_t mu_plan_neighbours(uint32_t world, bool mesh, uint32_t rank, uint32_t out[MU_NEIGHBOURS_MAX]);
 
-/* First leaf of a rank given the counts of all (NULL: equal counts over `leaves`). *ret_count receives its leaf count. */
-uint32_t mu_plan_leaf_range(uint32_t leaves, uint32_t world, const uint32_t *leaf_counts, uint32_t rank, uint32_t *ret_count);
+/* First leaf of a rank given the counts of all (NULL: equal counts over `leaves`). *ret_count receives its leaf count.
+ */
+uint32_t mu_plan_leaf_range(uint32_t leaves, uint32_t world, const uint32_t *leaf_counts, uint32_t rank,
+                            uint32_t *ret_count);
 
 #endif

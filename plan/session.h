@@ -1,8 +1,9 @@
 /* What a coordinator and its workers say to each other, as plain values.
  *
- * These are the messages of the bidirectional stream `muster.v1.WorkerService/Attach`. The wire format (proto/muster/v1/session.proto)
- * is converted to and from them in proto/wire.c, so that neither state machine ever sees a protobuf type and the simulator carries them
- * without serialising. Pointers inside a message are borrowed: valid while the message is being handled. Pure. */
+ * These are the messages of the bidirectional stream `muster.v1.WorkerService/Attach`. The wire format
+ * (proto/muster/v1/session.proto) is converted to and from them in proto/wire.c, so that neither state machine ever
+ * sees a protobuf type and the simulator carries them without serialising. Pointers inside a message are borrowed:
+ * valid while the message is being handled. Pure. */
 #ifndef MU_PLAN_SESSION_H
 #define MU_PLAN_SESSION_H
 
@@ -19,9 +20,10 @@ enum {
     MU_ADDRESS_SIZE = 256,    /* data-plane address as its owner reports it */
     MU_TEXT_SIZE = 256,       /* reasons and errors shown to people */
     MU_VERSION_SIZE = 32,
-    MU_MESH_WORLD_MAX = 32,      /* up to here every rank is connected to every other; above, along a binomial tree */
-    MU_NEIGHBOURS_MAX = 32,      /* most peers named in one Assign */
-    MU_COUNTED_WORLD_MAX = 1024, /* up to here leaf counts are free per rank; above they are equal (first ranks one more) */
+    MU_MESH_WORLD_MAX = 32, /* up to here every rank is connected to every other; above, along a binomial tree */
+    MU_NEIGHBOURS_MAX = 32, /* most peers named in one Assign */
+    MU_COUNTED_WORLD_MAX =
+        1024, /* up to here leaf counts are free per rank; above they are equal (first ranks one more) */
 };
 
 /* Outcome of the step reduction of the update from `step` to `step` + 1: the same on every rank that has it. */
@@ -35,9 +37,10 @@ struct mu_step_result {
 
 /* What a worker holds, complete and intact, while it is parked (or would hold if it parked now). */
 struct mu_held {
-    bool has_state;      /* parameters and moments after `step` updates */
-    bool has_gradient;   /* also the complete reduced gradient of the update step -> step + 1 */
-    bool has_result;     /* `result` is known: of the update step -> step + 1 (pending), or of step - 1 -> step (the last one applied) */
+    bool has_state;    /* parameters and moments after `step` updates */
+    bool has_gradient; /* also the complete reduced gradient of the update step -> step + 1 */
+    bool has_result;   /* `result` is known: of the update step -> step + 1 (pending), or of step - 1 -> step (the last
+                          one applied) */
     uint64_t step;
     struct mu_step_result result;
 };
@@ -54,22 +57,28 @@ enum mu_worker_phase {
 
 enum mu_park_reason {
     MU_PARK_NONE,
-    MU_PARK_REVOKED,     /* by Revoke */
-    MU_PARK_PEER,        /* an exchange with `peer_rank` failed */
-    MU_PARK_COMMAND,     /* by a regroup, drain or stop command */
-    MU_PARK_FINISHED,    /* the last step of the job is done */
-    MU_PARK_PREPARE,     /* preparing failed: `text` says why */
-    MU_PARK_ENGINE,      /* the engine cannot go on (data, memory, ...): `text` says why */
+    MU_PARK_REVOKED,  /* by Revoke */
+    MU_PARK_PEER,     /* an exchange with `peer_rank` failed */
+    MU_PARK_COMMAND,  /* by a regroup, drain or stop command */
+    MU_PARK_FINISHED, /* the last step of the job is done */
+    MU_PARK_PREPARE,  /* preparing failed: `text` says why */
+    MU_PARK_ENGINE,   /* the engine cannot go on (data, memory, ...): `text` says why */
 };
 
-enum mu_peer_failure { MU_PEER_FAILURE_NONE, MU_PEER_FAILURE_RESET, MU_PEER_FAILURE_EOF, MU_PEER_FAILURE_TIMEOUT, MU_PEER_FAILURE_PROTOCOL };
+enum mu_peer_failure {
+    MU_PEER_FAILURE_NONE,
+    MU_PEER_FAILURE_RESET,
+    MU_PEER_FAILURE_EOF,
+    MU_PEER_FAILURE_TIMEOUT,
+    MU_PEER_FAILURE_PROTOCOL
+};
 
 /* The worker's own account of where it stands: part of every Hello and of every Status. */
 struct mu_worker_status {
     enum mu_worker_phase phase;
     uint64_t generation; /* of the newest Assign it accepted; 0 = none */
     uint32_t rank;
-    struct mu_held held;      /* exact when PARKED or SPARE; else the last boundary it passed */
+    struct mu_held held;       /* exact when PARKED or SPARE; else the last boundary it passed */
     uint64_t command_received; /* newest command number it has */
     uint64_t command_executed; /* newest command it executed at a boundary */
     enum mu_park_reason park_reason;
@@ -81,22 +90,31 @@ struct mu_worker_status {
 };
 
 enum mu_worker_message_kind {
-    MU_WM_HELLO, MU_WM_HEARTBEAT, MU_WM_STATUS, MU_WM_STEP, MU_WM_PIECE, MU_WM_EVAL, MU_WM_GOODBYE, MU_WM_COUNT
+    MU_WM_HELLO,
+    MU_WM_HEARTBEAT,
+    MU_WM_STATUS,
+    MU_WM_STEP,
+    MU_WM_PIECE,
+    MU_WM_EVAL,
+    MU_WM_GOODBYE,
+    MU_WM_COUNT
 };
 
 struct mu_hello {
     uint32_t protocol_version;
+    struct mu_id incarnation; /* of this process: drawn anew at each start and after being fenced */
     char software_version[MU_VERSION_SIZE];
     char job[MU_JOB_NAME_SIZE];
     char name[MU_WORKER_NAME_SIZE]; /* empty: the coordinator chooses one */
+    struct mu_id incarnation;
     char host[MU_WORKER_NAME_SIZE];
     char address[MU_ADDRESS_SIZE]; /* where its data plane listens */
     char backend[16];              /* "cpu" */
     uint64_t pid;
     uint32_t threads;
     uint64_t memory_bytes;
-    bool prepared_job;               /* it knows the job record with this uid and has checked data and kernels against it */
-    struct mu_id job_uid;            /* zero until it has seen the record */
+    bool prepared_job;    /* it knows the job record with this uid and has checked data and kernels against it */
+    struct mu_id job_uid; /* zero until it has seen the record */
     struct mu_hash128 numeric_identity; /* of its kernels at the job's shapes; valid when prepared_job */
     struct mu_hash128 data_hash;        /* content of the data set; valid when prepared_job */
     struct mu_worker_status status;
@@ -137,7 +155,8 @@ struct mu_worker_message {
             uint64_t progress; /* grows whenever the engine finishes any tile or exchange: hang detection */
             enum mu_worker_phase phase;
             uint64_t step;
-            bool waiting; /* for a peer in an exchange, not computing: the one who is not waiting is the one who hangs */
+            bool
+                waiting; /* for a peer in an exchange, not computing: the one who is not waiting is the one who hangs */
         } heartbeat;
         struct mu_worker_status status; /* after every change of phase */
         struct mu_step_report step;
@@ -150,7 +169,16 @@ struct mu_worker_message {
 };
 
 enum mu_coord_message_kind {
-    MU_CM_WELCOME, MU_CM_REJECT, MU_CM_ASSIGN, MU_CM_GO, MU_CM_REVOKE, MU_CM_COMMAND, MU_CM_SNAPSHOT, MU_CM_PIECE_ACK, MU_CM_RELEASE, MU_CM_COUNT
+    MU_CM_WELCOME,
+    MU_CM_REJECT,
+    MU_CM_ASSIGN,
+    MU_CM_GO,
+    MU_CM_REVOKE,
+    MU_CM_COMMAND,
+    MU_CM_SNAPSHOT,
+    MU_CM_PIECE_ACK,
+    MU_CM_RELEASE,
+    MU_CM_COUNT
 };
 
 enum mu_reject_reason {
@@ -188,8 +216,8 @@ struct mu_assign {
     const struct mu_peer *peers; /* neighbours, ascending rank */
     uint32_t peer_count;
     enum mu_state_source source;
-    uint32_t source_rank;           /* MU_SOURCE_PEER: a neighbour */
-    const uint32_t *serve_ranks;    /* neighbours that copy from me */
+    uint32_t source_rank;        /* MU_SOURCE_PEER: a neighbour */
+    const uint32_t *serve_ranks; /* neighbours that copy from me */
     uint32_t serve_count;
     struct mu_step_result roll_forward; /* MU_SOURCE_ROLL_FORWARD */
     uint64_t checkpoint;                /* MU_SOURCE_CHECKPOINT: sequence number */

@@ -1,5 +1,5 @@
-/* A bounded text builder without stdio, for names and canonical texts inside plan/. Text that does not fit is cut; the result is always
- * terminated. Pure; the buffer belongs to the caller. */
+/* A bounded text builder without stdio, for names and canonical texts inside plan/. Text that does not fit is cut; the
+ * result is always terminated. Pure; the buffer belongs to the caller. */
 #ifndef MU_PLAN_TEXT_H
 #define MU_PLAN_TEXT_H
 

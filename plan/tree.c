@@ -4,8 +4,8 @@
 
 #include "common/status.h"
 
-/* Two facts carry this file. (1) Every aligned power-of-two block inside [0, leaves) is a node. (2) The other nodes are the suffixes
- * [f, leaves) on the tree's right spine: f = 0, then after each left child in turn. */
+/* Two facts carry this file. (1) Every aligned power-of-two block inside [0, leaves) is a node. (2) The other nodes are
+ * the suffixes [f, leaves) on the tree's right spine: f = 0, then after each left child in turn. */
 
 /* Largest power of two below n, n >= 2. */
 static uint32_t split(uint32_t n)
@@ -123,7 +123,8 @@ static bool siblings(uint32_t leaves, struct mu_tree_node low, struct mu_tree_no
     return split(count) == low.count && mu_tree_is_node(leaves, (struct mu_tree_node){low.first, count});
 }
 
-uint32_t mu_tree_schedule(uint32_t leaves, const struct mu_tree_node *roots, uint32_t root_count, struct mu_tree_add *out)
+uint32_t mu_tree_schedule(uint32_t leaves, const struct mu_tree_node *roots, uint32_t root_count,
+                          struct mu_tree_add *out)
 {
     /* Nodes waiting for their right sibling are left children of nested ancestors: never more than 33 at once. */
     struct {

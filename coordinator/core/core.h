@@ -56,8 +56,7 @@ struct mu_command_record {
     uint64_t number;
     enum mu_command_kind kind;
     uint64_t not_before_step;
-    uint64_t checkpoint;
-    bool open; /* issued, not known to be executed by all */
+    bool open; /* issued, not known to be executed by all; only for MU_COMMAND_PARK, a checkpoint's is in its own record */
 };
 
 struct mu_job_record {
@@ -113,10 +112,12 @@ struct mu_checkpoint_record {
     struct mu_id nonce;
     uint64_t step;       /* boundary; 0 until the first piece tells it */
     uint64_t generation; /* in which it was ordered */
+    uint64_t command;    /* number of the command that orders it; 0: by Snapshot, to parked workers */
+    uint64_t not_before_step;
     enum mu_checkpoint_state state;
     uint64_t wall_us; /* committed at */
     uint64_t size_bytes;
-    char dir[MU_PATH_SIZE]; /* <path>/<seq>-<step or intent>-<nonce>: final, chosen at the intent */
+    char dir[MU_PATH_SIZE]; /* <path>/<seq>-<step as ordered>-<nonce>, final, chosen at the intent; the manifest has the exact step */
     char text[MU_TEXT_SIZE]; /* why it is BAD */
     uint32_t piece_count;
     const struct mu_piece_record *pieces;
@@ -193,7 +194,8 @@ struct mu_coord_event {
         struct {
             char job[MU_JOB_NAME_SIZE];
             uint64_t checkpoint;
-            enum mu_status status;
+            enum mu_status status; /* PUBLISHED of a probe: MU_ERR_NOT_FOUND when there is no valid manifest */
+            uint64_t step;         /* PUBLISHED: as in the manifest */
             uint64_t size_bytes;
             const char *text;
         } checkpoint_io; /* PUBLISHED, DELETED */
@@ -243,7 +245,8 @@ struct mu_coord_action {
         struct {
             const struct mu_job_record *job;
             const struct mu_checkpoint_record *checkpoint;
-        } checkpoint_io; /* PUBLISH: prove tiling, verify files, write the manifest; DELETE: remove the directory */
+            bool probe; /* PUBLISH after a restart: pieces are unknown; answer OK only if a valid manifest is there already */
+        } checkpoint_io; /* PUBLISH: prove tiling, verify files, write the manifest (idempotent); DELETE: remove the directory */
         const struct mu_event_record *event;
         struct {
             uint64_t cookie;
@@ -265,8 +268,8 @@ struct mu_coord;
 struct mu_coord *mu_coord_new(const struct mu_coord_config *config);
 void mu_coord_free(struct mu_coord *coord);
 
-/* Before the first event: give every record back, in any order of kinds and keys, then start. MU_ERR_CORRUPT when they contradict each
- * other, MU_ERR_LIMIT when they do not fit the configuration. */
+/* Before the first event: give the records back, jobs first, then the rest in any order (of events the last one is enough), then start.
+ * MU_ERR_CORRUPT when they contradict each other, MU_ERR_LIMIT when they do not fit the configuration. */
 enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *record, struct mu_error *err) MU_WARN_UNUSED;
 void mu_coord_start(struct mu_coord *coord, uint64_t now_us, uint64_t wall_us, const struct mu_coord_sink *sink);
 

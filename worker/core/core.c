@@ -1,0 +1,622 @@
+#include "worker/core/core.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/rng.h"
+
+enum { PENDING_PIECES_MAX = 8, OPEN_COMMANDS_MAX = 4 };
+
+struct command {
+    uint64_t number, not_before_step;
+    enum mu_command_kind kind;
+    struct mu_snapshot snapshot;
+};
+
+enum stream_state {
+    STREAM_DOWN,    /* waiting for next_connect_us */
+    STREAM_OPENING, /* CONNECT emitted */
+    STREAM_GREETED, /* Hello sent, Welcome not yet received */
+    STREAM_UP,
+};
+
+struct mu_worker {
+    struct mu_worker_config config;
+    struct mu_id incarnation;
+    struct mu_worker_status status;
+    uint64_t now_us;
+
+    enum stream_state stream;
+    uint64_t next_connect_us, backoff_ms, alone_since_us; /* alone: without a Welcome since then */
+    uint64_t heartbeat_us, next_heartbeat_us;
+
+    struct mu_id job_uid;
+    struct mu_job_spec spec; /* of job_uid; given to LOAD_JOB */
+    bool loading, loaded;
+    struct mu_hash128 numeric_identity, data_hash;
+
+    struct command commands[OPEN_COMMANDS_MAX]; /* received, not executed, ascending numbers */
+    uint32_t command_count;
+    uint64_t revoked; /* newest generation revoked: an Assign up to it comes too late */
+
+    struct mu_step_report report; /* merged, not yet sent; step_count = 0: none */
+    uint64_t report_generation, report_due_us;
+
+    struct mu_piece_report pieces[PENDING_PIECES_MAX]; /* reported, not yet acknowledged as durable */
+    uint32_t piece_count;
+
+    uint64_t progress;
+    bool waiting;
+    bool terminating, exited;
+    char terminate_text[MU_TEXT_SIZE];
+};
+
+void mu_worker_config_init(struct mu_worker_config *config)
+{
+    memset(config, 0, sizeof *config);
+    config->backoff_min_ms = 50;
+    config->backoff_max_ms = 2000;
+    config->step_report_ms = 100;
+}
+
+struct mu_worker *mu_worker_new(const struct mu_worker_config *config)
+{
+    struct mu_worker *worker = calloc(1, sizeof *worker);
+    if (!worker)
+        return NULL;
+    worker->config = *config;
+    worker->incarnation = config->incarnation;
+    worker->backoff_ms = config->backoff_min_ms;
+    return worker;
+}
+
+void mu_worker_free(struct mu_worker *worker)
+{
+    free(worker);
+}
+
+static void copy_text(char *out, size_t size, const char *text)
+{
+    size_t length = text ? strnlen(text, size - 1) : 0;
+    if (length)
+        memcpy(out, text, length);
+    out[length] = 0;
+}
+
+/* ---- what goes out ---- */
+
+static void emit(const struct mu_worker_sink *sink, const struct mu_worker_action *action)
+{
+    sink->emit(sink->ctx, action);
+}
+
+static void emit_generation(const struct mu_worker_sink *sink, enum mu_worker_action_kind kind, uint64_t generation)
+{
+    emit(sink, &(struct mu_worker_action){.kind = kind, .generation = {.generation = generation}});
+}
+
+static void emit_exit(struct mu_worker *worker, const struct mu_worker_sink *sink, int code, const char *text)
+{
+    worker->exited = true;
+    emit(sink, &(struct mu_worker_action){.kind = MU_WA_EXIT, .exit = {.code = code, .text = text}});
+}
+
+static void send(struct mu_worker *worker, const struct mu_worker_sink *sink, const struct mu_worker_message *message)
+{
+    if (worker->stream != STREAM_UP && message->kind != MU_WM_HELLO)
+        return; /* the next Hello carries the whole status; reports and pieces are kept and sent again */
+    worker->next_heartbeat_us = worker->now_us + worker->heartbeat_us; /* any message is a sign of life */
+    emit(sink, &(struct mu_worker_action){.kind = MU_WA_SEND, .message = message});
+}
+
+static void send_hello(struct mu_worker *worker, const struct mu_worker_sink *sink)
+{
+    struct mu_worker_message message = {.kind = MU_WM_HELLO, .hello = worker->config.hello};
+    struct mu_hello *hello = &message.hello;
+    hello->protocol_version = MU_PROTOCOL_VERSION;
+    hello->incarnation = worker->incarnation;
+    hello->job_uid = worker->job_uid;
+    hello->prepared_job = worker->loaded;
+    hello->numeric_identity = worker->numeric_identity;
+    hello->data_hash = worker->data_hash;
+    hello->status = worker->status;
+    send(worker, sink, &message);
+}
+
+static void send_status(struct mu_worker *worker, const struct mu_worker_sink *sink)
+{
+    send(worker, sink, &(struct mu_worker_message){
+                           .kind = MU_WM_STATUS, .generation = worker->status.generation, .status = worker->status});
+}
+
+static void send_goodbye(struct mu_worker *worker, const struct mu_worker_sink *sink)
+{
+    struct mu_worker_message message = {.kind = MU_WM_GOODBYE};
+    memcpy(message.goodbye.reason, worker->terminate_text, sizeof message.goodbye.reason);
+    send(worker, sink, &message);
+}
+
+static void send_piece(struct mu_worker *worker, const struct mu_worker_sink *sink, const struct mu_piece_report *piece)
+{
+    send(worker, sink,
+         &(struct mu_worker_message){.kind = MU_WM_PIECE, .generation = worker->status.generation, .piece = *piece});
+}
+
+static void send_step_report(struct mu_worker *worker, const struct mu_worker_sink *sink)
+{
+    if (worker->report.step_count == 0 || worker->stream != STREAM_UP)
+        return;
+    send(worker, sink, &(struct mu_worker_message){
+                           .kind = MU_WM_STEP, .generation = worker->report_generation, .step = worker->report});
+    worker->report.step_count = 0;
+    worker->report_due_us = worker->now_us + (uint64_t)worker->config.step_report_ms * 1000;
+}
+
+/* ---- the stream ---- */
+
+/* Waits for the current backoff, spread over [1/2, 1] of it, and doubles it for the next time. */
+static void schedule_connect(struct mu_worker *worker)
+{
+    uint64_t backoff_us = worker->backoff_ms * 1000;
+    uint64_t jitter_us = mu_splitmix64(&worker->config.jitter_seed) % (backoff_us / 2 + 1);
+    worker->next_connect_us = worker->now_us + backoff_us - jitter_us;
+    worker->backoff_ms *= 2;
+    if (worker->backoff_ms > worker->config.backoff_max_ms)
+        worker->backoff_ms = worker->config.backoff_max_ms;
+}
+
+static void stream_lost(struct mu_worker *worker)
+{
+    if (worker->stream == STREAM_UP)
+        worker->alone_since_us = worker->now_us;
+    worker->stream = STREAM_DOWN;
+    schedule_connect(worker);
+}
+
+static void disconnect(struct mu_worker *worker, const struct mu_worker_sink *sink)
+{
+    emit(sink, &(struct mu_worker_action){.kind = MU_WA_DISCONNECT});
+    stream_lost(worker);
+}
+
+static void connect_now(struct mu_worker *worker, const struct mu_worker_sink *sink)
+{
+    worker->stream = STREAM_OPENING;
+    emit(sink, &(struct mu_worker_action){.kind = MU_WA_CONNECT});
+}
+
+static bool in_a_generation(const struct mu_worker *worker)
+{
+    return worker->status.phase != MU_PHASE_SPARE;
+}
+
+/* The coordinator counts this incarnation as dead: nothing it holds may be used again under its old name. */
+static void become_new(struct mu_worker *worker, struct mu_id random, const struct mu_worker_sink *sink)
+{
+    emit(sink, &(struct mu_worker_action){.kind = MU_WA_FORGET});
+    worker->incarnation = random;
+    worker->status = (struct mu_worker_status){.phase = MU_PHASE_SPARE};
+    worker->command_count = 0;
+    worker->revoked = 0;
+    worker->report.step_count = 0;
+    worker->piece_count = 0;
+    worker->backoff_ms = worker->config.backoff_min_ms;
+    emit(sink, &(struct mu_worker_action){.kind = MU_WA_DISCONNECT});
+    connect_now(worker, sink);
+}
+
+static void on_welcome(struct mu_worker *worker, const struct mu_coord_message *message, const struct mu_worker_sink *sink)
+{
+    worker->stream = STREAM_UP;
+    worker->backoff_ms = worker->config.backoff_min_ms;
+    worker->heartbeat_us = (uint64_t)message->welcome.heartbeat_ms * 1000;
+    worker->next_heartbeat_us = worker->now_us + worker->heartbeat_us;
+    memcpy(worker->config.hello.name, message->welcome.name, sizeof worker->config.hello.name);
+    if (!worker->loading && !worker->loaded && message->welcome.spec) {
+        worker->loading = true;
+        worker->job_uid = message->welcome.job_uid;
+        worker->spec = *message->welcome.spec;
+        emit(sink, &(struct mu_worker_action){.kind = MU_WA_LOAD_JOB, .load = {.spec = &worker->spec, .uid = worker->job_uid}});
+    }
+    for (uint32_t i = 0; i < worker->piece_count; i++)
+        send_piece(worker, sink, &worker->pieces[i]);
+    send_step_report(worker, sink);
+    if (worker->terminating)
+        send_goodbye(worker, sink);
+}
+
+static void on_reject(struct mu_worker *worker, const struct mu_worker_event *event, const struct mu_worker_sink *sink)
+{
+    const char *text = event->message->reject.text;
+    switch (event->message->reject.reason) {
+    case MU_REJECT_FENCED:
+        become_new(worker, event->random, sink);
+        break;
+    case MU_REJECT_NO_JOB:
+    case MU_REJECT_BUSY:
+        disconnect(worker, sink);
+        break;
+    case MU_REJECT_JOB_OVER:
+        emit_exit(worker, sink, 0, text);
+        break;
+    case MU_REJECT_VERSION:
+    case MU_REJECT_IDENTITY:
+    case MU_REJECT_QUARANTINED:
+    case MU_REJECT_INVALID:
+        emit_exit(worker, sink, 1, text);
+        break;
+    }
+}
+
+/* ---- generations ---- */
+
+static void on_assign(struct mu_worker *worker, const struct mu_coord_message *message, const struct mu_worker_sink *sink)
+{
+    struct mu_worker_status *status = &worker->status;
+    bool still = status->phase == MU_PHASE_SPARE || status->phase == MU_PHASE_PARKED;
+    if (message->generation == status->generation) { /* sent again after a lost stream */
+        if (status->phase == MU_PHASE_PREPARED || status->phase == MU_PHASE_PARKED)
+            send_status(worker, sink);
+        return;
+    }
+    if (message->generation < status->generation || message->generation <= worker->revoked || !still || !worker->loaded)
+        return;
+    status->generation = message->generation;
+    status->rank = message->assign.rank;
+    status->phase = MU_PHASE_PREPARING;
+    status->command_received = status->command_executed = message->assign.command_base;
+    status->park_reason = MU_PARK_NONE;
+    worker->command_count = 0; /* a new generation cancels what was not done */
+    emit(sink, &(struct mu_worker_action){
+                   .kind = MU_WA_PREPARE,
+                   .generation = {.generation = message->generation, .assign = &message->assign}});
+}
+
+static void on_go(struct mu_worker *worker, uint64_t generation, const struct mu_worker_sink *sink)
+{
+    if (generation != worker->status.generation || worker->status.phase != MU_PHASE_PREPARED)
+        return;
+    worker->status.phase = MU_PHASE_RUNNING;
+    emit_generation(sink, MU_WA_RUN, generation);
+}
+
+static void on_revoke(struct mu_worker *worker, uint64_t generation, const struct mu_worker_sink *sink)
+{
+    struct mu_worker_status *status = &worker->status;
+    if (generation > worker->revoked)
+        worker->revoked = generation;
+    if (generation < status->generation)
+        return;
+    switch (status->phase) {
+    case MU_PHASE_PREPARING:
+    case MU_PHASE_PREPARED:
+    case MU_PHASE_RUNNING:
+        status->phase = MU_PHASE_PARKING;
+        emit_generation(sink, MU_WA_ABORT, status->generation);
+        break;
+    case MU_PHASE_SPARE: /* its Assign never arrived */
+    case MU_PHASE_PARKED:
+        send_status(worker, sink);
+        break;
+    default:
+        break; /* PARKING: the answer is on its way */
+    }
+}
+
+static void on_command(struct mu_worker *worker, const struct mu_coord_message *message)
+{
+    struct mu_worker_status *status = &worker->status;
+    if (message->generation != status->generation || message->command.number <= status->command_received)
+        return;
+    if (worker->command_count == OPEN_COMMANDS_MAX)
+        return; /* not received: the vote stays below it, so nobody executes it */
+    status->command_received = message->command.number;
+    worker->commands[worker->command_count++] = (struct command){.number = message->command.number,
+                                                                 .not_before_step = message->command.not_before_step,
+                                                                 .kind = message->command.kind,
+                                                                 .snapshot = message->command.snapshot};
+}
+
+static void on_snapshot(struct mu_worker *worker, const struct mu_coord_message *message, const struct mu_worker_sink *sink)
+{
+    if (worker->status.phase != MU_PHASE_PARKED || message->generation != worker->status.generation)
+        return;
+    for (uint32_t i = 0; i < worker->piece_count; i++) {
+        if (worker->pieces[i].checkpoint == message->snapshot.checkpoint)
+            return; /* asked again after a lost stream; the report was sent again, too */
+    }
+    emit(sink, &(struct mu_worker_action){
+                   .kind = MU_WA_SNAPSHOT,
+                   .snapshot = {.generation = message->generation, .snapshot = message->snapshot}});
+}
+
+static void on_piece_ack(struct mu_worker *worker, const struct mu_coord_message *message)
+{
+    for (uint32_t i = 0; i < worker->piece_count; i++) {
+        if (worker->pieces[i].checkpoint == message->piece_ack.checkpoint && worker->pieces[i].piece == message->piece_ack.piece)
+            worker->pieces[i--] = worker->pieces[--worker->piece_count];
+    }
+}
+
+static void on_message(struct mu_worker *worker, const struct mu_worker_event *event, const struct mu_worker_sink *sink)
+{
+    const struct mu_coord_message *message = event->message;
+    if (worker->stream != STREAM_GREETED && worker->stream != STREAM_UP)
+        return; /* from a stream that was given up meanwhile */
+    switch (message->kind) {
+    case MU_CM_WELCOME:
+        on_welcome(worker, message, sink);
+        break;
+    case MU_CM_REJECT:
+        on_reject(worker, event, sink);
+        break;
+    case MU_CM_ASSIGN:
+        on_assign(worker, message, sink);
+        break;
+    case MU_CM_GO:
+        on_go(worker, message->generation, sink);
+        break;
+    case MU_CM_REVOKE:
+        on_revoke(worker, message->generation, sink);
+        break;
+    case MU_CM_COMMAND:
+        on_command(worker, message);
+        break;
+    case MU_CM_SNAPSHOT:
+        on_snapshot(worker, message, sink);
+        break;
+    case MU_CM_PIECE_ACK:
+        on_piece_ack(worker, message);
+        break;
+    case MU_CM_RELEASE:
+        emit_exit(worker, sink, (int)message->release.exit_code, message->release.text);
+        break;
+    case MU_CM_COUNT:
+        break;
+    }
+}
+
+/* ---- the engine ---- */
+
+static void on_job_loaded(struct mu_worker *worker, const struct mu_worker_event *event, const struct mu_worker_sink *sink)
+{
+    worker->loading = false;
+    if (event->job_loaded.status != MU_OK) {
+        copy_text(worker->terminate_text, sizeof worker->terminate_text, event->job_loaded.text);
+        send_goodbye(worker, sink);
+        emit_exit(worker, sink, 1, worker->terminate_text);
+        return;
+    }
+    worker->loaded = true;
+    worker->numeric_identity = event->job_loaded.numeric_identity;
+    worker->data_hash = event->job_loaded.data_hash;
+    if (worker->stream == STREAM_UP)
+        send_hello(worker, sink);
+}
+
+static void on_prepared(struct mu_worker *worker, const struct mu_parked *parked, const struct mu_worker_sink *sink)
+{
+    if (parked->generation != worker->status.generation || worker->status.phase != MU_PHASE_PREPARING)
+        return; /* revoked meanwhile: the answer to the abort follows */
+    worker->status.phase = MU_PHASE_PREPARED;
+    worker->status.held = parked->held;
+    send_status(worker, sink);
+}
+
+static void on_parked(struct mu_worker *worker, const struct mu_parked *parked, const struct mu_worker_sink *sink)
+{
+    struct mu_worker_status *status = &worker->status;
+    if (parked->generation != status->generation || status->phase == MU_PHASE_SPARE)
+        return;
+    /* The engine's own reason stands: an abort may cross a park that happened by itself. */
+    status->phase = MU_PHASE_PARKED;
+    status->held = parked->held;
+    status->park_reason = parked->reason;
+    status->peer_rank = parked->peer_rank;
+    status->peer_failure = parked->peer_failure;
+    status->bad_checkpoint = parked->bad_checkpoint;
+    memcpy(status->text, parked->text, sizeof status->text);
+    memcpy(status->weights_sha256, parked->weights_sha256, sizeof status->weights_sha256);
+    send_step_report(worker, sink);
+    send_status(worker, sink);
+}
+
+static void on_step(struct mu_worker *worker, const struct mu_step_report *step, const struct mu_worker_sink *sink)
+{
+    struct mu_step_report *sum = &worker->report;
+    if (sum->step_count > 0 && worker->report_generation == worker->status.generation) {
+        sum->steps_done = step->steps_done;
+        sum->result = step->result;
+        sum->step_count += step->step_count;
+        sum->leaf_count += step->leaf_count;
+        sum->tokens += step->tokens;
+        sum->total_us += step->total_us;
+        sum->data_us += step->data_us;
+        sum->forward_us += step->forward_us;
+        sum->backward_us += step->backward_us;
+        sum->communicate_us += step->communicate_us;
+        sum->wait_us += step->wait_us;
+        sum->optimizer_us += step->optimizer_us;
+        sum->snapshot_us += step->snapshot_us;
+    } else {
+        *sum = *step;
+        worker->report_generation = worker->status.generation;
+    }
+    if (worker->now_us >= worker->report_due_us)
+        send_step_report(worker, sink);
+}
+
+static void on_piece(struct mu_worker *worker, const struct mu_piece_report *piece, const struct mu_worker_sink *sink)
+{
+    if (worker->piece_count == PENDING_PIECES_MAX) { /* the oldest can only belong to a checkpoint given up long ago */
+        memmove(&worker->pieces[0], &worker->pieces[1], sizeof worker->pieces[0] * (PENDING_PIECES_MAX - 1));
+        worker->piece_count--;
+    }
+    worker->pieces[worker->piece_count++] = *piece;
+    send_piece(worker, sink, piece);
+}
+
+/* ---- time and signals ---- */
+
+static void on_tick(struct mu_worker *worker, const struct mu_worker_sink *sink)
+{
+    uint64_t give_up_us = (uint64_t)worker->config.give_up_ms * 1000;
+    if (worker->stream != STREAM_UP && give_up_us && worker->now_us - worker->alone_since_us >= give_up_us) {
+        emit_exit(worker, sink, 3, "no coordinator answered for --give-up-after seconds");
+        return;
+    }
+    if (worker->stream == STREAM_DOWN && worker->now_us >= worker->next_connect_us)
+        connect_now(worker, sink);
+    if (worker->stream != STREAM_UP)
+        return;
+    if (worker->now_us >= worker->report_due_us)
+        send_step_report(worker, sink);
+    if (worker->now_us >= worker->next_heartbeat_us) {
+        struct mu_worker_message message = {.kind = MU_WM_HEARTBEAT};
+        message.heartbeat.progress = worker->progress;
+        message.heartbeat.phase = worker->status.phase;
+        message.heartbeat.step = worker->status.held.step;
+        message.heartbeat.waiting = worker->waiting;
+        send(worker, sink, &message);
+    }
+}
+
+static void on_terminate(struct mu_worker *worker, const char *text, const struct mu_worker_sink *sink)
+{
+    worker->terminating = true;
+    copy_text(worker->terminate_text, sizeof worker->terminate_text, text);
+    send_goodbye(worker, sink);
+    if (!in_a_generation(worker)) /* a spare holds nothing that anybody could miss */
+        emit_exit(worker, sink, 0, worker->terminate_text);
+}
+
+void mu_worker_step(struct mu_worker *worker, const struct mu_worker_event *event, const struct mu_worker_sink *sink)
+{
+    if (worker->exited)
+        return;
+    worker->now_us = event->now_us;
+    switch (event->kind) {
+    case MU_WE_START:
+        worker->alone_since_us = event->now_us;
+        connect_now(worker, sink);
+        break;
+    case MU_WE_TICK:
+        on_tick(worker, sink);
+        break;
+    case MU_WE_CONNECTED:
+        if (worker->stream == STREAM_OPENING) {
+            worker->stream = STREAM_GREETED;
+            send_hello(worker, sink);
+        }
+        break;
+    case MU_WE_DISCONNECTED:
+        if (worker->stream != STREAM_DOWN)
+            stream_lost(worker);
+        break;
+    case MU_WE_MESSAGE:
+        on_message(worker, event, sink);
+        break;
+    case MU_WE_JOB_LOADED:
+        on_job_loaded(worker, event, sink);
+        break;
+    case MU_WE_PREPARED:
+        on_prepared(worker, &event->parked, sink);
+        break;
+    case MU_WE_PARKED:
+        on_parked(worker, &event->parked, sink);
+        break;
+    case MU_WE_STEP:
+        on_step(worker, &event->step, sink);
+        break;
+    case MU_WE_EVAL:
+        send(worker, sink, &(struct mu_worker_message){
+                               .kind = MU_WM_EVAL, .generation = worker->status.generation, .eval = event->eval});
+        break;
+    case MU_WE_PIECE:
+        on_piece(worker, &event->piece, sink);
+        break;
+    case MU_WE_PROGRESS:
+        worker->progress = event->progress.counter;
+        worker->waiting = event->progress.waiting;
+        break;
+    case MU_WE_TERMINATE:
+        on_terminate(worker, event->text, sink);
+        break;
+    }
+}
+
+uint64_t mu_worker_next_deadline(const struct mu_worker *worker)
+{
+    uint64_t deadline = UINT64_MAX;
+    if (worker->exited)
+        return deadline;
+    if (worker->stream == STREAM_UP) {
+        deadline = worker->next_heartbeat_us;
+        if (worker->report.step_count > 0 && worker->report_due_us < deadline)
+            deadline = worker->report_due_us;
+        return deadline;
+    }
+    if (worker->stream == STREAM_DOWN)
+        deadline = worker->next_connect_us;
+    if (worker->config.give_up_ms) {
+        uint64_t give_up_us = worker->alone_since_us + (uint64_t)worker->config.give_up_ms * 1000;
+        if (give_up_us < deadline)
+            deadline = give_up_us;
+    }
+    return deadline;
+}
+
+/* ---- called by the engine, once a step ---- */
+
+uint64_t mu_worker_vote(const struct mu_worker *worker, uint64_t generation)
+{
+    /* In a newer generation the numbers would mean other commands; the old generation's votes lead nowhere then. */
+    return generation == worker->status.generation ? worker->status.command_received : 0;
+}
+
+struct mu_boundary mu_worker_boundary(struct mu_worker *worker, uint64_t now_us, uint64_t generation, uint64_t steps_done,
+                                      const struct mu_step_result *result)
+{
+    struct mu_boundary decision = {0};
+    if (generation != worker->status.generation)
+        return decision;
+    worker->now_us = now_us;
+    worker->status.held = (struct mu_held){.has_state = true, .has_result = true, .step = steps_done, .result = *result};
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < worker->command_count; i++) {
+        const struct command *command = &worker->commands[i];
+        if (command->number > result->command || steps_done < command->not_before_step) {
+            worker->commands[kept++] = *command;
+            continue;
+        }
+        worker->status.command_executed = command->number;
+        if (command->kind == MU_COMMAND_PARK) {
+            decision.park = true;
+        } else if (!decision.take_snapshot) {
+            decision.take_snapshot = true;
+            decision.snapshot = command->snapshot;
+        }
+    }
+    worker->command_count = kept;
+    return decision;
+}
+
+const struct mu_worker_status *mu_worker_status(const struct mu_worker *worker)
+{
+    return &worker->status;
+}
+
+struct mu_id mu_worker_incarnation(const struct mu_worker *worker)
+{
+    return worker->incarnation;
+}
+
+bool mu_worker_connected(const struct mu_worker *worker)
+{
+    return worker->stream == STREAM_UP;
+}
+
+const char *mu_worker_name(const struct mu_worker *worker)
+{
+    return worker->config.hello.name;
+}
