@@ -106,7 +106,6 @@ struct mu_hello {
     char software_version[MU_VERSION_SIZE];
     char job[MU_JOB_NAME_SIZE];
     char name[MU_WORKER_NAME_SIZE]; /* empty: the coordinator chooses one */
-    struct mu_id incarnation;
     char host[MU_WORKER_NAME_SIZE];
     char address[MU_ADDRESS_SIZE]; /* where its data plane listens */
     char backend[16];              /* "cpu" */

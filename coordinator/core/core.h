@@ -1,12 +1,13 @@
 /* The coordinator's state machine: membership, generations, commands, checkpoints, leases.
  *
- * Pure: `mu_coord_step(core, event, sink)` is the only way in and the sink the only way out. No I/O, no clock (every event carries the
- * time), no allocation after `mu_coord_new`, no globals, no threads. The shell (coordinator/driver.c) and the simulator (tests/sim) run
- * the same code.
+ * Pure: `mu_coord_step(core, event, sink)` is the only way in and the sink the only way out. No I/O, no clock (every
+ * event carries the time), no allocation after `mu_coord_new`, no globals, no threads. The shell (coordinator/driver.c)
+ * and the simulator (tests/sim) run the same code.
  *
- * **Output commit.** The core changes its memory at once and emits PERSIST actions for what must survive. The shell releases every
- * SEND, CLOSE, REPLY, EVENT, PUBLISH and DELETE only after all PERSISTs emitted before it are durable, in order. PLAN runs at once. So
- * nobody ever hears of anything that a crash could undo, and a crash loses only what nobody has heard of.
+ * **Output commit.** The core changes its memory at once and emits PERSIST actions for what must survive. The shell
+ * releases every SEND, CLOSE, REPLY, EVENT, PUBLISH and DELETE only after all PERSISTs emitted before it are durable,
+ * in order. PLAN runs at once. So nobody ever hears of anything that a crash could undo, and a crash loses only what
+ * nobody has heard of.
  *
  * Life of a job (phases; every arrow is one function in job.c):
  *
@@ -37,10 +38,10 @@ struct mu_coord_config {
     uint32_t max_members; /* per job */
     uint32_t heartbeat_ms, suspect_ms, lost_ms;
     uint32_t reattach_grace_ms; /* a reset stream without a second witness may come back for so long */
-    uint32_t settle_ms;         /* after a change in the set of workers, wait for so long for further ones before planning */
-    uint32_t prepare_limit_ms;  /* without progress while preparing */
-    uint32_t hang_floor_ms;     /* a running worker that makes no progress for max(this, 20 steps) hangs */
-    uint32_t link_retry_ms;     /* a bad link is tried again after so long */
+    uint32_t settle_ms; /* after a change in the set of workers, wait for so long for further ones before planning */
+    uint32_t prepare_limit_ms;             /* without progress while preparing */
+    uint32_t hang_floor_ms;                /* a running worker that makes no progress for max(this, 20 steps) hangs */
+    uint32_t link_retry_ms;                /* a bad link is tried again after so long */
     uint32_t crash_limit, crash_window_ms; /* more deaths than this within the window: quarantine */
 };
 
@@ -50,13 +51,21 @@ enum mu_status mu_coord_config_check(const struct mu_coord_config *config, struc
 
 /* ---- records: what survives ---- */
 
-enum mu_job_state { MU_JOB_PENDING, MU_JOB_RUNNING, MU_JOB_FINISHED, MU_JOB_FAILED, MU_JOB_CANCELLED, MU_JOB_STATE_COUNT };
+enum mu_job_state {
+    MU_JOB_PENDING,
+    MU_JOB_RUNNING,
+    MU_JOB_FINISHED,
+    MU_JOB_FAILED,
+    MU_JOB_CANCELLED,
+    MU_JOB_STATE_COUNT
+};
 
 struct mu_command_record {
     uint64_t number;
     enum mu_command_kind kind;
     uint64_t not_before_step;
-    bool open; /* issued, not known to be executed by all; only for MU_COMMAND_PARK, a checkpoint's is in its own record */
+    bool open; /* issued, not known to be executed by all; only for MU_COMMAND_PARK, a checkpoint's is in its own record
+                */
 };
 
 struct mu_job_record {
@@ -117,7 +126,8 @@ struct mu_checkpoint_record {
     enum mu_checkpoint_state state;
     uint64_t wall_us; /* committed at */
     uint64_t size_bytes;
-    char dir[MU_PATH_SIZE]; /* <path>/<seq>-<step as ordered>-<nonce>, final, chosen at the intent; the manifest has the exact step */
+    char dir[MU_PATH_SIZE]; /* <path>/<seq>-<step as ordered>-<nonce>, final, chosen at the intent; the manifest has the
+                               exact step */
     char text[MU_TEXT_SIZE]; /* why it is BAD */
     uint32_t piece_count;
     const struct mu_piece_record *pieces;
@@ -142,9 +152,17 @@ struct mu_event_record {
     char text[MU_EVENT_TEXT_SIZE]; /* one plain line for people: what was observed and what was concluded */
 };
 
-enum mu_record_kind { MU_RECORD_JOB, MU_RECORD_GENERATION, MU_RECORD_CHECKPOINT, MU_RECORD_WORKER, MU_RECORD_EVENT, MU_RECORD_KIND_COUNT };
+enum mu_record_kind {
+    MU_RECORD_JOB,
+    MU_RECORD_GENERATION,
+    MU_RECORD_CHECKPOINT,
+    MU_RECORD_WORKER,
+    MU_RECORD_EVENT,
+    MU_RECORD_KIND_COUNT
+};
 
-/* Keys: JOB, GENERATION by job name; CHECKPOINT by (job name, number); WORKER by name; EVENT by number. A put replaces. */
+/* Keys: JOB, GENERATION by job name; CHECKPOINT by (job name, number); WORKER by name; EVENT by number. A put replaces.
+ */
 struct mu_record {
     enum mu_record_kind kind;
     union {
@@ -159,8 +177,9 @@ struct mu_record {
 /* ---- events: what comes in ---- */
 
 enum mu_coord_event_kind {
-    MU_CE_TICK,         /* next_deadline has come. Leases are judged only here: give it after the queue of waiting events is empty */
-    MU_CE_MESSAGE,      /* from a worker's stream; the first one of a session must be Hello */
+    MU_CE_TICK,    /* next_deadline has come. Leases are judged only here: give it after the queue of waiting events is
+                      empty */
+    MU_CE_MESSAGE, /* from a worker's stream; the first one of a session must be Hello */
     MU_CE_DISCONNECTED, /* a stream is gone; its session number is never used again */
     MU_CE_PLANNED,
     MU_CE_PUBLISHED, /* the manifest of a checkpoint is on disk and verified, or not */
@@ -245,8 +264,10 @@ struct mu_coord_action {
         struct {
             const struct mu_job_record *job;
             const struct mu_checkpoint_record *checkpoint;
-            bool probe; /* PUBLISH after a restart: pieces are unknown; answer OK only if a valid manifest is there already */
-        } checkpoint_io; /* PUBLISH: prove tiling, verify files, write the manifest (idempotent); DELETE: remove the directory */
+            bool probe;  /* PUBLISH after a restart: pieces are unknown; answer OK only if a valid manifest is there
+                            already */
+        } checkpoint_io; /* PUBLISH: prove tiling, verify files, write the manifest (idempotent); DELETE: remove the
+                            directory */
         const struct mu_event_record *event;
         struct {
             uint64_t cookie;
@@ -268,9 +289,11 @@ struct mu_coord;
 struct mu_coord *mu_coord_new(const struct mu_coord_config *config);
 void mu_coord_free(struct mu_coord *coord);
 
-/* Before the first event: give the records back, jobs first, then the rest in any order (of events the last one is enough), then start.
- * MU_ERR_CORRUPT when they contradict each other, MU_ERR_LIMIT when they do not fit the configuration. */
-enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *record, struct mu_error *err) MU_WARN_UNUSED;
+/* Before the first event: give the records back, jobs first, then the rest in any order (of events the last one is
+ * enough), then start. MU_ERR_CORRUPT when they contradict each other, MU_ERR_LIMIT when they do not fit the
+ * configuration. */
+enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *record,
+                                struct mu_error *err) MU_WARN_UNUSED;
 void mu_coord_start(struct mu_coord *coord, uint64_t now_us, uint64_t wall_us, const struct mu_coord_sink *sink);
 
 void mu_coord_step(struct mu_coord *coord, const struct mu_coord_event *event, const struct mu_coord_sink *sink);
@@ -281,7 +304,14 @@ uint64_t mu_coord_next_deadline(const struct mu_coord *coord);
 /* ---- views for reading (copies; between steps) ---- */
 
 enum mu_job_phase {
-    MU_JP_WAITING, MU_JP_PLANNING, MU_JP_PREPARING, MU_JP_STEPPING, MU_JP_PARKING, MU_JP_FINALIZING, MU_JP_OVER, MU_JP_COUNT
+    MU_JP_WAITING,
+    MU_JP_PLANNING,
+    MU_JP_PREPARING,
+    MU_JP_STEPPING,
+    MU_JP_PARKING,
+    MU_JP_FINALIZING,
+    MU_JP_OVER,
+    MU_JP_COUNT
 };
 
 struct mu_job_view {
@@ -299,10 +329,19 @@ struct mu_job_view {
     uint64_t workers_lost, generations, replayed_steps;
 };
 
-enum mu_worker_state { MU_WS_ATTACHING, MU_WS_SPARE, MU_WS_MEMBER, MU_WS_SUSPECT, MU_WS_DRAINING, MU_WS_LOST, MU_WS_STATE_COUNT };
+enum mu_worker_state {
+    MU_WS_ATTACHING,
+    MU_WS_SPARE,
+    MU_WS_MEMBER,
+    MU_WS_SUSPECT,
+    MU_WS_DRAINING,
+    MU_WS_LOST,
+    MU_WS_STATE_COUNT
+};
 
 struct mu_worker_view {
-    char name[MU_WORKER_NAME_SIZE], host[MU_WORKER_NAME_SIZE], job[MU_JOB_NAME_SIZE], address[MU_ADDRESS_SIZE], backend[16];
+    char name[MU_WORKER_NAME_SIZE], host[MU_WORKER_NAME_SIZE], job[MU_JOB_NAME_SIZE], address[MU_ADDRESS_SIZE],
+        backend[16];
     struct mu_id incarnation;
     enum mu_worker_state state;
     enum mu_worker_phase phase;
@@ -324,9 +363,11 @@ uint32_t mu_coord_job_count(const struct mu_coord *coord);
 bool mu_coord_job_view(const struct mu_coord *coord, uint32_t index, struct mu_job_view *ret); /* ascending by name */
 bool mu_coord_job_find(const struct mu_coord *coord, const char *name, struct mu_job_view *ret);
 uint32_t mu_coord_worker_slots(const struct mu_coord *coord);
-bool mu_coord_worker_view(const struct mu_coord *coord, uint32_t slot, struct mu_worker_view *ret); /* false: slot is empty */
+bool mu_coord_worker_view(const struct mu_coord *coord, uint32_t slot,
+                          struct mu_worker_view *ret); /* false: slot is empty */
 /* Checkpoints of a job, ascending by number; index 0..; pieces are not filled. */
-bool mu_coord_checkpoint_view(const struct mu_coord *coord, const char *job, uint32_t index, struct mu_checkpoint_record *ret);
+bool mu_coord_checkpoint_view(const struct mu_coord *coord, const char *job, uint32_t index,
+                              struct mu_checkpoint_record *ret);
 /* Newest first for one worker slot. */
 bool mu_coord_timing_view(const struct mu_coord *coord, uint32_t slot, uint32_t back, struct mu_timing_view *ret);
 uint64_t mu_coord_last_event(const struct mu_coord *coord);

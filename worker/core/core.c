@@ -44,6 +44,7 @@ struct mu_worker {
 
     struct mu_piece_report pieces[PENDING_PIECES_MAX]; /* reported, not yet acknowledged as durable */
     uint32_t piece_count;
+    uint64_t last_snapshot; /* newest one taken while parked */
 
     uint64_t progress;
     bool waiting;
@@ -125,8 +126,9 @@ static void send_hello(struct mu_worker *worker, const struct mu_worker_sink *si
 
 static void send_status(struct mu_worker *worker, const struct mu_worker_sink *sink)
 {
-    send(worker, sink, &(struct mu_worker_message){
-                           .kind = MU_WM_STATUS, .generation = worker->status.generation, .status = worker->status});
+    send(worker, sink,
+         &(struct mu_worker_message){
+             .kind = MU_WM_STATUS, .generation = worker->status.generation, .status = worker->status});
 }
 
 static void send_goodbye(struct mu_worker *worker, const struct mu_worker_sink *sink)
@@ -146,8 +148,9 @@ static void send_step_report(struct mu_worker *worker, const struct mu_worker_si
 {
     if (worker->report.step_count == 0 || worker->stream != STREAM_UP)
         return;
-    send(worker, sink, &(struct mu_worker_message){
-                           .kind = MU_WM_STEP, .generation = worker->report_generation, .step = worker->report});
+    send(worker, sink,
+         &(struct mu_worker_message){
+             .kind = MU_WM_STEP, .generation = worker->report_generation, .step = worker->report});
     worker->report.step_count = 0;
     worker->report_due_us = worker->now_us + (uint64_t)worker->config.step_report_ms * 1000;
 }
@@ -205,7 +208,8 @@ static void become_new(struct mu_worker *worker, struct mu_id random, const stru
     connect_now(worker, sink);
 }
 
-static void on_welcome(struct mu_worker *worker, const struct mu_coord_message *message, const struct mu_worker_sink *sink)
+static void on_welcome(struct mu_worker *worker, const struct mu_coord_message *message,
+                       const struct mu_worker_sink *sink)
 {
     worker->stream = STREAM_UP;
     worker->backoff_ms = worker->config.backoff_min_ms;
@@ -216,7 +220,8 @@ static void on_welcome(struct mu_worker *worker, const struct mu_coord_message *
         worker->loading = true;
         worker->job_uid = message->welcome.job_uid;
         worker->spec = *message->welcome.spec;
-        emit(sink, &(struct mu_worker_action){.kind = MU_WA_LOAD_JOB, .load = {.spec = &worker->spec, .uid = worker->job_uid}});
+        emit(sink, &(struct mu_worker_action){.kind = MU_WA_LOAD_JOB,
+                                              .load = {.spec = &worker->spec, .uid = worker->job_uid}});
     }
     for (uint32_t i = 0; i < worker->piece_count; i++)
         send_piece(worker, sink, &worker->pieces[i]);
@@ -250,7 +255,8 @@ static void on_reject(struct mu_worker *worker, const struct mu_worker_event *ev
 
 /* ---- generations ---- */
 
-static void on_assign(struct mu_worker *worker, const struct mu_coord_message *message, const struct mu_worker_sink *sink)
+static void on_assign(struct mu_worker *worker, const struct mu_coord_message *message,
+                      const struct mu_worker_sink *sink)
 {
     struct mu_worker_status *status = &worker->status;
     bool still = status->phase == MU_PHASE_SPARE || status->phase == MU_PHASE_PARKED;
@@ -267,9 +273,9 @@ static void on_assign(struct mu_worker *worker, const struct mu_coord_message *m
     status->command_received = status->command_executed = message->assign.command_base;
     status->park_reason = MU_PARK_NONE;
     worker->command_count = 0; /* a new generation cancels what was not done */
-    emit(sink, &(struct mu_worker_action){
-                   .kind = MU_WA_PREPARE,
-                   .generation = {.generation = message->generation, .assign = &message->assign}});
+    emit(sink,
+         &(struct mu_worker_action){.kind = MU_WA_PREPARE,
+                                    .generation = {.generation = message->generation, .assign = &message->assign}});
 }
 
 static void on_go(struct mu_worker *worker, uint64_t generation, const struct mu_worker_sink *sink)
@@ -317,23 +323,24 @@ static void on_command(struct mu_worker *worker, const struct mu_coord_message *
                                                                  .snapshot = message->command.snapshot};
 }
 
-static void on_snapshot(struct mu_worker *worker, const struct mu_coord_message *message, const struct mu_worker_sink *sink)
+static void on_snapshot(struct mu_worker *worker, const struct mu_coord_message *message,
+                        const struct mu_worker_sink *sink)
 {
     if (worker->status.phase != MU_PHASE_PARKED || message->generation != worker->status.generation)
         return;
-    for (uint32_t i = 0; i < worker->piece_count; i++) {
-        if (worker->pieces[i].checkpoint == message->snapshot.checkpoint)
-            return; /* asked again after a lost stream; the report was sent again, too */
-    }
-    emit(sink, &(struct mu_worker_action){
-                   .kind = MU_WA_SNAPSHOT,
-                   .snapshot = {.generation = message->generation, .snapshot = message->snapshot}});
+    if (message->snapshot.checkpoint == worker->last_snapshot)
+        return; /* asked again after a lost stream; its report is on the way, or was sent again, too */
+    worker->last_snapshot = message->snapshot.checkpoint;
+    emit(sink,
+         &(struct mu_worker_action){.kind = MU_WA_SNAPSHOT,
+                                    .snapshot = {.generation = message->generation, .snapshot = message->snapshot}});
 }
 
 static void on_piece_ack(struct mu_worker *worker, const struct mu_coord_message *message)
 {
     for (uint32_t i = 0; i < worker->piece_count; i++) {
-        if (worker->pieces[i].checkpoint == message->piece_ack.checkpoint && worker->pieces[i].piece == message->piece_ack.piece)
+        if (worker->pieces[i].checkpoint == message->piece_ack.checkpoint &&
+            worker->pieces[i].piece == message->piece_ack.piece)
             worker->pieces[i--] = worker->pieces[--worker->piece_count];
     }
 }
@@ -378,7 +385,8 @@ static void on_message(struct mu_worker *worker, const struct mu_worker_event *e
 
 /* ---- the engine ---- */
 
-static void on_job_loaded(struct mu_worker *worker, const struct mu_worker_event *event, const struct mu_worker_sink *sink)
+static void on_job_loaded(struct mu_worker *worker, const struct mu_worker_event *event,
+                          const struct mu_worker_sink *sink)
 {
     worker->loading = false;
     if (event->job_loaded.status != MU_OK) {
@@ -529,8 +537,9 @@ void mu_worker_step(struct mu_worker *worker, const struct mu_worker_event *even
         on_step(worker, &event->step, sink);
         break;
     case MU_WE_EVAL:
-        send(worker, sink, &(struct mu_worker_message){
-                               .kind = MU_WM_EVAL, .generation = worker->status.generation, .eval = event->eval});
+        send(worker, sink,
+             &(struct mu_worker_message){
+                 .kind = MU_WM_EVAL, .generation = worker->status.generation, .eval = event->eval});
         break;
     case MU_WE_PIECE:
         on_piece(worker, &event->piece, sink);
@@ -574,14 +583,15 @@ uint64_t mu_worker_vote(const struct mu_worker *worker, uint64_t generation)
     return generation == worker->status.generation ? worker->status.command_received : 0;
 }
 
-struct mu_boundary mu_worker_boundary(struct mu_worker *worker, uint64_t now_us, uint64_t generation, uint64_t steps_done,
-                                      const struct mu_step_result *result)
+struct mu_boundary mu_worker_boundary(struct mu_worker *worker, uint64_t now_us, uint64_t generation,
+                                      uint64_t steps_done, const struct mu_step_result *result)
 {
     struct mu_boundary decision = {0};
     if (generation != worker->status.generation)
         return decision;
     worker->now_us = now_us;
-    worker->status.held = (struct mu_held){.has_state = true, .has_result = true, .step = steps_done, .result = *result};
+    worker->status.held =
+        (struct mu_held){.has_state = true, .has_result = true, .step = steps_done, .result = *result};
     uint32_t kept = 0;
     for (uint32_t i = 0; i < worker->command_count; i++) {
         const struct command *command = &worker->commands[i];
@@ -592,8 +602,8 @@ struct mu_boundary mu_worker_boundary(struct mu_worker *worker, uint64_t now_us,
         worker->status.command_executed = command->number;
         if (command->kind == MU_COMMAND_PARK) {
             decision.park = true;
-        } else if (!decision.take_snapshot) {
-            decision.take_snapshot = true;
+        } else if (!decision.take_snapshot && command->snapshot.piece < command->snapshot.piece_count) {
+            decision.take_snapshot = true; /* a rank without a piece executes the command all the same */
             decision.snapshot = command->snapshot;
         }
     }

@@ -1,16 +1,16 @@
 /* The worker's state machine: attach, prepare, run, vote, park, checkpoint pieces.
  *
- * Pure like the coordinator's: events in, actions out through a sink, no I/O, no clock, no allocation after `_new`. The shell
- * (worker/agent.c) holds one lock around it, because two threads speak to it: the agent (stream, timers, signals) and the engine, which
- * calls `mu_worker_vote` and `mu_worker_boundary` once a step.
+ * Pure like the coordinator's: events in, actions out through a sink, no I/O, no clock, no allocation after `_new`. The
+ * shell (worker/agent.c) holds one lock around it, because two threads speak to it: the agent (stream, timers, signals)
+ * and the engine, which calls `mu_worker_vote` and `mu_worker_boundary` once a step.
  *
  *   phase     SPARE --Assign--> PREPARING --engine prepared--> PREPARED --Go--> RUNNING
- *               ^                  |Revoke, failure                |Revoke        |Revoke, peer failure, Park command, last step
- *               |fenced            v                               v              v
+ *               ^                  |Revoke, failure                |Revoke        |Revoke, peer failure, Park command,
+ * last step |fenced            v                               v              v
  *               +---------------- PARKING --engine parked--> PARKED --Assign--> PREPARING
  *
- *   stream    DOWN --Connect--> OPENING --Hello/Welcome--> UP; any loss: DOWN, and again after a backoff (50 ms doubling to 2 s, with
- *             jitter). The phase does not care: a running worker keeps stepping without its coordinator.
+ *   stream    DOWN --Connect--> OPENING --Hello/Welcome--> UP; any loss: DOWN, and again after a backoff (50 ms
+ * doubling to 2 s, with jitter). The phase does not care: a running worker keeps stepping without its coordinator.
  */
 #ifndef MU_WORKER_CORE_H
 #define MU_WORKER_CORE_H
@@ -129,15 +129,16 @@ uint64_t mu_worker_next_deadline(const struct mu_worker *worker);
 /* Engine, when it contributes to the step reduction of `generation`: the newest command number received. */
 uint64_t mu_worker_vote(const struct mu_worker *worker, uint64_t generation);
 
-/* Engine, at the boundary after `steps_done` updates of `generation`, with the reduction's result: what to do before the next step.
- * The decision is a function of (result.command, commands received up to that number, steps_done): the same on every rank.
- * A park decision is not yet PARKED: the engine parks, then posts MU_WE_PARKED with reason MU_PARK_COMMAND. */
+/* Engine, at the boundary after `steps_done` updates of `generation`, with the reduction's result: what to do before
+ * the next step. The decision is a function of (result.command, commands received up to that number, steps_done): the
+ * same on every rank. A park decision is not yet PARKED: the engine parks, then posts MU_WE_PARKED with reason
+ * MU_PARK_COMMAND. */
 struct mu_boundary {
     bool take_snapshot, park;
     struct mu_snapshot snapshot;
 };
-struct mu_boundary mu_worker_boundary(struct mu_worker *worker, uint64_t now_us, uint64_t generation, uint64_t steps_done,
-                                      const struct mu_step_result *result);
+struct mu_boundary mu_worker_boundary(struct mu_worker *worker, uint64_t now_us, uint64_t generation,
+                                      uint64_t steps_done, const struct mu_step_result *result);
 
 /* What it is and holds, for the shell's display and the simulator's invariants. */
 const struct mu_worker_status *mu_worker_status(const struct mu_worker *worker);

@@ -1,0 +1,46 @@
+/* Deliberate faults of the protocol, for testing the simulator: `if (MU_MUTANT(MU_MUT_SKIP_PERSIST_GO)) ...`.
+ *
+ * Every simulated history must notice each of them (`tests/sim --mutants`). In every build but the simulator's the macro is the constant 0
+ * and the branch disappears. Only tests/sim/CMakeLists.txt defines MU_MUTANTS. One thread. */
+#ifndef MU_COMMON_MUTANT_H
+#define MU_COMMON_MUTANT_H
+
+enum mu_mutant {
+    MU_MUT_NONE,
+    /* persistence and fencing */
+    MU_MUT_SKIP_PERSIST_GENERATION, /* a generation is assigned without a record */
+    MU_MUT_SKIP_PERSIST_GO,         /* Go is sent without a record */
+    MU_MUT_SKIP_DURABILITY_WAIT,    /* the shell sends at once what should wait for a sync */
+    MU_MUT_REUSE_GENERATION,        /* a new generation takes the number of the last one */
+    MU_MUT_IGNORE_INCARNATION,      /* a restarted worker passes for the process it replaces */
+    MU_MUT_KEEP_ZOMBIE,             /* a worker that was declared lost comes back as if nothing had happened */
+    MU_MUT_ACCEPT_STALE_PARK,       /* statuses of older generations are believed */
+    /* generations */
+    MU_MUT_GO_BEFORE_ALL_PREPARED, /* Go when all but one are prepared */
+    MU_MUT_FORGET_ROLL_FORWARD,    /* who lacks the last update is told to hold it */
+    MU_MUT_START_FROM_SEED,        /* initialises although a checkpoint was committed */
+    MU_MUT_OVERLAP_LEAVES,         /* the second rank starts at a leaf of the first */
+    MU_MUT_NO_FORGIVENESS,         /* leases run on while the coordinator sleeps */
+    MU_MUT_IGNORE_PEER_EVIDENCE,   /* failed links are never counted */
+    /* votes and commands */
+    MU_MUT_VOTE_NEWEST,          /* the largest command number wins */
+    MU_MUT_VOTE_BEFORE_GRADIENT, /* a rank votes before it holds the whole gradient */
+    MU_MUT_PARK_MID_STEP,        /* a park command is executed without the vote */
+    MU_MUT_REUSE_COMMAND_NUMBER, /* a new command takes the number of an old one */
+    /* checkpoints and the end */
+    MU_MUT_COMMIT_MISSING_PIECE,     /* published when all but one piece are there */
+    MU_MUT_ACK_BEFORE_DURABLE,       /* a piece report is forgotten when sent, not when acknowledged */
+    MU_MUT_RELEASE_EARLY,            /* workers are released when they finish, not when the last checkpoint is committed */
+    MU_MUT_RETENTION_DELETES_NEWEST, /* the newest checkpoint goes first */
+    MU_MUT_MIX_STEPS,                /* pieces of different boundaries make one checkpoint */
+    MU_MUT_COUNT
+};
+
+#ifdef MU_MUTANTS
+extern int mu_mutant_active;
+#define MU_MUTANT(id) (mu_mutant_active == (id))
+#else
+#define MU_MUTANT(id) 0
+#endif
+
+#endif

@@ -1,0 +1,421 @@
+/* Checkpoints: intent -> pieces -> manifest -> committed -> deleted.
+ *
+ *   (none) --order--> INTENT --all pieces written, manifest on disk--> COMMITTED --retention--> DELETING --directory
+ * gone--> (none) |writer lost, piece failed, cancelled               |cannot be loaded
+ *                       +-----------------> DELETING                       +--> BAD
+ *
+ * Piece reports are acknowledged only when the checkpoint is committed or given up: until then the writers keep and
+ * repeat them, so a restart of the coordinator loses none. One intent per job at a time. */
+#include "coordinator/core/internal.h"
+
+#include <string.h>
+
+struct checkpoint *find_checkpoint(struct job *job, uint64_t number)
+{
+    for (uint32_t i = 0; i < job->checkpoint_count; i++) {
+        if (job->checkpoints[i].record.number == number)
+            return &job->checkpoints[i];
+    }
+    return NULL;
+}
+
+const struct checkpoint *newest_committed(const struct job *job)
+{
+    for (uint32_t i = job->checkpoint_count; i-- > 0;) {
+        if (job->checkpoints[i].record.state == MU_CKPT_COMMITTED)
+            return &job->checkpoints[i];
+    }
+    return NULL;
+}
+
+static void remove_checkpoint(struct job *job, struct checkpoint *checkpoint)
+{
+    size_t index = (size_t)(checkpoint - job->checkpoints);
+    memmove(checkpoint, checkpoint + 1, (--job->checkpoint_count - index) * sizeof *checkpoint);
+}
+
+static void emit_io(struct mu_coord *coord, const struct job *job, enum mu_coord_action_kind kind,
+                    const struct mu_checkpoint_record *record, bool probe)
+{
+    emit(coord, &(struct mu_coord_action){
+                    .kind = kind, .checkpoint_io = {.job = &job->record, .checkpoint = record, .probe = probe}});
+}
+
+/* ---- ordering ---- */
+
+static struct mu_snapshot snapshot_of(const struct checkpoint *checkpoint, uint32_t piece)
+{
+    struct mu_snapshot snapshot = {
+        .checkpoint = checkpoint->record.number, .piece = piece, .piece_count = checkpoint->record.piece_count};
+    memcpy(snapshot.dir, checkpoint->record.dir, sizeof snapshot.dir);
+    return snapshot;
+}
+
+static void send_order(struct mu_coord *coord, const struct job *job, const struct checkpoint *checkpoint,
+                       const struct worker *worker, uint32_t piece)
+{
+    struct mu_coord_message message = {.generation = job->record.generation};
+    if (checkpoint->record.command) {
+        message.kind = MU_CM_COMMAND;
+        message.command.number = checkpoint->record.command;
+        message.command.kind = MU_COMMAND_CHECKPOINT;
+        message.command.not_before_step = checkpoint->record.not_before_step;
+        message.command.snapshot = snapshot_of(checkpoint, piece);
+    } else {
+        message.kind = MU_CM_SNAPSHOT;
+        message.snapshot = snapshot_of(checkpoint, piece);
+    }
+    send_to(coord, worker, &message);
+}
+
+/* Who writes: every member (the first MU_PIECES_MAX), or those parked with the newest state. */
+static uint32_t choose_writers(struct mu_coord *coord, struct job *job, bool parked)
+{
+    bool any;
+    uint64_t newest = parked ? newest_held_step(coord, job, &any) : 0;
+    uint32_t count = 0;
+    for (uint32_t rank = 0; rank < job->world && count < MU_PIECES_MAX; rank++) {
+        const struct worker *worker = member_at(coord, job, rank);
+        if (!worker || worker->lost ||
+            (parked && (worker->session == 0 || worker->status.phase != MU_PHASE_PARKED ||
+                        worker->status.generation != job->record.generation || !worker->status.held.has_state ||
+                        worker->status.held.step != newest)))
+            continue;
+        struct mu_piece_record *piece = &job->pieces[count];
+        memset(piece, 0, sizeof *piece);
+        piece->writer = worker->incarnation;
+        memcpy(piece->writer_name, worker->name, sizeof piece->writer_name);
+        job->piece_slots[count++] = job->members[rank];
+    }
+    return count;
+}
+
+uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_before_step, bool parked)
+{
+    if (job->record.spec.checkpoint.path[0] == 0 || job->intent || job->checkpoint_count == MU_CHECKPOINTS_MAX)
+        return 0;
+    uint32_t writers = choose_writers(coord, job, parked);
+    if (writers == 0)
+        return 0;
+    struct checkpoint *checkpoint = &job->checkpoints[job->checkpoint_count++];
+    struct mu_checkpoint_record *record = &checkpoint->record;
+    memset(record, 0, sizeof *record);
+    record->job_uid = job->record.uid;
+    memcpy(record->job, job->record.spec.name, sizeof record->job);
+    record->number = ++job->record.next_checkpoint;
+    record->nonce = coord->random;
+    record->generation = job->record.generation;
+    record->command = parked ? 0 : ++job->record.command.number;
+    record->not_before_step = not_before_step;
+    record->state = MU_CKPT_INTENT;
+    record->piece_count = writers;
+    record->pieces = job->pieces;
+    format_into(record->dir, sizeof record->dir, "%s/%010llu-%010llu-%016llx%016llx", job->record.spec.checkpoint.path,
+                (unsigned long long)record->number, (unsigned long long)not_before_step,
+                (unsigned long long)record->nonce.high, (unsigned long long)record->nonce.low);
+    job->intent = record->number;
+    job->publishing = false;
+    job->checkpoint_wanted = false;
+    persist_job(coord, job);
+    persist_checkpoint(coord, record);
+    for (uint32_t piece = 0; piece < writers; piece++)
+        send_order(coord, job, checkpoint, &coord->workers[job->piece_slots[piece]], piece);
+    for (uint32_t rank = writers; !parked && rank < job->world;
+         rank++) /* no piece, but its vote must know the command */
+        send_order(coord, job, checkpoint, member_at(coord, job, rank), writers);
+    return record->number;
+}
+
+void checkpoint_policy(struct mu_coord *coord, struct job *job)
+{
+    const struct mu_job_spec *spec = &job->record.spec;
+    if (job->phase != MU_JP_STEPPING || job->intent || spec->checkpoint.path[0] == 0 || job->arrived > 0)
+        return;
+    if (job->checkpoint_wanted) {
+        order_checkpoint(coord, job, 0, false);
+        return;
+    }
+    if (spec->checkpoint.every == 0)
+        return;
+    if (job->next_due_step <= job->steps_done)
+        job->next_due_step = (job->steps_done / spec->checkpoint.every + 1) * spec->checkpoint.every;
+    uint64_t due = job->next_due_step;
+    /* Ordered a little ahead, so that every rank has the command before the boundary at which it is due. */
+    uint64_t lead = 2 + (job->seconds_per_step > 0 ? (uint64_t)(0.3 / job->seconds_per_step) : 0);
+    if (due >= spec->steps || job->steps_done + lead < due)
+        return; /* the last one is taken when all are parked at the end */
+    if (order_checkpoint(coord, job, due, false))
+        job->next_due_step = due + spec->checkpoint.every;
+}
+
+void resend_checkpoint(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    struct checkpoint *checkpoint = job->intent ? find_checkpoint(job, job->intent) : NULL;
+    if (!checkpoint)
+        return;
+    const struct mu_checkpoint_record *record = &checkpoint->record;
+    if (record->generation != job->record.generation ||
+        (record->command && worker->status.command_received >= record->command) ||
+        (!record->command && worker->status.phase != MU_PHASE_PARKED))
+        return;
+    uint32_t piece = 0;
+    while (piece < record->piece_count && !mu_id_equal(job->pieces[piece].writer, worker->incarnation))
+        piece++;
+    if (record->command || piece < record->piece_count)
+        send_order(coord, job, checkpoint, worker, piece);
+}
+
+/* ---- giving up ---- */
+
+static void acknowledge(struct mu_coord *coord, const struct worker *worker, uint64_t number, uint32_t piece)
+{
+    struct mu_coord_message message = {.kind = MU_CM_PIECE_ACK};
+    message.piece_ack.checkpoint = number;
+    message.piece_ack.piece = piece;
+    send_to(coord, worker, &message);
+}
+
+static void acknowledge_all(struct mu_coord *coord, const struct job *job, const struct mu_checkpoint_record *record)
+{
+    for (uint32_t piece = 0; piece < record->piece_count; piece++) {
+        uint32_t slot = job->piece_slots[piece];
+        if (slot != NONE && coord->workers[slot].used &&
+            mu_id_equal(coord->workers[slot].incarnation, job->pieces[piece].writer))
+            acknowledge(coord, &coord->workers[slot], record->number, piece);
+    }
+}
+
+static void start_deleting(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint)
+{
+    checkpoint->record.state = MU_CKPT_DELETING;
+    checkpoint->record.pieces = NULL;
+    checkpoint->record.piece_count = 0;
+    persist_checkpoint(coord, &checkpoint->record);
+    emit_io(coord, job, MU_CA_DELETE, &checkpoint->record, false);
+}
+
+void abandon_checkpoint(struct mu_coord *coord, struct job *job, const char *text, bool again)
+{
+    struct checkpoint *checkpoint = find_checkpoint(job, job->intent);
+    job->intent = 0;
+    job->publishing = false;
+    job->checkpoint_wanted = job->checkpoint_wanted || again;
+    if (again)
+        job->checkpoint_retry_us = 0;
+    if (!checkpoint)
+        return;
+    event(coord, again ? MU_EVENT_WARNING : MU_EVENT_ERROR, "checkpoint_failed", job, NULL,
+          "checkpoint %llu given up: %s%s", (unsigned long long)checkpoint->record.number, text,
+          again ? "; ordered again" : "");
+    acknowledge_all(coord, job, &checkpoint->record);
+    start_deleting(coord, job, checkpoint);
+}
+
+void checkpoint_writer_lost(struct mu_coord *coord, struct job *job, const struct worker *worker)
+{
+    const struct checkpoint *checkpoint = job->intent && !job->publishing ? find_checkpoint(job, job->intent) : NULL;
+    for (uint32_t piece = 0; checkpoint && piece < checkpoint->record.piece_count; piece++) {
+        if (mu_id_equal(job->pieces[piece].writer, worker->incarnation) && !job->pieces[piece].done) {
+            char text[MU_TEXT_SIZE];
+            format_into(text, sizeof text, "worker %s was lost before its piece was written", worker->name);
+            abandon_checkpoint(coord, job, text, true);
+            return;
+        }
+    }
+}
+
+/* All are parked. A snapshot ordered by command exists only where the boundary was passed with the command executed; a
+ * rank that was revoked before (and will roll forward) took none. */
+void checkpoint_after_park(struct mu_coord *coord, struct job *job)
+{
+    const struct checkpoint *checkpoint = job->intent && !job->publishing ? find_checkpoint(job, job->intent) : NULL;
+    if (!checkpoint || checkpoint->record.command == 0)
+        return;
+    const struct mu_checkpoint_record *record = &checkpoint->record;
+    for (uint32_t piece = 0; piece < record->piece_count; piece++) {
+        const struct worker *writer = job->piece_slots[piece] == NONE ? NULL : &coord->workers[job->piece_slots[piece]];
+        bool taken =
+            writer && writer->used && mu_id_equal(writer->incarnation, job->pieces[piece].writer) &&
+            (record->generation < writer->status.generation || (writer->status.command_executed >= record->command &&
+                                                                writer->status.held.step >= record->not_before_step));
+        if (!job->pieces[piece].done && !taken) {
+            abandon_checkpoint(coord, job, "the generation ended before every rank took its snapshot", true);
+            return;
+        }
+    }
+}
+
+/* ---- pieces and commit ---- */
+
+static bool all_done(const struct job *job, const struct mu_checkpoint_record *record)
+{
+    for (uint32_t piece = 0; piece < record->piece_count; piece++) {
+        if (!job->pieces[piece].done)
+            return false;
+    }
+    return true;
+}
+
+void on_piece(struct mu_coord *coord, struct worker *worker, const struct mu_piece_report *report)
+{
+    struct job *job = job_of(coord, worker);
+    struct checkpoint *checkpoint = job->intent == report->checkpoint ? find_checkpoint(job, job->intent) : NULL;
+    struct mu_piece_record *piece =
+        checkpoint && report->piece < checkpoint->record.piece_count ? &job->pieces[report->piece] : NULL;
+    if (!piece || !mu_id_equal(piece->writer, worker->incarnation)) {
+        acknowledge(coord, worker, report->checkpoint,
+                    report->piece); /* of one that is committed, given up, or never was */
+        return;
+    }
+    if (piece->done)
+        return;
+    if (report->status != MU_OK) {
+        char text[MU_EVENT_TEXT_SIZE];
+        format_into(text, sizeof text, "worker %s: %s", worker->name, report->text);
+        abandon_checkpoint(coord, job, text, false);
+        return;
+    }
+    for (uint32_t i = 0; i < checkpoint->record.piece_count; i++) {
+        if (job->pieces[i].done && checkpoint->record.step != report->step) {
+            abandon_checkpoint(coord, job, "ranks took their snapshots at different steps", true);
+            return;
+        }
+    }
+    checkpoint->record.step = report->step;
+    piece->done = true;
+    piece->size_bytes = report->size_bytes;
+    piece->checksum = report->checksum;
+    memcpy(piece->file, report->file, sizeof piece->file);
+    job->piece_slots[report->piece] = (uint32_t)(worker - coord->workers);
+    if (!job->publishing && all_done(job, &checkpoint->record)) {
+        job->publishing = true;
+        emit_io(coord, job, MU_CA_PUBLISH, &checkpoint->record, false);
+    }
+}
+
+/* Keeps the newest `keep`, and those at multiples of `keep_every`. Order is by number, never by time. */
+static void retain(struct mu_coord *coord, struct job *job)
+{
+    uint32_t newer = 0;
+    for (uint32_t i = job->checkpoint_count; i-- > 0;) {
+        struct checkpoint *checkpoint = &job->checkpoints[i];
+        enum mu_checkpoint_state state = checkpoint->record.state;
+        uint64_t every = job->record.spec.checkpoint.keep_every;
+        if (state == MU_CKPT_COMMITTED) {
+            bool keep = newer++ < job->record.spec.checkpoint.keep || (every && checkpoint->record.step % every == 0);
+            if (!keep)
+                start_deleting(coord, job, checkpoint);
+        } else if (state == MU_CKPT_BAD && newer > 0) {
+            start_deleting(coord, job, checkpoint);
+        }
+    }
+}
+
+static void commit(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint, uint64_t step,
+                   uint64_t size_bytes)
+{
+    struct mu_checkpoint_record *record = &checkpoint->record;
+    record->state = MU_CKPT_COMMITTED;
+    record->step = step;
+    record->size_bytes = size_bytes;
+    record->wall_us = coord->wall_us;
+    job->record.checkpoint_seen = true;
+    if (job->record.steps_done < step)
+        job->record.steps_done = step;
+    persist_job(coord, job);
+    persist_checkpoint(coord, record);
+    acknowledge_all(coord, job, record);
+    event(coord, MU_EVENT_INFO, "checkpoint_committed", job, NULL, "checkpoint %llu committed at step %llu (%.1f MB)",
+          (unsigned long long)record->number, (unsigned long long)step, (double)size_bytes * 1e-6);
+    record->pieces = NULL; /* the manifest has them from here on */
+    record->piece_count = 0;
+    job->intent = 0;
+    job->publishing = false;
+    retain(coord, job);
+    job_tick(coord, job);
+}
+
+/* After a restart nothing is on disk yet: the writers will report, unless one of them is not there any more. */
+static void after_probe(struct mu_coord *coord, struct job *job, const struct mu_checkpoint_record *record)
+{
+    for (uint32_t piece = 0; piece < record->piece_count; piece++) {
+        uint32_t slot = job->piece_slots[piece];
+        bool there = slot != NONE && coord->workers[slot].used && !coord->workers[slot].lost &&
+                     mu_id_equal(coord->workers[slot].incarnation, job->pieces[piece].writer);
+        if (!there && !job->pieces[piece].done) {
+            abandon_checkpoint(coord, job, "its writers did not survive", true);
+            return;
+        }
+    }
+    if (all_done(job, record)) {
+        job->publishing = true;
+        emit_io(coord, job, MU_CA_PUBLISH, record, false);
+    }
+}
+
+void on_published(struct mu_coord *coord, struct job *job, uint64_t number, enum mu_status status, uint64_t step,
+                  uint64_t size_bytes, const char *text)
+{
+    struct checkpoint *checkpoint = find_checkpoint(job, number);
+    if (number != job->intent || !checkpoint || !job->publishing)
+        return; /* given up meanwhile */
+    if (status == MU_OK) {
+        commit(coord, job, checkpoint, step, size_bytes);
+    } else if (!all_done(job, &checkpoint->record)) { /* a probe */
+        job->publishing = false;
+        after_probe(coord, job, &checkpoint->record);
+    } else {
+        abandon_checkpoint(coord, job, text ? text : mu_status_name(status), false);
+    }
+}
+
+void on_deleted(struct mu_coord *coord, struct job *job, uint64_t number, enum mu_status status, const char *text)
+{
+    struct checkpoint *checkpoint = find_checkpoint(job, number);
+    if (!checkpoint || checkpoint->record.state != MU_CKPT_DELETING)
+        return;
+    if (status != MU_OK && status != MU_ERR_NOT_FOUND) {
+        event(coord, MU_EVENT_WARNING, "checkpoint_delete_failed", job, NULL,
+              "checkpoint %llu could not be deleted: %s", (unsigned long long)number,
+              text ? text : mu_status_name(status));
+    }
+    emit(coord, &(struct mu_coord_action){.kind = MU_CA_FORGET,
+                                          .record = {.kind = MU_RECORD_CHECKPOINT, .checkpoint = &checkpoint->record}});
+    remove_checkpoint(job, checkpoint);
+}
+
+void mark_checkpoint_bad(struct mu_coord *coord, struct job *job, uint64_t number, const char *text)
+{
+    struct checkpoint *checkpoint = find_checkpoint(job, number);
+    if (!checkpoint || checkpoint->record.state != MU_CKPT_COMMITTED)
+        return;
+    checkpoint->record.state = MU_CKPT_BAD;
+    copy_text(checkpoint->record.text, sizeof checkpoint->record.text, text);
+    persist_checkpoint(coord, &checkpoint->record);
+    event(coord, MU_EVENT_ERROR, "checkpoint_bad", job, NULL,
+          "checkpoint %llu cannot be loaded (%s); falling back to an older one", (unsigned long long)number, text);
+}
+
+void probe_intents(struct mu_coord *coord, struct job *job)
+{
+    for (uint32_t i = 0; i < job->checkpoint_count; i++) {
+        struct mu_checkpoint_record *record = &job->checkpoints[i].record;
+        if (record->state == MU_CKPT_DELETING) {
+            emit_io(coord, job, MU_CA_DELETE, record, false);
+        } else if (record->state == MU_CKPT_INTENT) {
+            if (is_over(job)) {
+                start_deleting(coord, job, &job->checkpoints[i]);
+                continue;
+            }
+            job->intent = record->number;
+            job->publishing = true;
+            for (uint32_t piece = 0; piece < record->piece_count; piece++) {
+                const struct worker *writer = find_worker(coord, job->pieces[piece].writer_name);
+                bool same = writer && mu_id_equal(writer->incarnation, job->pieces[piece].writer);
+                job->piece_slots[piece] = same ? (uint32_t)(writer - coord->workers) : NONE;
+                job->pieces[piece].done = false;
+            }
+            emit_io(coord, job, MU_CA_PUBLISH, record, true);
+        }
+    }
+}

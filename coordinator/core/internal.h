@@ -1,0 +1,233 @@
+/* What the files of the coordinator's core share. Nothing here is visible outside coordinator/core. */
+#ifndef MU_COORDINATOR_CORE_INTERNAL_H
+#define MU_COORDINATOR_CORE_INTERNAL_H
+
+#include "coordinator/core/core.h"
+
+enum { NONE = UINT32_MAX, DEATHS_KEPT = 4096, WORKER_RECORDS_MAX = 4096 };
+
+/* Open-addressing map u64 -> u32 with a fixed capacity; key 0 is never used. */
+struct map {
+    uint64_t *keys;
+    uint32_t *values;
+    uint64_t mask;
+};
+bool map_init(struct map *map, uint32_t entries);
+void map_fini(struct map *map);
+uint32_t map_get(const struct map *map, uint64_t key); /* NONE: absent */
+void map_put(struct map *map, uint64_t key, uint32_t value);
+void map_remove(struct map *map, uint64_t key);
+
+struct worker {
+    bool used;
+    char name[MU_WORKER_NAME_SIZE], host[MU_WORKER_NAME_SIZE], address[MU_ADDRESS_SIZE], backend[16];
+    uint64_t pid, memory_bytes;
+    uint32_t threads;
+    struct mu_id incarnation;
+    uint64_t session;        /* 0: its stream is down */
+    uint32_t job;            /* slot of its job */
+    uint32_t previous, next; /* workers of the same job, in order of attaching */
+
+    bool ready;    /* has loaded the job, identity accepted */
+    bool lost;     /* declared dead; the slot stays until the generation it belongs to is replaced */
+    bool draining; /* leaves as soon as a generation without it runs */
+    bool suspect;  /* observed late or its stream is gone */
+    bool arrived;  /* has reached what the phase of the job waits for: prepared, parked */
+    uint32_t rank; /* in the job's current generation; NONE: not a member */
+    uint32_t leaf_count;
+    enum mu_state_source source; /* of its Assign */
+    uint32_t source_rank;
+
+    struct mu_worker_status status; /* as last reported */
+    uint64_t seen_us, suspect_until_us,
+        progress_us; /* lease clock: last sign of life; end of grace; last change of `progress` */
+    uint64_t progress;
+    bool waiting;
+    double seconds_per_leaf;
+    struct mu_timing_view timings[MU_TIMINGS_KEPT]; /* ring */
+    uint64_t timing_count;
+    char reason[MU_TEXT_SIZE]; /* why it is draining, suspect or lost */
+};
+
+struct checkpoint {
+    struct mu_checkpoint_record record; /* pieces point to the job's `pieces` while it is the open intent */
+};
+
+struct bad_link {
+    struct mu_id a, b; /* incarnations */
+    uint32_t failures;
+    uint64_t until_us; /* lease clock: not used together before */
+};
+
+struct job {
+    bool used;
+    struct mu_job_record record;
+    enum mu_job_phase phase;
+    uint64_t phase_since_us;
+    uint32_t leaves;
+    uint32_t first_worker, last_worker, worker_count, ready_count;
+
+    /* the current generation (record.generation), when has_generation */
+    bool has_generation, go, mesh, equal_leaves;
+    uint64_t start_step, command_base;
+    uint8_t secret[32];
+    uint32_t world;
+    uint32_t *members;                    /* slots by rank; NONE once a lost member's slot is gone */
+    uint32_t arrived;                     /* members that have arrived or are lost */
+    bool revoked;                         /* PARKING by Revoke, not by command */
+    bool reformed;                        /* a generation ran before: the next Go is a continuation */
+    uint64_t broken_us;                   /* when the first loss of this break was noticed; 0: planned change */
+    char waiting_text[MU_TEXT_SIZE];      /* said last about why it waits */
+    char broken_text[MU_EVENT_TEXT_SIZE]; /* what was lost, for the line that says who continues */
+
+    uint64_t plan_ticket;
+    uint32_t *plan_slots; /* workers in the plan's input, by member index */
+    uint32_t plan_count;
+    uint64_t plan_checkpoint;           /* number of the checkpoint the plan may start from; 0: none */
+    struct mu_step_result roll_forward; /* of the current generation's Assign */
+    uint64_t settle_until_us;           /* plan or regroup then; 0: nothing pending */
+
+    uint64_t steps_done, replayed_steps;
+    uint64_t progress_us; /* lease clock: when steps_done last grew, or Go */
+    struct mu_step_result result;
+    bool has_result;
+    double tokens_per_second, seconds_per_step;
+    uint64_t eval_step;
+    double eval_loss;
+    uint64_t workers_lost, generations;
+
+    struct checkpoint checkpoints[MU_CHECKPOINTS_MAX]; /* ascending by number */
+    uint32_t checkpoint_count;
+    uint64_t intent;                /* number of the open one; 0: none */
+    bool publishing;                /* PUBLISH is out for it (or a probe, after a restart) */
+    bool checkpoint_wanted;         /* on request, or one was given up and is to be ordered again */
+    uint64_t checkpoint_retry_us;   /* after a failed one at the end: not before (lease clock) */
+    uint64_t next_due_step;         /* by policy */
+    struct mu_piece_record *pieces; /* [MU_PIECES_MAX], of the open intent */
+    uint32_t *piece_slots;          /* writers */
+
+    struct bad_link bad_links[MU_BAD_LINKS_MAX];
+    uint32_t bad_link_count;
+};
+
+struct mu_coord {
+    struct mu_coord_config config;
+    uint64_t now_us, wall_us; /* of the event being handled */
+    struct mu_id random;
+    const struct mu_coord_sink *sink;
+
+    uint64_t forgiven_us;  /* own lateness: the lease clock is now_us - forgiven_us */
+    uint64_t deadline_us;  /* promised at the end of the last step, real clock */
+    uint64_t next_scan_us; /* lease clock */
+
+    struct job *jobs;
+    uint32_t *job_order; /* slots, ascending by name */
+    uint32_t job_count;
+    struct worker *workers;
+    uint32_t worker_high; /* slots below were used at some time */
+    uint32_t free_worker; /* list through `next` */
+    struct map by_session, by_name;
+    uint32_t next_auto_name;
+
+    struct mu_worker_record worker_records[WORKER_RECORDS_MAX];
+    uint32_t worker_record_count;
+    struct {
+        uint64_t name_hash, lease_us;
+    } deaths[DEATHS_KEPT]; /* ring */
+    uint64_t death_count;
+
+    uint64_t last_event;
+    struct mu_coord_counters counters;
+
+    /* scratch for what is emitted; valid only during one emission */
+    struct mu_member_record *member_records;
+    struct mu_plan_member *plan_members;
+    uint64_t plan_count;
+    uint32_t *leaf_counts;
+    struct mu_plan_link plan_links[MU_BAD_LINKS_MAX];
+};
+
+/* emit.c */
+uint64_t lease_now(const struct mu_coord *coord);
+void emit(struct mu_coord *coord, const struct mu_coord_action *action);
+void send_to(struct mu_coord *coord, const struct worker *worker, const struct mu_coord_message *message);
+void send_simple(struct mu_coord *coord, const struct worker *worker, enum mu_coord_message_kind kind,
+                 uint64_t generation);
+void send_release(struct mu_coord *coord, struct worker *worker, uint32_t exit_code, const char *text);
+void close_session(struct mu_coord *coord, uint64_t session);
+void reject(struct mu_coord *coord, uint64_t session, enum mu_reject_reason reason, const char *fmt, ...)
+    MU_PRINTF(4, 5);
+void persist_job(struct mu_coord *coord, const struct job *job);
+void persist_generation(struct mu_coord *coord, const struct job *job);
+void persist_checkpoint(struct mu_coord *coord, const struct mu_checkpoint_record *record);
+void persist_worker(struct mu_coord *coord, const struct mu_worker_record *record);
+void event(struct mu_coord *coord, enum mu_event_severity severity, const char *kind, const struct job *job,
+           const struct worker *worker, const char *fmt, ...) MU_PRINTF(6, 7);
+void reply(struct mu_coord *coord, uint64_t cookie, enum mu_status status, const char *fmt, ...) MU_PRINTF(4, 5);
+void format_into(char *out, size_t size, const char *fmt, ...) MU_PRINTF(3, 4);
+void copy_text(char *out, size_t size, const char *text);
+
+/* members.c: attaching, signs of life, losses */
+struct job *job_of(struct mu_coord *coord, const struct worker *worker);
+struct worker *member_at(struct mu_coord *coord, const struct job *job, uint32_t rank); /* NULL: gone */
+struct worker *next_worker(struct mu_coord *coord, const struct job *job, const struct worker *after);
+struct worker *add_worker(struct mu_coord *coord, struct job *job, const char *name, struct mu_id incarnation);
+void free_worker(struct mu_coord *coord, struct worker *worker);
+void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu_worker_message *message);
+void on_disconnected(struct mu_coord *coord, uint64_t session, const char *reason);
+void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt, ...) MU_PRINTF(3, 4);
+void scan_leases(struct mu_coord *coord);
+void drain(struct mu_coord *coord, struct worker *worker, const char *reason);
+struct mu_worker_record *find_worker_record(struct mu_coord *coord, const char *name);
+struct worker *find_worker(struct mu_coord *coord, const char *name);
+struct mu_worker_record *note_worker(struct mu_coord *coord, const char *name); /* find or add; NULL: table is full */
+
+/* job.c: phases */
+struct job *find_job(struct mu_coord *coord, const char *name);
+struct job *add_job(struct mu_coord *coord, const char *name);
+void clear_job(struct job *job);                                            /* as new, but for the memory it owns */
+void rename_job(struct mu_coord *coord, struct job *job, const char *name); /* and its place in the order */
+bool is_over(const struct job *job);
+bool is_still(const struct worker *worker); /* parked or spare: holds still */
+bool may_take_part(const struct worker *worker);
+void settle(struct mu_coord *coord, struct job *job); /* something changed that may be worth a new generation */
+void reconcile(struct mu_coord *coord,
+               struct worker *worker);                  /* after Hello and Status: what it needs, what it means */
+void park_all(struct mu_coord *coord, struct job *job); /* Revoke; then plan */
+void member_lost(struct mu_coord *coord, struct job *job, struct worker *worker);
+void member_silent(struct mu_coord *coord, struct job *job, struct worker *worker); /* its stream is gone */
+void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *plan, const uint8_t *secret);
+void job_tick(struct mu_coord *coord, struct job *job);
+void finish_job(struct mu_coord *coord, struct job *job, enum mu_job_state state, uint32_t exit_code, const char *text);
+void send_go(struct mu_coord *coord, const struct job *job, const struct worker *worker);
+void release_drained(struct mu_coord *coord, struct job *job);
+void wait_for_workers(struct mu_coord *coord, struct job *job, const char *why);
+
+/* plan_io.c: from members to a plan's input, from a plan to Assign */
+void request_plan(struct mu_coord *coord, struct job *job);
+void send_assign(struct mu_coord *coord, struct job *job, struct worker *worker);
+bool draining_are_needed(struct mu_coord *coord, const struct job *job);
+uint64_t newest_held_step(struct mu_coord *coord, const struct job *job, bool *ret_any);
+
+/* checkpoint.c */
+struct checkpoint *find_checkpoint(struct job *job, uint64_t number);
+const struct checkpoint *newest_committed(const struct job *job);
+void checkpoint_policy(struct mu_coord *coord, struct job *job); /* STEPPING: order one when it is due */
+uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_before_step,
+                          bool parked); /* 0: not possible */
+void resend_checkpoint(struct mu_coord *coord, struct job *job, struct worker *worker);
+void checkpoint_writer_lost(struct mu_coord *coord, struct job *job, const struct worker *worker);
+void checkpoint_after_park(struct mu_coord *coord, struct job *job); /* give up what can no longer become complete */
+void abandon_checkpoint(struct mu_coord *coord, struct job *job, const char *text, bool again);
+void on_piece(struct mu_coord *coord, struct worker *worker, const struct mu_piece_report *piece);
+void on_published(struct mu_coord *coord, struct job *job, uint64_t number, enum mu_status status, uint64_t step,
+                  uint64_t size_bytes, const char *text);
+void on_deleted(struct mu_coord *coord, struct job *job, uint64_t number, enum mu_status status, const char *text);
+void mark_checkpoint_bad(struct mu_coord *coord, struct job *job, uint64_t number, const char *text);
+void probe_intents(struct mu_coord *coord, struct job *job); /* after a restart */
+
+/* requests.c */
+void on_submit(struct mu_coord *coord, uint64_t cookie, const struct mu_job_spec *spec);
+void on_request(struct mu_coord *coord, const struct mu_coord_event *request);
+
+#endif

@@ -1,0 +1,800 @@
+/* The phases of a job: see the diagram in core.h. */
+#include "coordinator/core/internal.h"
+
+#include <string.h>
+
+bool is_over(const struct job *job)
+{
+    return job->phase == MU_JP_OVER;
+}
+
+struct job *find_job(struct mu_coord *coord, const char *name)
+{
+    uint32_t low = 0, high = coord->job_count;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        struct job *job = &coord->jobs[coord->job_order[middle]];
+        int order = strcmp(job->record.spec.name, name);
+        if (order == 0)
+            return job;
+        if (order < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return NULL;
+}
+
+void clear_job(struct job *job)
+{
+    *job = (struct job){.used = true,
+                        .first_worker = NONE,
+                        .last_worker = NONE,
+                        .members = job->members,
+                        .plan_slots = job->plan_slots,
+                        .pieces = job->pieces,
+                        .piece_slots = job->piece_slots};
+}
+
+/* Puts the job's slot, which stands at the end or where its old name belonged, to where `name` belongs. */
+void rename_job(struct mu_coord *coord, struct job *job, const char *name)
+{
+    uint32_t slot = (uint32_t)(job - coord->jobs), at = 0;
+    while (coord->job_order[at] != slot)
+        at++;
+    memmove(&coord->job_order[at], &coord->job_order[at + 1], (coord->job_count - at - 1) * sizeof coord->job_order[0]);
+    for (at = coord->job_count - 1; at > 0 && strcmp(coord->jobs[coord->job_order[at - 1]].record.spec.name, name) > 0;
+         at--)
+        coord->job_order[at] = coord->job_order[at - 1];
+    coord->job_order[at] = slot;
+    copy_text(job->record.spec.name, sizeof job->record.spec.name, name);
+}
+
+struct job *add_job(struct mu_coord *coord, const char *name)
+{
+    if (coord->job_count == coord->config.max_jobs)
+        return NULL;
+    struct job *job = &coord->jobs[coord->job_count];
+    coord->job_order[coord->job_count] = coord->job_count;
+    coord->job_count++;
+    clear_job(job);
+    rename_job(coord, job, name);
+    return job;
+}
+
+static void set_phase(struct mu_coord *coord, struct job *job, enum mu_job_phase phase)
+{
+    job->phase = phase;
+    job->phase_since_us = lease_now(coord);
+}
+
+bool is_still(const struct worker *worker)
+{
+    return worker->status.phase == MU_PHASE_SPARE || worker->status.phase == MU_PHASE_PARKED;
+}
+
+bool may_take_part(const struct worker *worker)
+{
+    return worker->ready && !worker->lost && worker->session != 0 && !worker->draining && is_still(worker);
+}
+
+/* The first thing that broke this generation is told when the next one goes. */
+static void note_break(struct mu_coord *coord, struct job *job, const char *text)
+{
+    if (job->broken_us == 0)
+        job->broken_us = coord->now_us;
+    size_t length = strnlen(job->broken_text, sizeof job->broken_text);
+    if (length + strlen(text) + 3 < sizeof job->broken_text)
+        format_into(job->broken_text + length, sizeof job->broken_text - length, "%s%s", length ? "; " : "", text);
+}
+
+/* ---- planning ---- */
+
+void wait_for_workers(struct mu_coord *coord, struct job *job, const char *why)
+{
+    set_phase(coord, job, MU_JP_WAITING);
+    if (strcmp(job->waiting_text, why) == 0)
+        return; /* said already, and nothing has changed */
+    copy_text(job->waiting_text, sizeof job->waiting_text, why);
+    event(coord, MU_EVENT_INFO, "job_waiting", job, NULL, "job %s waits: %s", job->record.spec.name, why);
+}
+
+/* Workers that could be in a generation now, and whether one of them is about to leave. */
+static uint32_t count_candidates(struct mu_coord *coord, const struct job *job, bool *ret_leaving)
+{
+    uint32_t count = 0;
+    *ret_leaving = false;
+    for (struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
+        if (w->lost)
+            continue;
+        if (w->draining)
+            *ret_leaving = *ret_leaving || w->rank != NONE;
+        else if (w->ready && (w->rank != NONE || (w->session != 0 && is_still(w))))
+            count++;
+    }
+    return count;
+}
+
+static bool is_isolated(const struct mu_coord *coord, const struct job *job, const struct worker *worker)
+{
+    for (uint32_t i = 0; i < job->bad_link_count; i++) {
+        const struct bad_link *link = &job->bad_links[i];
+        if (lease_now(coord) < link->until_us &&
+            (mu_id_equal(link->a, worker->incarnation) || mu_id_equal(link->b, worker->incarnation)))
+            return true;
+    }
+    return false;
+}
+
+static uint32_t count_isolated_spares(struct mu_coord *coord, const struct job *job)
+{
+    uint32_t count = 0;
+    for (struct worker *w = job->bad_link_count ? next_worker(coord, job, NULL) : NULL; w;
+         w = next_worker(coord, job, w))
+        count += w->rank == NONE && may_take_part(w) && is_isolated(coord, job, w);
+    return count;
+}
+
+void settle(struct mu_coord *coord, struct job *job)
+{
+    bool leaving;
+    uint32_t candidates = count_candidates(coord, job, &leaving);
+    uint64_t settled_us = lease_now(coord) + (uint64_t)coord->config.settle_ms * 1000;
+    if (job->phase == MU_JP_WAITING) {
+        uint32_t world = mu_plan_world(&job->record.spec, candidates);
+        uint32_t most = job->record.spec.workers.max < job->leaves ? job->record.spec.workers.max : job->leaves;
+        if (world >= most)
+            settled_us = job->settle_until_us = lease_now(coord); /* nothing more to wait for */
+        if (world > 0 && job->settle_until_us == 0)
+            job->settle_until_us = settled_us;
+    } else if (job->phase == MU_JP_STEPPING) {
+        candidates -= count_isolated_spares(coord, job);
+        /* Regrouping helps who leaves only if its state can go somewhere: to another member, or to a checkpoint. */
+        bool state_can_go = job->record.spec.checkpoint.path[0] ||
+                            (candidates > 0 && mu_plan_world(&job->record.spec, candidates + 1) > 1);
+        if (leaving && state_can_go)
+            job->settle_until_us = lease_now(coord);
+        else if (mu_plan_world(&job->record.spec, candidates) > job->world && job->settle_until_us == 0)
+            job->settle_until_us = settled_us;
+    }
+}
+
+/* ---- arriving: the members of a phase are counted as they reach what it waits for ---- */
+
+static void finalize(struct mu_coord *coord, struct job *job);
+static void judge_links(struct mu_coord *coord, struct job *job);
+static void go(struct mu_coord *coord, struct job *job);
+
+static bool has_finished(const struct job *job, const struct worker *worker)
+{
+    return worker->status.phase == MU_PHASE_PARKED && worker->status.park_reason == MU_PARK_FINISHED &&
+           worker->status.held.has_state && worker->status.held.step >= job->record.spec.steps;
+}
+
+static bool all_finished(struct mu_coord *coord, const struct job *job)
+{
+    bool any = false;
+    for (uint32_t rank = 0; rank < job->world; rank++) {
+        const struct worker *worker = member_at(coord, job, rank);
+        if (!worker || worker->lost)
+            continue;
+        if (!has_finished(job, worker))
+            return false;
+        any = true;
+    }
+    return any;
+}
+
+static void all_arrived(struct mu_coord *coord, struct job *job)
+{
+    switch (job->phase) {
+    case MU_JP_PREPARING:
+        go(coord, job);
+        break;
+    case MU_JP_STEPPING:
+        if (all_finished(coord, job))
+            finalize(coord, job);
+        break;
+    case MU_JP_PARKING:
+        job->record.command.open = false;
+        judge_links(coord, job);
+        checkpoint_after_park(coord, job);
+        if (all_finished(coord, job))
+            finalize(coord, job);
+        else
+            request_plan(coord, job);
+        break;
+    default:
+        break;
+    }
+}
+
+static void arrive(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    if (worker->arrived)
+        return;
+    worker->arrived = true;
+    if (++job->arrived == job->world)
+        all_arrived(coord, job);
+}
+
+/* Starts counting: lost members and those already there count at once. `notify` is told to everyone else. */
+static void await_still(struct mu_coord *coord, struct job *job, const struct mu_coord_message *notify)
+{
+    set_phase(coord, job, MU_JP_PARKING);
+    job->arrived = 0;
+    job->settle_until_us = 0;
+    for (uint32_t rank = 0; rank < job->world; rank++) {
+        struct worker *worker = member_at(coord, job, rank);
+        if (!worker) {
+            job->arrived++;
+            continue;
+        }
+        worker->arrived = worker->lost || (worker->session != 0 && is_still(worker));
+        job->arrived += worker->arrived;
+        if (!worker->arrived && notify)
+            send_to(coord, worker, notify);
+    }
+    if (job->arrived == job->world)
+        all_arrived(coord, job);
+}
+
+void park_all(struct mu_coord *coord, struct job *job)
+{
+    job->revoked = true;
+    await_still(coord, job, &(struct mu_coord_message){.kind = MU_CM_REVOKE, .generation = job->record.generation});
+}
+
+static struct mu_coord_message park_command(const struct job *job)
+{
+    struct mu_coord_message message = {.kind = MU_CM_COMMAND, .generation = job->record.generation};
+    message.command.number = job->record.command.number;
+    message.command.kind = MU_COMMAND_PARK;
+    return message;
+}
+
+/* A planned change: everybody parks at the same boundary, nothing is torn. */
+static void regroup(struct mu_coord *coord, struct job *job)
+{
+    job->revoked = false;
+    job->record.command =
+        (struct mu_command_record){.number = job->record.command.number + 1, .kind = MU_COMMAND_PARK, .open = true};
+    persist_job(coord, job);
+    struct mu_coord_message message = park_command(job);
+    await_still(coord, job, &message);
+}
+
+/* ---- a generation begins ---- */
+
+/* Old members step back; new ones take their ranks. Slots of the lost are free from here on. */
+static void install_members(struct mu_coord *coord, struct job *job, const struct mu_plan *plan)
+{
+    for (uint32_t rank = 0; rank < job->world; rank++) {
+        struct worker *worker = member_at(coord, job, rank);
+        if (!worker)
+            continue;
+        if (worker->lost)
+            free_worker(coord, worker);
+        else
+            worker->rank = NONE;
+    }
+    job->has_generation = true;
+    job->world = plan->world;
+    job->arrived = 0;
+    for (uint32_t rank = 0; rank < plan->world; rank++) {
+        const struct mu_plan_rank *planned = &plan->ranks[rank];
+        uint32_t slot = job->plan_slots[planned->member];
+        struct worker *worker = &coord->workers[slot];
+        job->members[rank] = slot;
+        worker->rank = rank;
+        worker->arrived = false;
+        worker->leaf_count = planned->leaf_count;
+        worker->source = planned->source;
+        worker->source_rank = planned->source_rank;
+        worker->progress_us = lease_now(coord);
+    }
+}
+
+static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan *plan, const uint8_t *secret)
+{
+    if (job->has_generation && plan->start_step < job->steps_done) {
+        uint64_t lost_steps = job->steps_done - plan->start_step;
+        job->replayed_steps += lost_steps;
+        event(coord, MU_EVENT_WARNING, "steps_replayed", job, NULL,
+              "no worker holds step %llu; going back %llu steps to %llu (%s)", (unsigned long long)job->steps_done,
+              (unsigned long long)lost_steps, (unsigned long long)plan->start_step,
+              job->plan_checkpoint ? "newest checkpoint or holder" : "from the seed");
+    }
+    job->steps_done = plan->start_step;
+    install_members(coord, job, plan);
+    job->record.generation++;
+    job->record.steps_done = plan->start_step;
+    job->go = false;
+    job->mesh = plan->mesh;
+    job->equal_leaves = plan->equal_leaves;
+    job->start_step = plan->start_step;
+    job->roll_forward = plan->roll_forward;
+    job->command_base = job->record.command.number;
+    job->generations++;
+    job->next_due_step = 0;
+    memcpy(job->secret, secret, sizeof job->secret);
+    set_phase(coord, job, MU_JP_PREPARING);
+    persist_job(coord, job);
+    persist_generation(coord, job);
+    for (uint32_t rank = 0; rank < job->world; rank++)
+        send_assign(coord, job, member_at(coord, job, rank));
+}
+
+void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *plan, const uint8_t *secret)
+{
+    uint64_t slot = ticket & UINT16_MAX;
+    if (slot >= coord->job_count)
+        return;
+    struct job *job = &coord->jobs[slot];
+    if (job->plan_ticket != ticket || job->phase != MU_JP_PLANNING)
+        return; /* overtaken by events */
+    switch (plan->status) {
+    case MU_OK:
+        assign(coord, job, plan, secret);
+        break;
+    case MU_ERR_NOT_FOUND:
+        finish_job(coord, job, MU_JOB_FAILED, 1,
+                   "no worker holds its state and no checkpoint of it can be read, though there were some: a silent "
+                   "fresh start is refused");
+        break;
+    default: {
+        char why[MU_TEXT_SIZE];
+        format_into(why, sizeof why, "%u worker%s can take part, workers.min is %u", job->plan_count - plan->left_out,
+                    job->plan_count - plan->left_out == 1 ? "" : "s", job->record.spec.workers.min);
+        wait_for_workers(coord, job, why);
+        break;
+    }
+    }
+}
+
+void send_go(struct mu_coord *coord, const struct job *job, const struct worker *worker)
+{
+    send_simple(coord, worker, MU_CM_GO, job->record.generation);
+}
+
+static void tell_go(struct mu_coord *coord, struct job *job)
+{
+    char after[48] = "", cause[MU_EVENT_TEXT_SIZE] = "";
+    if (job->broken_us)
+        format_into(after, sizeof after, " after %.0f ms", (double)(coord->now_us - job->broken_us) * 1e-3);
+    if (job->broken_text[0])
+        format_into(cause, sizeof cause, "%s; ", job->broken_text);
+    event(coord, MU_EVENT_INFO, "generation_go", job, NULL, "%s%u worker%s %s at step %llu%s (generation %llu)", cause,
+          job->world, job->world == 1 ? "" : "s", job->reformed ? "continue" : "start",
+          (unsigned long long)job->start_step, after, (unsigned long long)job->record.generation);
+    job->reformed = true;
+    job->waiting_text[0] = 0;
+    job->broken_us = 0;
+    job->broken_text[0] = 0;
+}
+
+static void go(struct mu_coord *coord, struct job *job)
+{
+    job->go = true;
+    job->arrived = 0;
+    job->record.state = MU_JOB_RUNNING;
+    set_phase(coord, job, MU_JP_STEPPING);
+    job->progress_us = lease_now(coord);
+    persist_job(coord, job);
+    persist_generation(coord, job);
+    for (uint32_t rank = 0; rank < job->world; rank++) {
+        struct worker *worker = member_at(coord, job, rank);
+        worker->arrived = false;
+        worker->status.phase = MU_PHASE_RUNNING;
+        worker->progress_us = lease_now(coord);
+        send_go(coord, job, worker);
+    }
+    tell_go(coord, job);
+    release_drained(coord, job);
+    settle(coord, job);
+    checkpoint_policy(coord, job);
+}
+
+/* Workers that are on their way out and belong to no generation any more. */
+void release_drained(struct mu_coord *coord, struct job *job)
+{
+    for (struct worker *w = next_worker(coord, job, NULL), *next; w; w = next) {
+        next = next_worker(coord, job, w);
+        if (w->draining && !w->lost && w->rank == NONE && w->session)
+            send_release(coord, w, 0, w->reason);
+    }
+}
+
+/* ---- a generation breaks ---- */
+
+static void note_bad_link(struct mu_coord *coord, struct job *job, const struct worker *reporter,
+                          const struct worker *target)
+{
+    struct bad_link *link = NULL;
+    for (uint32_t i = 0; i < job->bad_link_count && !link; i++) {
+        struct bad_link *known = &job->bad_links[i];
+        if ((mu_id_equal(known->a, reporter->incarnation) && mu_id_equal(known->b, target->incarnation)) ||
+            (mu_id_equal(known->b, reporter->incarnation) && mu_id_equal(known->a, target->incarnation)))
+            link = known;
+    }
+    if (link && lease_now(coord) < link->until_us)
+        return; /* both ends tell of the same failure */
+    if (!link) {
+        if (job->bad_link_count == MU_BAD_LINKS_MAX)
+            memmove(&job->bad_links[0], &job->bad_links[1], sizeof job->bad_links[0] * --job->bad_link_count);
+        link = &job->bad_links[job->bad_link_count++];
+        *link = (struct bad_link){.a = reporter->incarnation, .b = target->incarnation};
+    }
+    uint64_t retry_us = (uint64_t)coord->config.link_retry_ms * 1000 << (link->failures < 6 ? link->failures : 6);
+    link->failures++;
+    link->until_us = lease_now(coord) + retry_us;
+    event(coord, MU_EVENT_WARNING, "link_failed", job, reporter,
+          "exchange between living workers %s and %s failed: not used together for %.0f s", reporter->name,
+          target->name, (double)retry_us * 1e-6);
+}
+
+static const char *peer_failure_name(enum mu_peer_failure failure)
+{
+    switch (failure) {
+    case MU_PEER_FAILURE_RESET:
+        return "connection reset";
+    case MU_PEER_FAILURE_EOF:
+        return "connection closed";
+    case MU_PEER_FAILURE_TIMEOUT:
+        return "timed out";
+    case MU_PEER_FAILURE_PROTOCOL:
+        return "protocol error";
+    default:
+        return "failed";
+    }
+}
+
+/* `worker` parked because of `status.peer_rank`: either that one is dead (a stream that is gone as well makes two
+ * witnesses), or the link between them is bad; which one shows when everybody has parked. */
+static void judge_peer(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    struct worker *target = member_at(coord, job, worker->status.peer_rank);
+    if (!target || target->lost || target == worker)
+        return;
+    char text[MU_TEXT_SIZE];
+    if (target->session == 0) {
+        declare_lost(coord, target, "%s, confirmed by peer %s", target->reason[0] ? target->reason : "stream reset",
+                     worker->name);
+        return;
+    }
+    format_into(text, sizeof text, "worker %s: exchange with %s: %s", worker->name, target->name,
+                peer_failure_name(worker->status.peer_failure));
+    if (target->status.phase == MU_PHASE_PARKED && target->status.generation == job->record.generation)
+        note_bad_link(coord, job, worker, target);
+    else
+        note_break(coord, job, text);
+}
+
+/* After everyone has parked: those named as failed peers but alive have a bad link to who named them. */
+static void judge_links(struct mu_coord *coord, struct job *job)
+{
+    for (uint32_t rank = 0; rank < job->world; rank++) {
+        const struct worker *worker = member_at(coord, job, rank);
+        if (!worker || worker->lost || worker->status.generation != job->record.generation ||
+            worker->status.peer_failure == MU_PEER_FAILURE_NONE)
+            continue;
+        const struct worker *target = member_at(coord, job, worker->status.peer_rank);
+        if (target && target != worker && !target->lost && target->session != 0)
+            note_bad_link(coord, job, worker, target);
+    }
+}
+
+/* A member parked without being told to. */
+static void member_parked(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    const struct mu_worker_status *status = &worker->status;
+    char text[MU_EVENT_TEXT_SIZE];
+    if (status->bad_checkpoint)
+        mark_checkpoint_bad(coord, job, status->bad_checkpoint, status->text);
+    if (status->park_reason == MU_PARK_ENGINE || (status->park_reason == MU_PARK_PREPARE && !status->bad_checkpoint &&
+                                                  status->peer_failure == MU_PEER_FAILURE_NONE)) {
+        format_into(text, sizeof text, "worker %s cannot go on: %s", worker->name, status->text);
+        note_break(coord, job, text);
+        declare_lost(coord, worker, "%s", status->text);
+        return;
+    }
+    uint64_t generation = job->record.generation;
+    if (status->peer_failure != MU_PEER_FAILURE_NONE)
+        judge_peer(coord, job, worker);
+    bool still_there =
+        job->record.generation == generation && (job->phase == MU_JP_PREPARING || job->phase == MU_JP_STEPPING);
+    if (still_there)
+        park_all(coord, job);
+}
+
+void member_lost(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    char text[MU_EVENT_TEXT_SIZE];
+    format_into(text, sizeof text, "worker %s lost (%s)", worker->name, worker->reason);
+    note_break(coord, job, text);
+    switch (job->phase) {
+    case MU_JP_PREPARING:
+    case MU_JP_STEPPING:
+    case MU_JP_PLANNING: /* its plan may build on what the lost one held */
+        park_all(coord, job);
+        break;
+    case MU_JP_PARKING:
+        if (!job->revoked) /* the boundary of the command may never come */
+            park_all(coord, job);
+        else
+            arrive(coord, job, worker);
+        break;
+    case MU_JP_FINALIZING:
+        if (!all_finished(coord, job))
+            park_all(coord, job); /* nobody is left with the result: plan again */
+        break;
+    case MU_JP_WAITING:
+    case MU_JP_OVER:
+    case MU_JP_COUNT:
+        break;
+    }
+}
+
+void member_silent(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    if (job->phase == MU_JP_PLANNING) {
+        park_all(coord, job); /* wait for it, or for its loss, before building on it */
+    } else if (worker->arrived && (job->phase == MU_JP_PARKING || job->phase == MU_JP_PREPARING)) {
+        worker->arrived = false;
+        job->arrived--;
+    }
+}
+
+/* ---- what a worker needs, and what its state means ---- */
+
+static void reconcile_preparing(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    const struct mu_worker_status *status = &worker->status;
+    if (status->generation < job->record.generation) {
+        if (is_still(worker))
+            send_assign(coord, job, worker);
+        else
+            send_simple(coord, worker, MU_CM_REVOKE, status->generation);
+    } else if (status->phase == MU_PHASE_PREPARED) {
+        arrive(coord, job, worker);
+    } else if (status->phase == MU_PHASE_PARKED) {
+        member_parked(coord, job, worker);
+    }
+}
+
+static void reconcile_stepping(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    const struct mu_worker_status *status = &worker->status;
+    if (status->generation != job->record.generation || status->phase == MU_PHASE_SPARE ||
+        status->phase == MU_PHASE_PREPARING) {
+        declare_lost(coord, worker, "it stands in generation %llu, the job in %llu",
+                     (unsigned long long)status->generation, (unsigned long long)job->record.generation);
+    } else if (status->phase == MU_PHASE_PREPARED) {
+        send_go(coord, job, worker);
+        resend_checkpoint(coord, job, worker);
+    } else if (status->phase == MU_PHASE_RUNNING) {
+        resend_checkpoint(coord, job, worker);
+    } else if (has_finished(job, worker)) {
+        arrive(coord, job, worker);
+    } else if (status->phase == MU_PHASE_PARKED) {
+        member_parked(coord, job, worker);
+    }
+}
+
+static void reconcile_parking(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    const struct mu_worker_status *status = &worker->status;
+    if (is_still(worker)) {
+        bool by_failure = status->generation == job->record.generation && status->peer_failure != MU_PEER_FAILURE_NONE;
+        if (status->bad_checkpoint)
+            mark_checkpoint_bad(coord, job, status->bad_checkpoint, status->text);
+        if (!job->revoked && status->park_reason != MU_PARK_COMMAND && status->park_reason != MU_PARK_FINISHED) {
+            member_parked(coord, job, worker); /* a failure overtook the command */
+            if (job->phase == MU_JP_PARKING && !job->revoked && !worker->lost)
+                park_all(coord, job);
+            return;
+        }
+        uint64_t generation = job->record.generation;
+        if (by_failure)
+            judge_peer(coord, job, worker);
+        if (job->phase == MU_JP_PARKING && job->record.generation == generation && !worker->lost)
+            arrive(coord, job, worker);
+    } else if (job->revoked || status->generation != job->record.generation || !job->go) {
+        send_simple(coord, worker, MU_CM_REVOKE, status->generation);
+    } else if (status->phase == MU_PHASE_PREPARED || status->phase == MU_PHASE_RUNNING) {
+        if (status->phase == MU_PHASE_PREPARED)
+            send_go(coord, job, worker);
+        resend_checkpoint(coord, job, worker);
+        if (status->command_received < job->record.command.number) {
+            struct mu_coord_message message = park_command(job);
+            send_to(coord, worker, &message);
+        }
+    }
+}
+
+static void reconcile_outside(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    if (!is_still(worker) && worker->status.phase != MU_PHASE_PARKING)
+        send_simple(coord, worker, MU_CM_REVOKE, worker->status.generation);
+    else if (worker->draining && worker->rank == NONE)
+        release_drained(coord, job);
+    else if (worker->ready)
+        settle(coord, job);
+}
+
+void reconcile(struct mu_coord *coord, struct worker *worker)
+{
+    struct job *job = job_of(coord, worker);
+    if (is_over(job)) {
+        send_release(coord, worker, job->record.state == MU_JOB_FAILED, job->record.text);
+        return;
+    }
+    if (worker->rank == NONE) {
+        reconcile_outside(coord, job, worker);
+        return;
+    }
+    switch (job->phase) {
+    case MU_JP_PREPARING:
+        reconcile_preparing(coord, job, worker);
+        break;
+    case MU_JP_STEPPING:
+        reconcile_stepping(coord, job, worker);
+        break;
+    case MU_JP_PARKING:
+        reconcile_parking(coord, job, worker);
+        break;
+    case MU_JP_FINALIZING:
+        resend_checkpoint(coord, job, worker);
+        break;
+    case MU_JP_WAITING:
+    case MU_JP_PLANNING:
+        resend_checkpoint(coord, job, worker);
+        reconcile_outside(coord, job, worker);
+        break;
+    case MU_JP_OVER:
+    case MU_JP_COUNT:
+        break;
+    }
+}
+
+/* ---- the end ---- */
+
+void finish_job(struct mu_coord *coord, struct job *job, enum mu_job_state state, uint32_t exit_code, const char *text)
+{
+    if (job->intent)
+        abandon_checkpoint(coord, job, "the job is over", false);
+    job->record.state = state;
+    job->record.steps_done = job->steps_done;
+    job->record.ended_wall_us = coord->wall_us;
+    job->record.command.open = false;
+    copy_text(job->record.text, sizeof job->record.text, text);
+    set_phase(coord, job, MU_JP_OVER);
+    job->settle_until_us = 0;
+    persist_job(coord, job);
+    enum mu_event_severity severity = state == MU_JOB_FAILED ? MU_EVENT_ERROR : MU_EVENT_INFO;
+    const char *kind = state == MU_JOB_FINISHED ? "job_finished"
+                       : state == MU_JOB_FAILED ? "job_failed"
+                                                : "job_cancelled";
+    event(coord, severity, kind, job, NULL, "job %s %s at step %llu%s%s", job->record.spec.name, kind + 4,
+          (unsigned long long)job->steps_done, text[0] ? ": " : "", text);
+    for (struct worker *w = next_worker(coord, job, NULL), *next; w; w = next) {
+        next = next_worker(coord, job, w);
+        if (w->session && !w->lost)
+            send_release(coord, w, exit_code, text);
+        else
+            free_worker(coord, w);
+    }
+    job->has_generation = false;
+    job->world = 0;
+}
+
+/* Every living member holds the final state. The job is over when a checkpoint of it is committed (where it has
+ * checkpoints). */
+static void finalize(struct mu_coord *coord, struct job *job)
+{
+    const uint8_t *sha256 = NULL;
+    for (uint32_t rank = 0; rank < job->world; rank++) {
+        const struct worker *worker = member_at(coord, job, rank);
+        if (!worker || worker->lost)
+            continue;
+        if (sha256 && memcmp(sha256, worker->status.weights_sha256, 32) != 0) {
+            finish_job(coord, job, MU_JOB_FAILED, 1,
+                       "ranks hold different final weights: one of these machines computes or copies wrongly");
+            return;
+        }
+        sha256 = worker->status.weights_sha256;
+    }
+    memcpy(job->record.weights_sha256, sha256, 32);
+    job->steps_done = job->record.spec.steps;
+    set_phase(coord, job, MU_JP_FINALIZING);
+    job_tick(coord, job);
+}
+
+static void finalizing_tick(struct mu_coord *coord, struct job *job)
+{
+    const struct checkpoint *newest = newest_committed(job);
+    bool saved = newest && newest->record.step >= job->record.spec.steps;
+    if (job->record.spec.checkpoint.path[0] == 0 || saved) {
+        finish_job(coord, job, MU_JOB_FINISHED, 0, "");
+        return;
+    }
+    if (job->intent || lease_now(coord) < job->checkpoint_retry_us)
+        return;
+    job->checkpoint_retry_us = lease_now(coord) + 5000000;
+    order_checkpoint(coord, job, job->record.spec.steps, true);
+}
+
+static void let_go(struct mu_coord *coord, struct job *job)
+{
+    for (uint32_t rank = 0; rank < job->world; rank++) {
+        struct worker *worker = member_at(coord, job, rank);
+        if (worker && worker->draining && !worker->lost && is_still(worker)) {
+            worker->rank = NONE;
+            job->members[rank] = NONE;
+            job->arrived--;
+        }
+    }
+    release_drained(coord, job);
+}
+
+/* Who wants to leave may go, but the last holder's state goes to a checkpoint first, where the job has a place for one.
+ * Planning is tried again now and then: what kept it from succeeding (a bad link, a silent member) may be over. */
+static void waiting_tick(struct mu_coord *coord, struct job *job)
+{
+    bool leaving, any;
+    uint64_t now = lease_now(coord);
+    uint32_t candidates = count_candidates(coord, job, &leaving);
+    if (leaving && !job->intent) {
+        uint64_t held = newest_held_step(coord, job, &any);
+        const struct checkpoint *newest = newest_committed(job);
+        bool saved = !any || held == 0 || (newest && newest->record.step >= held);
+        if (saved || !draining_are_needed(coord, job)) {
+            let_go(coord, job);
+        } else if (job->record.spec.checkpoint.path[0]) {
+            if (now >= job->checkpoint_retry_us) {
+                job->checkpoint_retry_us = now + 5000000;
+                order_checkpoint(coord, job, held, true);
+            }
+            return;
+        }
+    }
+    if (job->intent == 0 && job->settle_until_us == 0 && now - job->phase_since_us > 1000000 &&
+        mu_plan_world(&job->record.spec, candidates) > 0)
+        request_plan(coord, job);
+}
+
+void job_tick(struct mu_coord *coord, struct job *job)
+{
+    uint64_t now = lease_now(coord), hang_us = 3ull * coord->config.hang_floor_ms * 1000;
+    if (job->settle_until_us && now >= job->settle_until_us) {
+        job->settle_until_us = 0;
+        if (job->phase == MU_JP_WAITING)
+            request_plan(coord, job);
+        else if (job->phase == MU_JP_STEPPING)
+            regroup(coord, job);
+    }
+    switch (job->phase) {
+    case MU_JP_STEPPING:
+        if (job->arrived == 0 && now - job->progress_us > hang_us + (uint64_t)(job->seconds_per_step * 60e6)) {
+            note_break(coord, job, "no step completed, everybody waits for everybody");
+            park_all(coord, job);
+            break;
+        }
+        for (uint32_t i = 0; i < job->bad_link_count; i++) { /* probe again */
+            if (job->bad_links[i].until_us && now >= job->bad_links[i].until_us) {
+                job->bad_links[i].until_us = 0;
+                settle(coord, job);
+            }
+        }
+        checkpoint_policy(coord, job);
+        break;
+    case MU_JP_FINALIZING:
+        finalizing_tick(coord, job);
+        break;
+    case MU_JP_WAITING:
+        waiting_tick(coord, job);
+        break;
+    default:
+        break;
+    }
+}

@@ -1,0 +1,550 @@
+/* Workers: attaching, signs of life, losses, crash budgets. */
+#include "coordinator/core/internal.h"
+
+#include <string.h>
+
+enum { SCAN_INTERVAL_US = 100000, PARK_LIMIT_US = 15000000 };
+
+struct job *job_of(struct mu_coord *coord, const struct worker *worker)
+{
+    return &coord->jobs[worker->job];
+}
+
+struct worker *member_at(struct mu_coord *coord, const struct job *job, uint32_t rank)
+{
+    return job->has_generation && rank < job->world && job->members[rank] != NONE ? &coord->workers[job->members[rank]]
+                                                                                  : NULL;
+}
+
+/* Workers of a job in order of attaching; `after` NULL: the first one. */
+struct worker *next_worker(struct mu_coord *coord, const struct job *job, const struct worker *after)
+{
+    uint32_t slot = after ? after->next : job->first_worker;
+    return slot == NONE ? NULL : &coord->workers[slot];
+}
+
+static uint64_t name_key(const char *name)
+{
+    return mu_xxh3_64(name, strlen(name), 1) | 1;
+}
+
+struct worker *find_worker(struct mu_coord *coord, const char *name)
+{
+    uint32_t slot = map_get(&coord->by_name, name_key(name));
+    if (slot == NONE || strcmp(coord->workers[slot].name, name) != 0)
+        return NULL;
+    return &coord->workers[slot];
+}
+
+struct mu_worker_record *find_worker_record(struct mu_coord *coord, const char *name)
+{
+    for (uint32_t i = 0; i < coord->worker_record_count; i++) {
+        if (strcmp(coord->worker_records[i].name, name) == 0)
+            return &coord->worker_records[i];
+    }
+    return NULL;
+}
+
+struct mu_worker_record *note_worker(struct mu_coord *coord, const char *name)
+{
+    struct mu_worker_record *record = find_worker_record(coord, name);
+    if (record || coord->worker_record_count == WORKER_RECORDS_MAX)
+        return record;
+    record = &coord->worker_records[coord->worker_record_count++];
+    memset(record, 0, sizeof *record);
+    copy_text(record->name, sizeof record->name, name);
+    return record;
+}
+
+static void choose_name(struct mu_coord *coord, char out[MU_WORKER_NAME_SIZE])
+{
+    do
+        format_into(out, MU_WORKER_NAME_SIZE, "w%u", coord->next_auto_name++);
+    while (map_get(&coord->by_name, name_key(out)) != NONE || find_worker_record(coord, out));
+}
+
+struct worker *add_worker(struct mu_coord *coord, struct job *job, const char *name, struct mu_id incarnation)
+{
+    uint32_t slot = coord->free_worker;
+    if (slot != NONE)
+        coord->free_worker = coord->workers[slot].next;
+    else if (coord->worker_high < coord->config.max_workers)
+        slot = coord->worker_high++;
+    else
+        return NULL;
+    struct worker *worker = &coord->workers[slot];
+    memset(worker, 0, offsetof(struct worker, timings));
+    worker->timing_count = 0;
+    worker->reason[0] = 0;
+    worker->used = true;
+    worker->job = (uint32_t)(job - coord->jobs);
+    worker->rank = NONE;
+    worker->incarnation = incarnation;
+    worker->seen_us = worker->progress_us = lease_now(coord);
+    if (name[0])
+        copy_text(worker->name, sizeof worker->name, name);
+    else
+        choose_name(coord, worker->name);
+    map_put(&coord->by_name, name_key(worker->name), slot);
+    worker->previous = job->last_worker;
+    worker->next = NONE;
+    if (job->last_worker != NONE)
+        coord->workers[job->last_worker].next = slot;
+    else
+        job->first_worker = slot;
+    job->last_worker = slot;
+    job->worker_count++;
+    return worker;
+}
+
+void free_worker(struct mu_coord *coord, struct worker *worker)
+{
+    struct job *job = job_of(coord, worker);
+    uint32_t slot = (uint32_t)(worker - coord->workers);
+    if (worker->session)
+        map_remove(&coord->by_session, worker->session);
+    if (map_get(&coord->by_name, name_key(worker->name)) == slot)
+        map_remove(&coord->by_name, name_key(worker->name));
+    if (worker->previous != NONE)
+        coord->workers[worker->previous].next = worker->next;
+    else
+        job->first_worker = worker->next;
+    if (worker->next != NONE)
+        coord->workers[worker->next].previous = worker->previous;
+    else
+        job->last_worker = worker->previous;
+    job->worker_count--;
+    if (worker->rank != NONE && worker->rank < job->world && job->members[worker->rank] == slot)
+        job->members[worker->rank] = NONE;
+    worker->used = false;
+    worker->next = coord->free_worker;
+    coord->free_worker = slot;
+}
+
+/* ---- attaching ---- */
+
+static void welcome(struct mu_coord *coord, struct worker *worker, const struct mu_hello *hello)
+{
+    const struct job *job = job_of(coord, worker);
+    struct mu_coord_message message = {.kind = MU_CM_WELCOME};
+    memcpy(message.welcome.name, worker->name, sizeof message.welcome.name);
+    message.welcome.job_uid = job->record.uid;
+    message.welcome.spec = mu_id_equal(hello->job_uid, job->record.uid) ? NULL : &job->record.spec;
+    message.welcome.heartbeat_ms = coord->config.heartbeat_ms;
+    message.welcome.lost_ms = coord->config.lost_ms;
+    send_to(coord, worker, &message);
+}
+
+/* The first worker's kernels and data bind the job; every later one must agree. */
+static bool accept_identity(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session)
+{
+    struct mu_job_record *record = &job->record;
+    if (!record->identity_set) {
+        record->identity_set = true;
+        record->numeric_identity = hello->numeric_identity;
+        record->data_hash = hello->data_hash;
+        persist_job(coord, job);
+        return true;
+    }
+    const struct mu_hash128 *a = &record->numeric_identity, *b = &hello->numeric_identity;
+    if (a->low != b->low || a->high != b->high) {
+        reject(coord, session, MU_REJECT_IDENTITY,
+               "numeric identity %016llx%016llx of worker '%s' on %s differs from the job's %016llx%016llx: its "
+               "kernels would "
+               "give other bits; use the same muster build and instruction set as the other workers",
+               (unsigned long long)b->high, (unsigned long long)b->low, hello->name, hello->host,
+               (unsigned long long)a->high, (unsigned long long)a->low);
+        return false;
+    }
+    a = &record->data_hash;
+    b = &hello->data_hash;
+    if (a->low != b->low || a->high != b->high) {
+        reject(coord, session, MU_REJECT_IDENTITY,
+               "data %s has content hash %016llx%016llx on %s, but the job's is %016llx%016llx: give this host the "
+               "same file",
+               record->spec.data.path, (unsigned long long)b->high, (unsigned long long)b->low, hello->host,
+               (unsigned long long)a->high, (unsigned long long)a->low);
+        return false;
+    }
+    return true;
+}
+
+static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const struct mu_hello *hello)
+{
+    if (hello->protocol_version != MU_PROTOCOL_VERSION) {
+        reject(
+            coord, session, MU_REJECT_VERSION,
+            "worker speaks protocol %u (muster %s), this coordinator speaks %u (muster %s): install the same version",
+            hello->protocol_version, hello->software_version, MU_PROTOCOL_VERSION, MU_VERSION);
+        return NULL;
+    }
+    struct job *job = find_job(coord, hello->job);
+    if (!job) {
+        reject(coord, session, MU_REJECT_NO_JOB, "no job '%s' here yet", hello->job);
+        return NULL;
+    }
+    if (is_over(job)) {
+        reject(coord, session, MU_REJECT_JOB_OVER, "job '%s' is over", hello->job);
+        return NULL;
+    }
+    if (!mu_id_is_zero(hello->job_uid) && !mu_id_equal(hello->job_uid, job->record.uid)) {
+        reject(coord, session, MU_REJECT_JOB_OVER, "job '%s' was replaced by a new job of that name", hello->job);
+        return NULL;
+    }
+    const struct mu_worker_record *record = hello->name[0] ? find_worker_record(coord, hello->name) : NULL;
+    if (record && (record->quarantined || record->draining)) {
+        reject(coord, session, MU_REJECT_QUARANTINED, "worker '%s' is %s (%s); lift it with: muster undrain %s",
+               hello->name, record->quarantined ? "quarantined" : "drained", record->reason, hello->name);
+        return NULL;
+    }
+    return job;
+}
+
+static bool claims_membership(const struct mu_hello *hello)
+{
+    return hello->status.generation > 0;
+}
+
+/* The worker that this Hello speaks for: known, or new; NULL after a rejection. */
+static struct worker *identify(struct mu_coord *coord, struct job *job, uint64_t session, const struct mu_hello *hello)
+{
+    struct worker *known = hello->name[0] ? find_worker(coord, hello->name) : NULL;
+    if (known && mu_id_equal(known->incarnation, hello->incarnation) && !known->lost && job_of(coord, known) == job) {
+        if (known->session != session) { /* the old stream may be half open */
+            map_remove(&coord->by_session, known->session);
+            close_session(coord, known->session);
+        }
+        return known;
+    }
+    if (claims_membership(hello)) {
+        coord->counters.fenced_messages++;
+        reject(coord, session, MU_REJECT_FENCED, "worker '%s' was declared lost%s%s; it must come back as a new one",
+               hello->name, known && known->lost ? ": " : "", known && known->lost ? known->reason : "");
+        return NULL;
+    }
+    if (known && !known->lost && known->session != 0) {
+        reject(coord, session, MU_REJECT_BUSY,
+               "the name '%s' is in use by a live worker on %s (pid %llu): choose another --name", hello->name,
+               known->host, (unsigned long long)known->pid);
+        return NULL;
+    }
+    if (known && !known->lost)
+        declare_lost(coord, known, "stream reset, and a new process attached under its name");
+    struct worker *worker = add_worker(coord, job, hello->name, hello->incarnation);
+    if (!worker)
+        reject(coord, session, MU_REJECT_BUSY, "the coordinator's worker table is full (%u): raise --max-workers",
+               coord->config.max_workers);
+    return worker;
+}
+
+static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_hello *hello)
+{
+    struct job *job = judge_hello(coord, session, hello);
+    if (!job)
+        return;
+    struct worker *worker = identify(coord, job, session, hello);
+    if (!worker)
+        return;
+    bool was_known = worker->session != 0 || worker->rank != NONE, was_ready = worker->ready;
+    if (hello->prepared_job && !was_ready && !accept_identity(coord, job, hello, session)) {
+        if (worker->rank == NONE)
+            free_worker(coord, worker);
+        return;
+    }
+    bool fresh_stream = worker->session != session;
+    worker->session = session;
+    map_put(&coord->by_session, session, (uint32_t)(worker - coord->workers));
+    memcpy(worker->host, hello->host, sizeof worker->host);
+    memcpy(worker->address, hello->address, sizeof worker->address);
+    memcpy(worker->backend, hello->backend, sizeof worker->backend);
+    worker->pid = hello->pid;
+    worker->threads = hello->threads;
+    worker->memory_bytes = hello->memory_bytes;
+    worker->status = hello->status;
+    worker->suspect = false;
+    worker->ready = hello->prepared_job;
+    worker->seen_us = worker->progress_us = lease_now(coord);
+    if (fresh_stream)
+        welcome(coord, worker, hello);
+    if (!was_known)
+        event(coord, MU_EVENT_INFO, "worker_attached", job, worker, "worker %s attached from %s (pid %llu, %u threads)",
+              worker->name, worker->host, (unsigned long long)worker->pid, worker->threads);
+    else if (fresh_stream)
+        event(coord, MU_EVENT_INFO, "worker_reattached", job, worker, "worker %s re-attached", worker->name);
+    reconcile(coord, worker);
+}
+
+/* ---- signs of life ---- */
+
+static void on_step(struct mu_coord *coord, struct worker *worker, const struct mu_step_report *report)
+{
+    struct job *job = job_of(coord, worker);
+    worker->status.held =
+        (struct mu_held){.has_state = true, .has_result = true, .step = report->steps_done, .result = report->result};
+    worker->progress_us = lease_now(coord);
+    struct mu_timing_view *timing = &worker->timings[worker->timing_count++ % MU_TIMINGS_KEPT];
+    memcpy(timing->worker, worker->name, sizeof timing->worker);
+    timing->generation = job->record.generation;
+    timing->rank = worker->rank;
+    timing->report = *report;
+    if (report->leaf_count > 0) {
+        double seconds =
+            (double)(report->data_us + report->forward_us + report->backward_us) * 1e-6 / report->leaf_count;
+        worker->seconds_per_leaf =
+            worker->seconds_per_leaf > 0 ? 0.8 * worker->seconds_per_leaf + 0.2 * seconds : seconds;
+    }
+    if (report->steps_done > job->steps_done || !job->has_result) {
+        job->steps_done = report->steps_done;
+        job->progress_us = lease_now(coord);
+        job->result = report->result;
+        job->has_result = true;
+    }
+    if (worker->rank == 0 && report->total_us > 0 && report->step_count > 0) {
+        double rate = (double)report->tokens / ((double)report->total_us * 1e-6);
+        job->tokens_per_second = job->tokens_per_second > 0 ? 0.7 * job->tokens_per_second + 0.3 * rate : rate;
+        job->seconds_per_step = (double)report->total_us * 1e-6 / report->step_count;
+    }
+    if (job->phase == MU_JP_STEPPING)
+        checkpoint_policy(coord, job);
+}
+
+static void on_eval(struct mu_coord *coord, struct worker *worker, const struct mu_eval_report *eval)
+{
+    struct job *job = job_of(coord, worker);
+    if (eval->step <= job->eval_step)
+        return; /* every rank may tell; results are keyed by step */
+    job->eval_step = eval->step;
+    job->eval_loss = eval->loss;
+    event(coord, MU_EVENT_INFO, "evaluation", job, NULL, "evaluation at step %llu: loss %.4f",
+          (unsigned long long)eval->step, eval->loss);
+}
+
+static void on_goodbye(struct mu_coord *coord, struct worker *worker, const char *reason)
+{
+    if (worker->draining)
+        return;
+    event(coord, MU_EVENT_INFO, "worker_leaving", job_of(coord, worker), worker, "worker %s asks to leave (%s)",
+          worker->name, reason);
+    drain(coord, worker, reason);
+}
+
+void drain(struct mu_coord *coord, struct worker *worker, const char *reason)
+{
+    struct job *job = job_of(coord, worker);
+    worker->draining = true;
+    copy_text(worker->reason, sizeof worker->reason, reason);
+    if (worker->rank == NONE && is_still(worker))
+        release_drained(coord, job);
+    else
+        settle(coord, job);
+}
+
+void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu_worker_message *message)
+{
+    if (message->kind == MU_WM_HELLO) {
+        on_hello(coord, session, &message->hello);
+        return;
+    }
+    uint32_t slot = map_get(&coord->by_session, session);
+    if (slot == NONE) { /* fenced, rejected, or it never said Hello */
+        coord->counters.fenced_messages++;
+        close_session(coord, session);
+        return;
+    }
+    struct worker *worker = &coord->workers[slot];
+    struct job *job = job_of(coord, worker);
+    worker->seen_us = lease_now(coord);
+    worker->suspect = false;
+    bool current = worker->rank != NONE && message->generation == job->record.generation;
+    switch (message->kind) {
+    case MU_WM_HEARTBEAT:
+        if (message->heartbeat.progress != worker->progress || message->heartbeat.waiting) {
+            worker->progress = message->heartbeat.progress;
+            worker->progress_us = lease_now(coord);
+        }
+        worker->waiting = message->heartbeat.waiting;
+        break;
+    case MU_WM_STATUS:
+        worker->status = message->status;
+        worker->progress_us = lease_now(coord);
+        reconcile(coord, worker);
+        break;
+    case MU_WM_STEP:
+        if (current)
+            on_step(coord, worker, &message->step);
+        else
+            coord->counters.fenced_messages++;
+        break;
+    case MU_WM_EVAL:
+        if (current)
+            on_eval(coord, worker, &message->eval);
+        break;
+    case MU_WM_PIECE:
+        on_piece(coord, worker, &message->piece);
+        break;
+    case MU_WM_GOODBYE:
+        on_goodbye(coord, worker, message->goodbye.reason);
+        break;
+    case MU_WM_HELLO:
+    case MU_WM_COUNT:
+        break;
+    }
+}
+
+/* ---- losses ---- */
+
+/* A member that parked because an exchange with `worker` failed: the second witness of its death. */
+static struct worker *peer_witness(struct mu_coord *coord, const struct job *job, const struct worker *worker)
+{
+    for (uint32_t rank = 0; worker->rank != NONE && rank < job->world; rank++) {
+        struct worker *peer = member_at(coord, job, rank);
+        if (peer && peer != worker && peer->status.phase == MU_PHASE_PARKED &&
+            peer->status.generation == job->record.generation && peer->status.peer_failure != MU_PEER_FAILURE_NONE &&
+            peer->status.peer_rank == worker->rank)
+            return peer;
+    }
+    return NULL;
+}
+
+void on_disconnected(struct mu_coord *coord, uint64_t session, const char *reason)
+{
+    uint32_t slot = map_get(&coord->by_session, session);
+    if (slot == NONE)
+        return;
+    struct worker *worker = &coord->workers[slot];
+    struct job *job = job_of(coord, worker);
+    map_remove(&coord->by_session, session);
+    worker->session = 0;
+    coord->counters.stream_losses++;
+    if (worker->rank == NONE &&
+        worker->status.generation == 0) { /* a spare holds nothing: it may come back as it likes */
+        event(coord, MU_EVENT_INFO, "worker_left", job, worker, "worker %s left (%s)", worker->name,
+              worker->draining ? worker->reason : reason);
+        free_worker(coord, worker);
+        if (job->phase == MU_JP_PLANNING)
+            park_all(coord, job);
+        return;
+    }
+    if (worker->rank == NONE && worker->draining) {
+        event(coord, MU_EVENT_INFO, "worker_left", job, worker, "worker %s left (%s)", worker->name, worker->reason);
+        free_worker(coord, worker);
+        return;
+    }
+    if (is_over(job)) {
+        free_worker(coord, worker);
+        return;
+    }
+    worker->suspect = true;
+    worker->suspect_until_us = lease_now(coord) + (uint64_t)coord->config.reattach_grace_ms * 1000;
+    if (worker->suspect_until_us < coord->next_scan_us)
+        coord->next_scan_us = worker->suspect_until_us;
+    copy_text(worker->reason, sizeof worker->reason, reason);
+    const struct worker *witness = peer_witness(coord, job, worker);
+    if (witness)
+        declare_lost(coord, worker, "%s, confirmed by peer %s", reason, witness->name);
+    else if (worker->rank != NONE)
+        member_silent(coord, job, worker);
+}
+
+static void count_death(struct mu_coord *coord, const struct job *job, const struct worker *worker)
+{
+    uint64_t hash = name_key(worker->name), now = lease_now(coord),
+             window_us = (uint64_t)coord->config.crash_window_ms * 1000;
+    uint32_t count = 1;
+    for (uint32_t i = 0; i < DEATHS_KEPT; i++)
+        count += coord->deaths[i].name_hash == hash && now - coord->deaths[i].lease_us < window_us;
+    coord->deaths[coord->death_count % DEATHS_KEPT].name_hash = hash;
+    coord->deaths[coord->death_count++ % DEATHS_KEPT].lease_us = now;
+    if (count <= coord->config.crash_limit)
+        return;
+    struct mu_worker_record *record = note_worker(coord, worker->name);
+    if (!record || record->quarantined)
+        return;
+    record->quarantined = true;
+    format_into(record->reason, sizeof record->reason, "lost %u times within %u s, last: %s", count,
+                coord->config.crash_window_ms / 1000, worker->reason);
+    persist_worker(coord, record);
+    event(coord, MU_EVENT_ERROR, "worker_quarantined", job, worker,
+          "worker %s quarantined (%s); lift it with: muster undrain %s", worker->name, record->reason, worker->name);
+}
+
+void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt, ...)
+{
+    struct job *job = job_of(coord, worker);
+    char why[MU_TEXT_SIZE];
+    __builtin_va_list args;
+    __builtin_va_start(args, fmt);
+    __builtin_vsnprintf(why, sizeof why, fmt, args);
+    __builtin_va_end(args);
+    copy_text(worker->reason, sizeof worker->reason, why);
+    if (worker->session) {
+        map_remove(&coord->by_session, worker->session);
+        close_session(coord, worker->session);
+        worker->session = 0;
+    }
+    worker->lost = true;
+    job->workers_lost++;
+    event(coord, MU_EVENT_WARNING, "worker_lost", job, worker, "worker %s lost (%s)", worker->name, why);
+    if (!worker->draining)
+        count_death(coord, job, worker);
+    checkpoint_writer_lost(coord, job, worker);
+    if (worker->rank != NONE)
+        member_lost(coord, job, worker);
+    else
+        free_worker(coord, worker);
+}
+
+/* A running member that does not wait for anybody and still gets nowhere is the one who hangs; one that prepares or
+ * parks must be done within its limit. */
+static bool is_hanging(const struct mu_coord *coord, const struct job *job, const struct worker *worker)
+{
+    if (worker->rank == NONE || !job->has_generation)
+        return false;
+    uint64_t silent_us = lease_now(coord) - worker->progress_us;
+    uint64_t phase_us = lease_now(coord) - job->phase_since_us;
+    uint64_t hang_us = (uint64_t)coord->config.hang_floor_ms * 1000,
+             steps_us = (uint64_t)(job->seconds_per_step * 20e6);
+    switch (job->phase) {
+    case MU_JP_STEPPING:
+        return !worker->waiting && !worker->arrived && silent_us > (hang_us > steps_us ? hang_us : steps_us);
+    case MU_JP_PREPARING:
+        return !worker->arrived && silent_us > (uint64_t)coord->config.prepare_limit_ms * 1000;
+    case MU_JP_PARKING:
+        return !worker->arrived && job->revoked && phase_us > PARK_LIMIT_US;
+    default:
+        return false;
+    }
+}
+
+static void check_lease(struct mu_coord *coord, struct worker *worker)
+{
+    struct job *job = job_of(coord, worker);
+    uint64_t now = lease_now(coord), age_us = now - worker->seen_us;
+    if (worker->session == 0) {
+        if (now >= worker->suspect_until_us)
+            declare_lost(coord, worker, "%s, not back within %u ms", worker->reason, coord->config.reattach_grace_ms);
+        else if (worker->suspect_until_us < coord->next_scan_us)
+            coord->next_scan_us = worker->suspect_until_us;
+    } else if (age_us > (uint64_t)coord->config.lost_ms * 1000) {
+        declare_lost(coord, worker, "no sign of life for %.1f s", (double)age_us * 1e-6);
+    } else if (is_hanging(coord, job, worker)) {
+        declare_lost(coord, worker, "alive but no progress for %.1f s at step %llu",
+                     (double)(now - worker->progress_us) * 1e-6, (unsigned long long)worker->status.held.step);
+    } else if (age_us > (uint64_t)coord->config.suspect_ms * 1000 && !worker->suspect) {
+        worker->suspect = true;
+        event(coord, MU_EVENT_WARNING, "worker_suspect", job, worker,
+              "worker %s is suspect: no sign of life for %.1f s", worker->name, (double)age_us * 1e-6);
+    }
+}
+
+void scan_leases(struct mu_coord *coord)
+{
+    if (lease_now(coord) < coord->next_scan_us)
+        return;
+    coord->next_scan_us = lease_now(coord) + SCAN_INTERVAL_US;
+    for (uint32_t slot = 0; slot < coord->worker_high; slot++) {
+        struct worker *worker = &coord->workers[slot];
+        if (worker->used && !worker->lost)
+            check_lease(coord, worker);
+    }
+}

@@ -1,0 +1,117 @@
+/* From records back to memory. */
+#include "coordinator/core/internal.h"
+
+#include <string.h>
+
+static enum mu_status restore_job(struct mu_coord *coord, const struct mu_job_record *record, struct mu_error *err)
+{
+    struct job *job = find_job(coord, record->spec.name);
+    if (job)
+        return mu_fail(err, MU_ERR_CORRUPT, "job '%s' is recorded twice", record->spec.name);
+    job = add_job(coord, record->spec.name);
+    if (!job)
+        return mu_fail(err, MU_ERR_LIMIT, "more than --max-jobs %u jobs are recorded: raise it",
+                       coord->config.max_jobs);
+    job->record = *record;
+    job->leaves = mu_job_leaves(&record->spec);
+    job->steps_done = record->steps_done;
+    bool over = record->state != MU_JOB_PENDING && record->state != MU_JOB_RUNNING;
+    job->phase = over ? MU_JP_OVER : MU_JP_WAITING;
+    return MU_OK;
+}
+
+/* A generation whose Go is durable may be stepping right now; one without it, nobody has ever stepped: its members,
+ * wherever they stand, park and the next one is planned from what they hold. */
+static enum mu_status restore_generation(struct mu_coord *coord, const struct mu_generation_record *record,
+                                         struct mu_error *err)
+{
+    struct job *job = find_job(coord, record->job);
+    if (!job)
+        return mu_fail(err, MU_ERR_CORRUPT, "generation %llu belongs to an unknown job '%s'",
+                       (unsigned long long)record->generation, record->job);
+    if (!mu_id_equal(job->record.uid, record->job_uid) || job->phase == MU_JP_OVER)
+        return MU_OK; /* of an earlier job of that name, or not needed any more */
+    if (record->generation != job->record.generation)
+        return mu_fail(err, MU_ERR_CORRUPT, "job '%s' is at generation %llu, but its members are recorded for %llu",
+                       record->job, (unsigned long long)job->record.generation, (unsigned long long)record->generation);
+    if (record->world > coord->config.max_members)
+        return mu_fail(err, MU_ERR_LIMIT, "job '%s' has %u members, --max-workers is %u: raise it", record->job,
+                       record->world, coord->config.max_members);
+    job->has_generation = true;
+    job->reformed = true;
+    job->go = record->go;
+    job->mesh = record->mesh;
+    job->equal_leaves = record->equal_leaves;
+    job->start_step = record->start_step;
+    job->command_base = record->command_base;
+    job->world = record->world;
+    memcpy(job->secret, record->secret, sizeof job->secret);
+    for (uint32_t rank = 0; rank < record->world; rank++) {
+        const struct mu_member_record *member = &record->members[rank];
+        struct worker *worker = add_worker(coord, job, member->name, member->incarnation);
+        if (!worker)
+            return mu_fail(err, MU_ERR_LIMIT, "more than --max-workers %u workers are recorded: raise it",
+                           coord->config.max_workers);
+        memcpy(worker->address, member->address, sizeof worker->address);
+        worker->rank = rank;
+        worker->leaf_count = member->leaf_count;
+        worker->status.phase = record->go ? MU_PHASE_RUNNING : MU_PHASE_PREPARING;
+        worker->status.generation = record->generation;
+        job->members[rank] = (uint32_t)(worker - coord->workers);
+    }
+    bool stepping = record->go && !job->record.command.open;
+    job->phase = stepping ? MU_JP_STEPPING : MU_JP_PARKING;
+    job->revoked = !record->go;
+    return MU_OK;
+}
+
+static enum mu_status restore_checkpoint(struct mu_coord *coord, const struct mu_checkpoint_record *record,
+                                         struct mu_error *err)
+{
+    struct job *job = find_job(coord, record->job);
+    if (!job || !mu_id_equal(job->record.uid, record->job_uid))
+        return MU_OK; /* of an earlier job of that name */
+    if (job->checkpoint_count == MU_CHECKPOINTS_MAX || record->piece_count > MU_PIECES_MAX)
+        return mu_fail(err, MU_ERR_LIMIT, "job '%s' has more checkpoints or pieces recorded than %d or %d", record->job,
+                       MU_CHECKPOINTS_MAX, MU_PIECES_MAX);
+    uint32_t at = job->checkpoint_count++;
+    for (; at > 0 && job->checkpoints[at - 1].record.number > record->number; at--)
+        job->checkpoints[at] = job->checkpoints[at - 1];
+    struct mu_checkpoint_record *own = &job->checkpoints[at].record;
+    *own = *record;
+    if (record->state == MU_CKPT_INTENT) {
+        memcpy(job->pieces, record->pieces, record->piece_count * sizeof job->pieces[0]);
+        own->pieces = job->pieces;
+    } else {
+        own->pieces = NULL;
+        own->piece_count = 0;
+    }
+    return MU_OK;
+}
+
+enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *record, struct mu_error *err)
+{
+    struct mu_worker_record *worker;
+    switch (record->kind) {
+    case MU_RECORD_JOB:
+        return restore_job(coord, record->job, err);
+    case MU_RECORD_GENERATION:
+        return restore_generation(coord, record->generation, err);
+    case MU_RECORD_CHECKPOINT:
+        return restore_checkpoint(coord, record->checkpoint, err);
+    case MU_RECORD_WORKER:
+        worker = note_worker(coord, record->worker->name);
+        if (!worker)
+            return mu_fail(err, MU_ERR_LIMIT, "more than %d drained or quarantined workers are recorded",
+                           WORKER_RECORDS_MAX);
+        *worker = *record->worker;
+        return MU_OK;
+    case MU_RECORD_EVENT:
+        if (record->event->number > coord->last_event)
+            coord->last_event = record->event->number;
+        return MU_OK;
+    case MU_RECORD_KIND_COUNT:
+        break;
+    }
+    return mu_fail(err, MU_ERR_CORRUPT, "a record has the unknown kind %d", (int)record->kind);
+}

@@ -1,0 +1,134 @@
+/* Reading. */
+#include "coordinator/core/internal.h"
+
+#include <string.h>
+
+uint32_t mu_coord_job_count(const struct mu_coord *coord)
+{
+    return coord->job_count;
+}
+
+static void view_job(const struct mu_coord *coord, const struct job *job, struct mu_job_view *ret)
+{
+    memset(ret, 0, sizeof *ret);
+    ret->record = job->record;
+    ret->phase = job->phase;
+    ret->generation = job->has_generation ? job->record.generation : 0;
+    ret->world =
+        job->phase == MU_JP_STEPPING || job->phase == MU_JP_PARKING || job->phase == MU_JP_PREPARING ? job->world : 0;
+    for (uint32_t slot = job->first_worker; slot != NONE; slot = coord->workers[slot].next) {
+        const struct worker *worker = &coord->workers[slot];
+        ret->attached += worker->session != 0;
+        ret->spares += worker->session != 0 && worker->rank == NONE && worker->ready;
+    }
+    ret->steps_done = job->steps_done;
+    ret->result = job->result;
+    ret->has_result = job->has_result;
+    ret->tokens_per_second = job->phase == MU_JP_STEPPING ? job->tokens_per_second : 0;
+    const struct checkpoint *newest = newest_committed(job);
+    if (newest) {
+        ret->last_checkpoint = newest->record.number;
+        ret->last_checkpoint_step = newest->record.step;
+        ret->last_checkpoint_wall_us = newest->record.wall_us;
+    }
+    ret->eval_step = job->eval_step;
+    ret->eval_loss = job->eval_loss;
+    ret->workers_lost = job->workers_lost;
+    ret->generations = job->generations;
+    ret->replayed_steps = job->replayed_steps;
+}
+
+bool mu_coord_job_view(const struct mu_coord *coord, uint32_t index, struct mu_job_view *ret)
+{
+    if (index >= coord->job_count)
+        return false;
+    view_job(coord, &coord->jobs[coord->job_order[index]], ret);
+    return true;
+}
+
+bool mu_coord_job_find(const struct mu_coord *coord, const char *name, struct mu_job_view *ret)
+{
+    const struct job *job = find_job((struct mu_coord *)(uintptr_t)coord, name);
+    if (job)
+        view_job(coord, job, ret);
+    return job != NULL;
+}
+
+uint32_t mu_coord_worker_slots(const struct mu_coord *coord)
+{
+    return coord->worker_high;
+}
+
+static enum mu_worker_state state_of(const struct worker *worker)
+{
+    if (worker->lost)
+        return MU_WS_LOST;
+    if (worker->draining)
+        return MU_WS_DRAINING;
+    if (worker->suspect)
+        return MU_WS_SUSPECT;
+    if (!worker->ready)
+        return MU_WS_ATTACHING;
+    return worker->rank == NONE ? MU_WS_SPARE : MU_WS_MEMBER;
+}
+
+bool mu_coord_worker_view(const struct mu_coord *coord, uint32_t slot, struct mu_worker_view *ret)
+{
+    if (slot >= coord->worker_high || !coord->workers[slot].used)
+        return false;
+    const struct worker *worker = &coord->workers[slot];
+    const struct job *job = &coord->jobs[worker->job];
+    memset(ret, 0, sizeof *ret);
+    memcpy(ret->name, worker->name, sizeof ret->name);
+    memcpy(ret->host, worker->host, sizeof ret->host);
+    memcpy(ret->job, job->record.spec.name, sizeof ret->job);
+    memcpy(ret->address, worker->address, sizeof ret->address);
+    memcpy(ret->backend, worker->backend, sizeof ret->backend);
+    memcpy(ret->reason, worker->reason, sizeof ret->reason);
+    ret->incarnation = worker->incarnation;
+    ret->state = state_of(worker);
+    ret->phase = worker->status.phase;
+    ret->generation = worker->status.generation;
+    ret->pid = worker->pid;
+    ret->memory_bytes = worker->memory_bytes;
+    ret->session = worker->session;
+    ret->rank = worker->rank;
+    ret->leaf_count = worker->rank == NONE ? 0 : worker->leaf_count;
+    ret->threads = worker->threads;
+    ret->step = worker->status.held.step;
+    ret->age_us = lease_now(coord) - worker->seen_us;
+    ret->seconds_per_leaf = worker->seconds_per_leaf;
+    return true;
+}
+
+bool mu_coord_checkpoint_view(const struct mu_coord *coord, const char *job_name, uint32_t index,
+                              struct mu_checkpoint_record *ret)
+{
+    const struct job *job = find_job((struct mu_coord *)(uintptr_t)coord, job_name);
+    if (!job || index >= job->checkpoint_count)
+        return false;
+    *ret = job->checkpoints[index].record;
+    ret->pieces = NULL;
+    return true;
+}
+
+bool mu_coord_timing_view(const struct mu_coord *coord, uint32_t slot, uint32_t back, struct mu_timing_view *ret)
+{
+    if (slot >= coord->worker_high || !coord->workers[slot].used)
+        return false;
+    const struct worker *worker = &coord->workers[slot];
+    if (back >= MU_TIMINGS_KEPT || back >= worker->timing_count)
+        return false;
+    *ret = worker->timings[(worker->timing_count - 1 - back) % MU_TIMINGS_KEPT];
+    return true;
+}
+
+uint64_t mu_coord_last_event(const struct mu_coord *coord)
+{
+    return coord->last_event;
+}
+
+struct mu_coord_counters mu_coord_counters(const struct mu_coord *coord)
+{
+    return coord->counters;
+}

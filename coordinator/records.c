@@ -1,0 +1,589 @@
+#include "coordinator/records.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char format_key[] = "m/format";
+static const char format_value[] = "muster 1";
+
+static const char prefixes[MU_RECORD_KIND_COUNT][3] = {
+    [MU_RECORD_JOB] = "j/",    [MU_RECORD_GENERATION] = "g/", [MU_RECORD_CHECKPOINT] = "c/",
+    [MU_RECORD_WORKER] = "w/", [MU_RECORD_EVENT] = "e/",
+};
+
+_Static_assert(MUSTER__V1__JOB_STATE__JOB_STATE_CANCELLED == (int)MU_JOB_STATE_COUNT, "job state");
+_Static_assert(MUSTER__V1__CHECKPOINT_STATE__CHECKPOINT_STATE_BAD == (int)MU_CKPT_STATE_COUNT, "checkpoint state");
+_Static_assert(MUSTER__V1__EVENT_SEVERITY__EVENT_SEVERITY_ERROR == (int)MU_EVENT_ERROR + 1, "severity");
+
+/* ---- keys ---- */
+
+static size_t put_number(uint8_t *out, uint64_t number)
+{
+    for (int i = 0; i < 8; i++)
+        out[i] = (uint8_t)(number >> (56 - 8 * i));
+    return 8;
+}
+
+static size_t put_name(uint8_t *out, const char *name, size_t capacity)
+{
+    size_t length = strnlen(name, capacity - 1);
+    memcpy(out, name, length);
+    return length;
+}
+
+size_t mu_record_key(const struct mu_record *record, uint8_t out[MU_RECORD_KEY_SIZE])
+{
+    MU_ASSERT((unsigned)record->kind < MU_RECORD_KIND_COUNT);
+    memcpy(out, prefixes[record->kind], 2);
+    size_t size = 2;
+    switch (record->kind) {
+    case MU_RECORD_JOB:
+        size += put_name(out + size, record->job->spec.name, MU_JOB_NAME_SIZE);
+        break;
+    case MU_RECORD_GENERATION:
+        size += put_name(out + size, record->generation->job, MU_JOB_NAME_SIZE);
+        break;
+    case MU_RECORD_CHECKPOINT:
+        size += put_name(out + size, record->checkpoint->job, MU_JOB_NAME_SIZE);
+        out[size++] = '/';
+        size += put_number(out + size, record->checkpoint->number);
+        break;
+    case MU_RECORD_WORKER:
+        size += put_name(out + size, record->worker->name, MU_WORKER_NAME_SIZE);
+        break;
+    case MU_RECORD_EVENT:
+        size += put_number(out + size, record->event->number);
+        break;
+    case MU_RECORD_KIND_COUNT:
+        break;
+    }
+    return size;
+}
+
+/* A key as text, for errors: numbers in hexadecimal. */
+static const char *show_key(const uint8_t *key, size_t key_bytes, char out[2 * MU_RECORD_KEY_SIZE])
+{
+    size_t used = 0;
+    for (size_t i = 0; i < key_bytes && used + 4 < 2 * MU_RECORD_KEY_SIZE; i++) {
+        if (key[i] > 0x20 && key[i] < 0x7f)
+            out[used++] = (char)key[i];
+        else
+            used += (size_t)snprintf(out + used, 2 * MU_RECORD_KEY_SIZE - used, "%02x", key[i]);
+    }
+    out[used] = 0;
+    return out;
+}
+
+/* ---- encode ---- */
+
+static enum mu_status no_memory(struct mu_error *err)
+{
+    return mu_fail(err, MU_ERR_NO_MEMORY, "StoredRecord: no memory");
+}
+
+static enum mu_status put_job(struct mu_wire_arena *arena, const struct mu_job_record *job, Muster__V1__JobRecord **ret_pb,
+                              struct mu_error *err)
+{
+    struct {
+        Muster__V1__JobRecord job;
+        Muster__V1__CommandRecord command;
+    } *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__job_record__init(&pb->job);
+    muster__v1__command_record__init(&pb->command);
+    pb->job.uid = mu_wire_put_id(arena, job->uid);
+    pb->job.state = (Muster__V1__JobState)((int)job->state + 1);
+    pb->job.generation = job->generation;
+    pb->job.next_checkpoint = job->next_checkpoint;
+    pb->job.checkpoint_seen = job->checkpoint_seen;
+    pb->job.command = &pb->command;
+    pb->command.number = job->command.number;
+    pb->command.kind = (Muster__V1__CommandKind)job->command.kind;
+    pb->command.not_before_step = job->command.not_before_step;
+    pb->command.open = job->command.open;
+    pb->job.steps_done = job->steps_done;
+    pb->job.created_wall_us = job->created_wall_us;
+    pb->job.ended_wall_us = job->ended_wall_us;
+    pb->job.weights_sha256 = mu_wire_put_bytes32(job->weights_sha256);
+    pb->job.identity_set = job->identity_set;
+    pb->job.numeric_identity = mu_wire_put_hash(arena, job->numeric_identity);
+    pb->job.data_hash = mu_wire_put_hash(arena, job->data_hash);
+    pb->job.text = mu_wire_put_text(arena, job->text, sizeof job->text);
+    *ret_pb = &pb->job;
+    return mu_wire_spec_to_pb(arena, &job->spec, &pb->job.spec, err);
+}
+
+static enum mu_status put_members(struct mu_wire_arena *arena, const struct mu_generation_record *generation,
+                                  Muster__V1__GenerationRecord *pb, struct mu_error *err)
+{
+    Muster__V1__MemberRecord *members = mu_wire_arena_alloc(arena, sizeof *members * generation->world);
+    Muster__V1__MemberRecord **pointers = mu_wire_arena_alloc(arena, sizeof *pointers * generation->world);
+    if (!members || !pointers)
+        return no_memory(err);
+    for (uint32_t rank = 0; rank < generation->world; rank++) {
+        const struct mu_member_record *member = &generation->members[rank];
+        muster__v1__member_record__init(&members[rank]);
+        members[rank].incarnation = mu_wire_put_id(arena, member->incarnation);
+        members[rank].leaf_count = member->leaf_count;
+        enum mu_status status = MU_OK;
+        if ((status = mu_wire_put_string(member->name, MU_WIRE_NAME, "MemberRecord.name", sizeof member->name,
+                                         &members[rank].name, err)) ||
+            (status = mu_wire_put_string(member->address, MU_WIRE_TEXT, "MemberRecord.address", sizeof member->address,
+                                         &members[rank].address, err)))
+            return status;
+        pointers[rank] = &members[rank];
+    }
+    pb->n_members = generation->world;
+    pb->members = pointers;
+    return MU_OK;
+}
+
+static enum mu_status put_generation(struct mu_wire_arena *arena, const struct mu_generation_record *generation,
+                                     Muster__V1__GenerationRecord **ret_pb, struct mu_error *err)
+{
+    Muster__V1__GenerationRecord *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__generation_record__init(pb);
+    pb->job_uid = mu_wire_put_id(arena, generation->job_uid);
+    pb->generation = generation->generation;
+    pb->go = generation->go;
+    pb->mesh = generation->mesh;
+    pb->equal_leaves = generation->equal_leaves;
+    pb->start_step = generation->start_step;
+    pb->command_base = generation->command_base;
+    pb->secret = mu_wire_put_bytes32(generation->secret);
+    *ret_pb = pb;
+    enum mu_status status = mu_wire_put_string(generation->job, MU_WIRE_NAME, "GenerationRecord.job",
+                                               sizeof generation->job, &pb->job, err);
+    return status ? status : put_members(arena, generation, pb, err);
+}
+
+static enum mu_status put_pieces(struct mu_wire_arena *arena, const struct mu_checkpoint_record *checkpoint,
+                                 Muster__V1__CheckpointRecord *pb, struct mu_error *err)
+{
+    Muster__V1__PieceRecord *pieces = mu_wire_arena_alloc(arena, sizeof *pieces * checkpoint->piece_count);
+    Muster__V1__PieceRecord **pointers = mu_wire_arena_alloc(arena, sizeof *pointers * checkpoint->piece_count);
+    if (!pieces || !pointers)
+        return no_memory(err);
+    for (uint32_t i = 0; i < checkpoint->piece_count; i++) {
+        const struct mu_piece_record *piece = &checkpoint->pieces[i];
+        muster__v1__piece_record__init(&pieces[i]);
+        pieces[i].writer = mu_wire_put_id(arena, piece->writer);
+        pieces[i].done = piece->done;
+        pieces[i].size_bytes = piece->size_bytes;
+        pieces[i].checksum = mu_wire_put_hash(arena, piece->checksum);
+        enum mu_status status = MU_OK;
+        if ((status = mu_wire_put_string(piece->writer_name, MU_WIRE_NAME_EMPTY, "PieceRecord.writer_name",
+                                         sizeof piece->writer_name, &pieces[i].writer_name, err)) ||
+            (status = mu_wire_put_string(piece->file, MU_WIRE_FILE, "PieceRecord.file", sizeof piece->file,
+                                         &pieces[i].file, err)))
+            return status;
+        pointers[i] = &pieces[i];
+    }
+    pb->n_pieces = checkpoint->piece_count;
+    pb->pieces = pointers;
+    return MU_OK;
+}
+
+static enum mu_status put_checkpoint(struct mu_wire_arena *arena, const struct mu_checkpoint_record *checkpoint,
+                                     Muster__V1__CheckpointRecord **ret_pb, struct mu_error *err)
+{
+    Muster__V1__CheckpointRecord *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__checkpoint_record__init(pb);
+    pb->job_uid = mu_wire_put_id(arena, checkpoint->job_uid);
+    pb->number = checkpoint->number;
+    pb->nonce = mu_wire_put_id(arena, checkpoint->nonce);
+    pb->step = checkpoint->step;
+    pb->generation = checkpoint->generation;
+    pb->command = checkpoint->command;
+    pb->not_before_step = checkpoint->not_before_step;
+    pb->state = (Muster__V1__CheckpointState)((int)checkpoint->state + 1);
+    pb->wall_us = checkpoint->wall_us;
+    pb->size_bytes = checkpoint->size_bytes;
+    pb->text = mu_wire_put_text(arena, checkpoint->text, sizeof checkpoint->text);
+    *ret_pb = pb;
+    enum mu_status status = MU_OK;
+    if ((status = mu_wire_put_string(checkpoint->job, MU_WIRE_NAME, "CheckpointRecord.job", sizeof checkpoint->job,
+                                     &pb->job, err)) ||
+        (status = mu_wire_put_string(checkpoint->dir, MU_WIRE_TEXT, "CheckpointRecord.dir", sizeof checkpoint->dir,
+                                     &pb->dir, err)))
+        return status;
+    return checkpoint->pieces ? put_pieces(arena, checkpoint, pb, err) : MU_OK;
+}
+
+static enum mu_status put_worker(struct mu_wire_arena *arena, const struct mu_worker_record *worker,
+                                 Muster__V1__WorkerRecord **ret_pb, struct mu_error *err)
+{
+    Muster__V1__WorkerRecord *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__worker_record__init(pb);
+    pb->quarantined = worker->quarantined;
+    pb->draining = worker->draining;
+    pb->reason = mu_wire_put_text(arena, worker->reason, sizeof worker->reason);
+    *ret_pb = pb;
+    return mu_wire_put_string(worker->name, MU_WIRE_NAME, "WorkerRecord.name", sizeof worker->name, &pb->name, err);
+}
+
+enum mu_status mu_event_to_pb(struct mu_wire_arena *arena, const struct mu_event_record *event, Muster__V1__Event *pb,
+                              struct mu_error *err)
+{
+    muster__v1__event__init(pb);
+    pb->number = event->number;
+    pb->wall_us = event->wall_us;
+    pb->severity = (Muster__V1__EventSeverity)((int)event->severity + 1);
+    pb->generation = event->generation;
+    pb->step = event->step;
+    pb->text = mu_wire_put_text(arena, event->text, sizeof event->text);
+    if (!pb->text)
+        return no_memory(err);
+    enum mu_status status = MU_OK;
+    if ((status = mu_wire_put_string(event->kind, MU_WIRE_WORD, "Event.kind", sizeof event->kind, &pb->kind, err)) ||
+        (status = mu_wire_put_string(event->job, MU_WIRE_NAME_EMPTY, "Event.job", sizeof event->job, &pb->job, err)))
+        return status;
+    return mu_wire_put_string(event->worker, MU_WIRE_NAME_EMPTY, "Event.worker", sizeof event->worker, &pb->worker, err);
+}
+
+static enum mu_status put_record(struct mu_wire_arena *arena, const struct mu_record *record,
+                                 Muster__V1__StoredRecord *pb, struct mu_error *err)
+{
+    switch (record->kind) {
+    case MU_RECORD_JOB:
+        pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_JOB;
+        return put_job(arena, record->job, &pb->job, err);
+    case MU_RECORD_GENERATION:
+        pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_GENERATION;
+        return put_generation(arena, record->generation, &pb->generation, err);
+    case MU_RECORD_CHECKPOINT:
+        pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_CHECKPOINT;
+        return put_checkpoint(arena, record->checkpoint, &pb->checkpoint, err);
+    case MU_RECORD_WORKER:
+        pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_WORKER;
+        return put_worker(arena, record->worker, &pb->worker, err);
+    case MU_RECORD_EVENT:
+        pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_EVENT;
+        pb->event = mu_wire_arena_alloc(arena, sizeof *pb->event);
+        return pb->event ? mu_event_to_pb(arena, record->event, pb->event, err) : no_memory(err);
+    case MU_RECORD_KIND_COUNT:
+        break;
+    }
+    return mu_fail(err, MU_ERR_INVALID, "StoredRecord.kind: value %d is not allowed", (int)record->kind);
+}
+
+enum mu_status mu_record_encode(struct mu_wire_arena *arena, const struct mu_record *record, const void **ret_data,
+                                size_t *ret_size_bytes, struct mu_error *err)
+{
+    Muster__V1__StoredRecord pb = MUSTER__V1__STORED_RECORD__INIT;
+    pb.version = MU_RECORD_VERSION;
+    enum mu_status status = put_record(arena, record, &pb, err);
+    if (status)
+        return status;
+    return mu_wire_pack(arena, &pb.base, MU_STORE_VALUE_BYTES_MAX, ret_data, ret_size_bytes, err);
+}
+
+/* ---- decode ---- */
+
+static enum mu_status get_job(const Muster__V1__JobRecord *pb, struct mu_job_record *out, struct mu_error *err)
+{
+    int state = 0, command = 0;
+    enum mu_status status = MU_OK;
+    if ((status = mu_wire_get_id(pb->uid, "JobRecord.uid", &out->uid, err)) ||
+        (status = mu_wire_spec_from_pb(pb->spec, &out->spec, err)) ||
+        (status = mu_wire_get_enum((int)pb->state, 1, MU_JOB_STATE_COUNT, "JobRecord.state", &state, err)) ||
+        (status = mu_wire_get_bytes32(pb->weights_sha256, "JobRecord.weights_sha256", out->weights_sha256, err)) ||
+        (status = mu_wire_get_hash(pb->numeric_identity, "JobRecord.numeric_identity", &out->numeric_identity, err)) ||
+        (status = mu_wire_get_hash(pb->data_hash, "JobRecord.data_hash", &out->data_hash, err)) ||
+        (status = mu_wire_get_string(pb->text, MU_WIRE_TEXT, "JobRecord.text", out->text, sizeof out->text, err)))
+        return status;
+    if (pb->command) {
+        status = mu_wire_get_enum((int)pb->command->kind, 0, MU_COMMAND_PARK, "CommandRecord.kind", &command, err);
+        if (status)
+            return status;
+        out->command = (struct mu_command_record){.number = pb->command->number,
+                                                  .kind = (enum mu_command_kind)command,
+                                                  .not_before_step = pb->command->not_before_step,
+                                                  .open = pb->command->open};
+    }
+    out->state = (enum mu_job_state)(state - 1);
+    out->generation = pb->generation;
+    out->next_checkpoint = pb->next_checkpoint;
+    out->checkpoint_seen = pb->checkpoint_seen;
+    out->steps_done = pb->steps_done;
+    out->created_wall_us = pb->created_wall_us;
+    out->ended_wall_us = pb->ended_wall_us;
+    out->identity_set = pb->identity_set;
+    return MU_OK;
+}
+
+static enum mu_status get_members(struct mu_wire_arena *arena, const Muster__V1__GenerationRecord *pb,
+                                  struct mu_generation_record *out, struct mu_error *err)
+{
+    if (pb->n_members == 0 || pb->n_members > MU_WORKERS_MAX)
+        return mu_fail(err, MU_ERR_INVALID, "GenerationRecord.members: %zu of them are not allowed: 1 to %d", pb->n_members,
+                       MU_WORKERS_MAX);
+    struct mu_member_record *members = mu_wire_arena_alloc(arena, sizeof *members * pb->n_members);
+    if (!members)
+        return no_memory(err);
+    enum mu_status status = MU_OK;
+    for (size_t rank = 0; rank < pb->n_members && status == MU_OK; rank++) {
+        const Muster__V1__MemberRecord *from = pb->members[rank];
+        struct mu_member_record *to = &members[rank];
+        to->leaf_count = from->leaf_count;
+        if ((status = mu_wire_get_string(from->name, MU_WIRE_NAME, "MemberRecord.name", to->name, sizeof to->name, err)) ||
+            (status = mu_wire_get_string(from->address, MU_WIRE_TEXT, "MemberRecord.address", to->address,
+                                         sizeof to->address, err)) ||
+            (status = mu_wire_get_id(from->incarnation, "MemberRecord.incarnation", &to->incarnation, err)))
+            break;
+    }
+    out->members = members;
+    out->world = (uint32_t)pb->n_members;
+    return status;
+}
+
+static enum mu_status get_generation(struct mu_wire_arena *arena, const Muster__V1__GenerationRecord *pb,
+                                     struct mu_generation_record *out, struct mu_error *err)
+{
+    enum mu_status status = MU_OK;
+    if ((status = mu_wire_get_id(pb->job_uid, "GenerationRecord.job_uid", &out->job_uid, err)) ||
+        (status = mu_wire_get_string(pb->job, MU_WIRE_NAME, "GenerationRecord.job", out->job, sizeof out->job, err)) ||
+        (status = mu_wire_get_bytes32(pb->secret, "GenerationRecord.secret", out->secret, err)))
+        return status;
+    out->generation = pb->generation;
+    out->go = pb->go;
+    out->mesh = pb->mesh;
+    out->equal_leaves = pb->equal_leaves;
+    out->start_step = pb->start_step;
+    out->command_base = pb->command_base;
+    return get_members(arena, pb, out, err);
+}
+
+static enum mu_status get_pieces(struct mu_wire_arena *arena, const Muster__V1__CheckpointRecord *pb,
+                                 struct mu_checkpoint_record *out, struct mu_error *err)
+{
+    if (pb->n_pieces > MU_PIECES_MAX)
+        return mu_fail(err, MU_ERR_INVALID, "CheckpointRecord.pieces: %zu of them are not allowed: at most %d", pb->n_pieces,
+                       MU_PIECES_MAX);
+    struct mu_piece_record *pieces = mu_wire_arena_alloc(arena, sizeof *pieces * pb->n_pieces);
+    if (!pieces)
+        return no_memory(err);
+    enum mu_status status = MU_OK;
+    for (size_t i = 0; i < pb->n_pieces && status == MU_OK; i++) {
+        const Muster__V1__PieceRecord *from = pb->pieces[i];
+        struct mu_piece_record *to = &pieces[i];
+        to->done = from->done;
+        to->size_bytes = from->size_bytes;
+        if ((status = mu_wire_get_id(from->writer, "PieceRecord.writer", &to->writer, err)) ||
+            (status = mu_wire_get_string(from->writer_name, MU_WIRE_NAME_EMPTY, "PieceRecord.writer_name",
+                                         to->writer_name, sizeof to->writer_name, err)) ||
+            (status = mu_wire_get_hash(from->checksum, "PieceRecord.checksum", &to->checksum, err)) ||
+            (status = mu_wire_get_string(from->file, MU_WIRE_FILE, "PieceRecord.file", to->file, sizeof to->file, err)))
+            break;
+    }
+    out->pieces = pieces;
+    out->piece_count = (uint32_t)pb->n_pieces;
+    return status;
+}
+
+static enum mu_status get_checkpoint(struct mu_wire_arena *arena, const Muster__V1__CheckpointRecord *pb,
+                                     struct mu_checkpoint_record *out, struct mu_error *err)
+{
+    int state = 0;
+    enum mu_status status = MU_OK;
+    if ((status = mu_wire_get_id(pb->job_uid, "CheckpointRecord.job_uid", &out->job_uid, err)) ||
+        (status = mu_wire_get_string(pb->job, MU_WIRE_NAME, "CheckpointRecord.job", out->job, sizeof out->job, err)) ||
+        (status = mu_wire_get_id(pb->nonce, "CheckpointRecord.nonce", &out->nonce, err)) ||
+        (status = mu_wire_get_enum((int)pb->state, 1, MU_CKPT_STATE_COUNT, "CheckpointRecord.state", &state, err)) ||
+        (status = mu_wire_get_string(pb->dir, MU_WIRE_TEXT, "CheckpointRecord.dir", out->dir, sizeof out->dir, err)) ||
+        (status = mu_wire_get_string(pb->text, MU_WIRE_TEXT, "CheckpointRecord.text", out->text, sizeof out->text, err)))
+        return status;
+    out->state = (enum mu_checkpoint_state)(state - 1);
+    out->number = pb->number;
+    out->step = pb->step;
+    out->generation = pb->generation;
+    out->command = pb->command;
+    out->not_before_step = pb->not_before_step;
+    out->wall_us = pb->wall_us;
+    out->size_bytes = pb->size_bytes;
+    return get_pieces(arena, pb, out, err);
+}
+
+static enum mu_status get_worker(const Muster__V1__WorkerRecord *pb, struct mu_worker_record *out, struct mu_error *err)
+{
+    out->quarantined = pb->quarantined;
+    out->draining = pb->draining;
+    enum mu_status status =
+        mu_wire_get_string(pb->name, MU_WIRE_NAME, "WorkerRecord.name", out->name, sizeof out->name, err);
+    if (status == MU_OK)
+        status = mu_wire_get_string(pb->reason, MU_WIRE_TEXT, "WorkerRecord.reason", out->reason, sizeof out->reason, err);
+    return status;
+}
+
+static enum mu_status get_event(const Muster__V1__Event *pb, struct mu_event_record *out, struct mu_error *err)
+{
+    int severity = 0;
+    enum mu_status status = MU_OK;
+    if ((status = mu_wire_get_enum((int)pb->severity, 1, MU_EVENT_ERROR + 1, "Event.severity", &severity, err)) ||
+        (status = mu_wire_get_string(pb->kind, MU_WIRE_WORD, "Event.kind", out->kind, sizeof out->kind, err)) ||
+        (status = mu_wire_get_string(pb->job, MU_WIRE_NAME_EMPTY, "Event.job", out->job, sizeof out->job, err)) ||
+        (status = mu_wire_get_string(pb->worker, MU_WIRE_NAME_EMPTY, "Event.worker", out->worker, sizeof out->worker,
+                                     err)) ||
+        (status = mu_wire_get_string(pb->text, MU_WIRE_TEXT, "Event.text", out->text, sizeof out->text, err)))
+        return status;
+    out->number = pb->number;
+    out->wall_us = pb->wall_us;
+    out->severity = (enum mu_event_severity)(severity - 1);
+    out->generation = pb->generation;
+    out->step = pb->step;
+    return MU_OK;
+}
+
+union any_record {
+    struct mu_job_record job;
+    struct mu_generation_record generation;
+    struct mu_checkpoint_record checkpoint;
+    struct mu_worker_record worker;
+    struct mu_event_record event;
+};
+
+static enum mu_status get_record(struct mu_wire_arena *arena, const Muster__V1__StoredRecord *pb, struct mu_record *out,
+                                 struct mu_error *err)
+{
+    union any_record *any = mu_wire_arena_alloc(arena, sizeof *any);
+    if (!any)
+        return no_memory(err);
+    out->job = &any->job; /* all members of both unions start at the same place */
+    switch (pb->kind_case) {
+    case MUSTER__V1__STORED_RECORD__KIND_JOB:
+        out->kind = MU_RECORD_JOB;
+        return get_job(pb->job, &any->job, err);
+    case MUSTER__V1__STORED_RECORD__KIND_GENERATION:
+        out->kind = MU_RECORD_GENERATION;
+        return get_generation(arena, pb->generation, &any->generation, err);
+    case MUSTER__V1__STORED_RECORD__KIND_CHECKPOINT:
+        out->kind = MU_RECORD_CHECKPOINT;
+        return get_checkpoint(arena, pb->checkpoint, &any->checkpoint, err);
+    case MUSTER__V1__STORED_RECORD__KIND_WORKER:
+        out->kind = MU_RECORD_WORKER;
+        return get_worker(pb->worker, &any->worker, err);
+    case MUSTER__V1__STORED_RECORD__KIND_EVENT:
+        out->kind = MU_RECORD_EVENT;
+        return get_event(pb->event, &any->event, err);
+    default:
+        return mu_fail(err, MU_ERR_INVALID, "StoredRecord: has no kind that this version knows");
+    }
+}
+
+enum mu_status mu_record_decode(struct mu_wire_arena *arena, const void *key, size_t key_bytes, const void *data,
+                                size_t size_bytes, struct mu_record *ret_record, struct mu_error *err)
+{
+    char shown[2 * MU_RECORD_KEY_SIZE];
+    const ProtobufCMessage *unpacked = NULL;
+    struct mu_record record = {0};
+    enum mu_status status = mu_wire_unpack(arena, &muster__v1__stored_record__descriptor, data, size_bytes,
+                                           MU_STORE_VALUE_BYTES_MAX, &unpacked, err);
+    if (status == MU_OK) {
+        const Muster__V1__StoredRecord *pb = (const Muster__V1__StoredRecord *)unpacked;
+        if (pb->version == 0 || pb->version > MU_RECORD_VERSION)
+            status = mu_fail(err, MU_ERR_INVALID, "version %u is not one that this program reads (up to %d)", pb->version,
+                             MU_RECORD_VERSION);
+        else
+            status = get_record(arena, pb, &record, err);
+    }
+    if (status == MU_OK) {
+        uint8_t own_key[MU_RECORD_KEY_SIZE];
+        size_t own_bytes = mu_record_key(&record, own_key);
+        if (own_bytes != key_bytes || memcmp(own_key, key, key_bytes) != 0)
+            status = mu_fail(err, MU_ERR_INVALID, "the value belongs to another key");
+    }
+    if (status == MU_OK) {
+        *ret_record = record;
+        return MU_OK;
+    }
+    if (err) {
+        mu_error_prefix(err, "data directory: record %s cannot be read", show_key(key, key_bytes, shown));
+        err->status = status == MU_ERR_NO_MEMORY ? status : MU_ERR_CORRUPT;
+    }
+    return status == MU_ERR_NO_MEMORY ? status : MU_ERR_CORRUPT;
+}
+
+/* ---- load ---- */
+
+struct load {
+    struct mu_wire_arena arena;
+    mu_record_fn fn;
+    void *arg;
+    enum mu_status status;
+    struct mu_error *err;
+};
+
+static bool load_one(void *arg, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes)
+{
+    struct load *load = arg;
+    struct mu_record record;
+    mu_wire_arena_reset(&load->arena);
+    load->status = mu_record_decode(&load->arena, key, key_bytes, value, value_bytes, &record, load->err);
+    if (load->status == MU_OK)
+        load->status = load->fn(load->arg, &record, load->err);
+    return load->status == MU_OK;
+}
+
+static bool count_one(void *arg, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes)
+{
+    (void)key, (void)key_bytes, (void)value, (void)value_bytes;
+    *(bool *)arg = true;
+    return false;
+}
+
+/* The first open of an empty store writes the version; everything else must have it. */
+static enum mu_status check_format(struct mu_store *store, struct mu_error *err)
+{
+    uint8_t *value = NULL;
+    size_t value_bytes = 0;
+    enum mu_status status = mu_store_get(store, format_key, sizeof format_key - 1, &value, &value_bytes, err);
+    if (status == MU_OK) {
+        if (value_bytes != sizeof format_value - 1 || memcmp(value, format_value, value_bytes) != 0)
+            status = mu_fail(err, MU_ERR_CORRUPT,
+                             "data directory: its format is '%.*s', this program reads '%s'; use the version that wrote it",
+                             (int)(value_bytes < 40 ? value_bytes : 40), (const char *)value, format_value);
+        free(value);
+        return status;
+    }
+    if (status != MU_ERR_NOT_FOUND)
+        return status;
+    bool any = false;
+    status = mu_store_scan(store, "", 0, NULL, 0, 1, count_one, &any, err);
+    if (status)
+        return status;
+    if (any)
+        return mu_fail(err, MU_ERR_CORRUPT,
+                       "data directory: it holds a database that is not a coordinator's; choose another directory");
+    struct mu_store_batch batch;
+    mu_store_batch_init(&batch);
+    status = mu_store_batch_put(&batch, format_key, sizeof format_key - 1, format_value, sizeof format_value - 1);
+    if (status == MU_OK)
+        status = mu_store_write(store, &batch, err);
+    else
+        mu_fail(err, status, "data directory: no memory");
+    mu_store_batch_fini(&batch);
+    return status;
+}
+
+enum mu_status mu_records_load(struct mu_store *store, mu_record_fn fn, void *arg, struct mu_error *err)
+{
+    enum mu_status status = check_format(store, err);
+    struct load load = {.fn = fn, .arg = arg, .err = err};
+    mu_wire_arena_init(&load.arena);
+    for (int kind = 0; kind < MU_RECORD_KIND_COUNT && status == MU_OK; kind++) {
+        status = mu_store_scan(store, prefixes[kind], 2, NULL, 0, 0, load_one, &load, err);
+        if (status == MU_OK)
+            status = load.status;
+    }
+    mu_wire_arena_fini(&load.arena);
+    return status;
+}

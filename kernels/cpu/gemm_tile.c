@@ -1,0 +1,198 @@
+/* One tile of a matrix product: packing, register kernel, epilogue. Compiled once per instruction set.
+ *
+ *   for each chunk of 256 k:            B block [256, <= 384] packed into the lane's scratch (stays in L2)
+ *     for each panel of 8 rows of C:    A panel [8, 256] packed (stays in L1)
+ *       for each panel of 48 columns:   8 x 48 block of C in registers, fma over k from 0; then stored, or added to C
+ *   epilogue over the tile
+ *
+ * This is the definition of the product in kernels.h itself, so no tile size, edge or instruction set shows in the bits. */
+#include "kernels/cpu/isa.h"
+
+#include "kernels/cpu/transpose.h"
+
+enum { PR = MU_GEMM_PANEL_ROWS, PC = MU_GEMM_PANEL_COLUMNS, GROUPS = PC / VL };
+
+/* ---- packing ----------------------------------------------------------------------------------------------------------- */
+
+/* out[k][8] = rows row .. row + 7 of op(A), k values k0 .. k0 + count - 1; missing rows are zero. */
+static void pack_a(const struct mu_gemm *g, uint32_t row, uint32_t rows, uint32_t k0, uint32_t count, float *out)
+{
+    if (g->transpose_a) {
+        const float *a = g->a + (size_t)k0 * g->lda + row;
+        for (uint32_t k = 0; k < count; k++, a += g->lda, out += PR)
+            for (uint32_t i = 0; i < PR; i++)
+                out[i] = i < rows ? a[i] : 0.0f;
+        return;
+    }
+    const float *a = g->a + (size_t)row * g->lda + k0;
+    for (uint32_t k = 0; k < count; k += 8)
+        transpose_8x8(a + k, g->lda, rows, count - k < 8 ? count - k : 8, out + k * PR, PR);
+}
+
+/* One panel: out[k][48] = columns column .. column + 47 of op(B); missing columns are zero. */
+static void pack_b_panel(const struct mu_gemm *g, uint32_t column, uint32_t columns, uint32_t k0, uint32_t count, float *out)
+{
+    if (g->transpose_b) {
+        for (uint32_t j = 0; j < PC; j += 8) {
+            uint32_t rows = j >= columns ? 0 : columns - j < 8 ? columns - j : 8;
+            const float *b = g->b + (size_t)(rows ? column + j : column) * g->ldb + k0;
+            for (uint32_t k = 0; k < count; k += 8)
+                transpose_8x8(b + k, g->ldb, rows, count - k < 8 ? count - k : 8, out + (size_t)k * PC + j, PC);
+        }
+        return;
+    }
+    const float *b = g->b + (size_t)k0 * g->ldb + column;
+    for (uint32_t k = 0; k < count; k++, b += g->ldb, out += PC)
+        for (uint32_t j = 0; j < GROUPS; j++) {
+            uint32_t left = j * VL >= columns ? 0 : columns - j * VL;
+            vf x = left >= VL ? v_load(b + j * VL) : left ? v_load_n(b + j * VL, left) : v_zero();
+            v_store(out + j * VL, x);
+        }
+}
+
+/* ---- register kernel --------------------------------------------------------------------------------------------------- */
+
+/* c[8][48] (row stride ldc) = or += sum over k of a[k][8] x b[k][48], a chain of fma from +0 per element. */
+#if MU_ISA_LEVEL == 2
+static void register_block(uint32_t count, const float *a, const float *b, float *c, size_t ldc, bool add)
+{
+    __m512 acc[PR][GROUPS];
+    for (int i = 0; i < PR; i++) {
+        _mm_prefetch((const char *)(c + (size_t)i * ldc), _MM_HINT_T0);
+        _mm_prefetch((const char *)(c + (size_t)i * ldc + VL), _MM_HINT_T0);
+        _mm_prefetch((const char *)(c + (size_t)i * ldc + 2 * VL), _MM_HINT_T0);
+        for (int j = 0; j < GROUPS; j++)
+            acc[i][j] = _mm512_setzero_ps();
+    }
+    for (uint32_t k = 0; k < count; k++, a += PR, b += PC) {
+        __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + VL), b2 = _mm512_loadu_ps(b + 2 * VL);
+#pragma GCC unroll 8
+        for (int i = 0; i < PR; i++) {
+            __m512 ai = _mm512_set1_ps(a[i]);
+            acc[i][0] = _mm512_fmadd_ps(ai, b0, acc[i][0]);
+            acc[i][1] = _mm512_fmadd_ps(ai, b1, acc[i][1]);
+            acc[i][2] = _mm512_fmadd_ps(ai, b2, acc[i][2]);
+        }
+    }
+    for (int i = 0; i < PR; i++, c += ldc)
+        for (int j = 0; j < GROUPS; j++) {
+            __m512 x = acc[i][j];
+            if (add)
+                x = _mm512_add_ps(_mm512_loadu_ps(c + j * VL), x);
+            _mm512_storeu_ps(c + j * VL, x);
+        }
+}
+#elif MU_ISA_LEVEL == 1
+static void register_quarter(uint32_t count, const float *a, const float *b, float *c, size_t ldc, bool add)
+{
+    __m256 acc[4][3];
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 3; j++)
+            acc[i][j] = _mm256_setzero_ps();
+    for (uint32_t k = 0; k < count; k++, a += PR, b += PC) {
+        __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8), b2 = _mm256_loadu_ps(b + 16);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            __m256 ai = _mm256_broadcast_ss(a + i);
+            acc[i][0] = _mm256_fmadd_ps(ai, b0, acc[i][0]);
+            acc[i][1] = _mm256_fmadd_ps(ai, b1, acc[i][1]);
+            acc[i][2] = _mm256_fmadd_ps(ai, b2, acc[i][2]);
+        }
+    }
+    for (int i = 0; i < 4; i++, c += ldc)
+        for (int j = 0; j < 3; j++) {
+            __m256 x = acc[i][j];
+            if (add)
+                x = _mm256_add_ps(_mm256_loadu_ps(c + j * 8), x);
+            _mm256_storeu_ps(c + j * 8, x);
+        }
+}
+
+static void register_block(uint32_t count, const float *a, const float *b, float *c, size_t ldc, bool add)
+{
+    for (uint32_t j = 0; j < PC; j += PC / 2)
+        for (uint32_t i = 0; i < PR; i += PR / 2)
+            register_quarter(count, a + i, b + j, c + i * ldc + j, ldc, add);
+}
+#else
+static void register_block(uint32_t count, const float *a, const float *b, float *c, size_t ldc, bool add)
+{
+    float acc[PR][PC] = {{0}};
+    for (uint32_t k = 0; k < count; k++, a += PR, b += PC)
+        for (uint32_t i = 0; i < PR; i++)
+            for (uint32_t j = 0; j < PC; j++)
+                acc[i][j] = fmaf(a[i], b[j], acc[i][j]);
+    for (uint32_t i = 0; i < PR; i++)
+        for (uint32_t j = 0; j < PC; j++)
+            c[i * ldc + j] = add ? c[i * ldc + j] + acc[i][j] : acc[i][j];
+}
+#endif
+
+/* A block at the edge of C goes through a full-size buffer. */
+static void edge_block(uint32_t count, const float *a, const float *b, float *c, size_t ldc, bool add, uint32_t rows,
+                       uint32_t columns)
+{
+    _Alignas(64) float block[PR * PC];
+    register_block(count, a, b, block, PC, false);
+    for (uint32_t i = 0; i < rows; i++)
+        for (uint32_t j = 0; j < columns; j++)
+            c[i * ldc + j] = add ? c[i * ldc + j] + block[i * PC + j] : block[i * PC + j];
+}
+
+/* ---- epilogue ---------------------------------------------------------------------------------------------------------- */
+
+static void epilogue(const struct mu_gemm *g, uint32_t row, uint32_t rows, uint32_t column, uint32_t columns)
+{
+    for (uint32_t i = row; i < row + rows; i++)
+        for (uint32_t j = column; j < column + columns; j += VL) {
+            uint32_t n = column + columns - j < VL ? column + columns - j : VL;
+            float *c = g->c + (size_t)i * g->ldc + j;
+            vf x = v_load_n(c, n);
+            if (g->epilogue == MU_EPILOGUE_GELU_GRAD)
+                x = v_mul(x, v_gelu_grad(v_load_n(g->aux + (size_t)i * g->ldaux + j, n)));
+            else
+                x = v_add(x, v_load_n(g->bias + j, n));
+            if (g->epilogue == MU_EPILOGUE_BIAS_GELU) {
+                v_store_n(g->before + (size_t)i * g->ldaux + j, x, n);
+                x = v_gelu(x);
+            }
+            v_store_n(c, x, n);
+        }
+}
+
+/* ---- tile -------------------------------------------------------------------------------------------------------------- */
+
+static void row_panel(const struct mu_gemm *g, const struct mu_tile *tile, uint32_t row, uint32_t k0, uint32_t count,
+                      float *packed_a, const float *packed_b)
+{
+    uint32_t rows = tile->row + tile->rows - row < PR ? tile->row + tile->rows - row : PR;
+    bool add = g->accumulate || k0 > 0;
+    pack_a(g, row, rows, k0, count, packed_a);
+    for (uint32_t j = 0; j < tile->columns; j += PC, packed_b += (size_t)count * PC) {
+        uint32_t columns = tile->columns - j < PC ? tile->columns - j : PC;
+        float *c = g->c + (size_t)row * g->ldc + tile->column + j;
+        if (rows == PR && columns == PC)
+            register_block(count, packed_a, packed_b, c, g->ldc, add);
+        else
+            edge_block(count, packed_a, packed_b, c, g->ldc, add, rows, columns);
+    }
+    if (g->epilogue != MU_EPILOGUE_NONE && k0 + count == g->k)
+        epilogue(g, row, rows, tile->column, tile->columns);
+}
+
+void MU_ISA_FN(gemm_tile)(const struct mu_gemm *g, const struct mu_tile *tile, const struct mu_lane *lane)
+{
+    float *packed_a = lane->scratch;
+    float *packed_b = packed_a + MU_GEMM_CHUNK * PR;
+    for (uint32_t k0 = 0; k0 < g->k; k0 += MU_GEMM_CHUNK) {
+        if (lane->cancel && atomic_load_explicit(lane->cancel, memory_order_relaxed))
+            return;
+        uint32_t count = g->k - k0 < MU_GEMM_CHUNK ? g->k - k0 : MU_GEMM_CHUNK;
+        for (uint32_t j = 0; j < tile->columns; j += PC) {
+            uint32_t columns = tile->columns - j < PC ? tile->columns - j : PC;
+            pack_b_panel(g, tile->column + j, columns, k0, count, packed_b + (size_t)j * count);
+        }
+        for (uint32_t i = 0; i < tile->rows; i += PR)
+            row_panel(g, tile, tile->row + i, k0, count, packed_a, packed_b);
+    }
+}

@@ -1,0 +1,312 @@
+/* Rows and flat ranges: norms, softmax, GELU, dropout, optimizer, initial values. Compiled once per instruction set. */
+#include "kernels/cpu/isa.h"
+
+#include "common/fmath.h"
+#include "kernels/cpu/simd.h"
+
+enum {
+    INIT_TAG = 0x696e6974, /* "init" */
+    PHILOX_WORDS = 4,
+    DROPOUT_GROUP = PHILOX_WORDS * VL, /* features served by one vector of counters */
+    INIT_GROUP = PHILOX_WORDS * VL,
+};
+
+static const float norm_eps = 1e-5f;
+
+MU_INLINE unsigned lanes_of(size_t left)
+{
+    return left < VL ? (unsigned)left : VL;
+}
+
+/* ---- sums ------------------------------------------------------------------------------------------------------------- */
+
+static void column_sum(uint32_t rows, uint32_t columns, const float *a, size_t lda, bool accumulate, float *out)
+{
+    for (uint32_t j = 0; j < columns; j += VL) {
+        unsigned n = lanes_of(columns - j);
+        vf total = accumulate ? v_load_n(out + j, n) : v_zero();
+        for (uint32_t first = 0; first < rows; first += MU_GEMM_CHUNK) {
+            uint32_t end = rows - first < MU_GEMM_CHUNK ? rows : first + MU_GEMM_CHUNK;
+            vf sum = v_zero();
+            for (uint32_t i = first; i < end; i++)
+                sum = v_add(sum, v_load_n(a + (size_t)i * lda + j, n));
+            total = v_add(total, sum);
+        }
+        v_store_n(out + j, total, n);
+    }
+}
+
+static void add(size_t size, float *into, const float *from)
+{
+    size_t i = 0;
+    for (; i + VL <= size; i += VL)
+        v_store(into + i, v_add(v_load(into + i), v_load(from + i)));
+    if (i < size) {
+        unsigned n = lanes_of(size - i);
+        v_store_n(into + i, v_add(v_load_n(into + i, n), v_load_n(from + i, n)), n);
+    }
+}
+
+static void multiply(size_t size, const float *factor, float *x)
+{
+    for (size_t i = 0; i < size; i += VL) {
+        unsigned n = lanes_of(size - i);
+        v_store_n(x + i, v_mul(v_load_n(x + i, n), v_load_n(factor + i, n)), n);
+    }
+}
+
+static double square_sum(size_t size, const float *g)
+{
+    vd sum = vd_zero();
+    size_t i = 0;
+    for (; i + VL <= size; i += VL)
+        sum = vd_add_square(sum, v_load(g + i));
+    if (i < size)
+        sum = vd_add_square(sum, v_load_n(g + i, lanes_of(size - i)));
+    return vd_fold_sum(sum);
+}
+
+/* ---- random numbers --------------------------------------------------------------------------------------------------- */
+
+static void dropout_factors(const struct mu_dropout *site, uint32_t sequence, uint32_t token, uint32_t first, uint32_t count,
+                            float *keep)
+{
+    uint64_t sample = site->samples[sequence];
+    const vi threshold = vi_set1(site->threshold);
+    const vf scale = v_set1(site->scale);
+    for (uint32_t f = 0; f < count; f += DROPOUT_GROUP) {
+        vi random[PHILOX_WORDS];
+        vi counter = vi_add(vi_set1((first + f) / DROPOUT_GROUP * VL), vi_lanes());
+        v_philox(site->key, counter, token, (uint32_t)sample, (uint32_t)(sample >> 32), random);
+        for (uint32_t word = 0; word < PHILOX_WORDS && f + word * VL < count; word++) {
+            vf factor = v_select(vi_less(random[word], threshold), v_zero(), scale);
+            v_store_n(keep + f + word * VL, factor, lanes_of(count - f - word * VL));
+        }
+    }
+}
+
+/* 64 values of group j. */
+static void normal_group(const uint32_t key[2], uint32_t tensor, uint64_t j, vf std, float out[INIT_GROUP])
+{
+    vi random[PHILOX_WORDS];
+    vi counter = vi_add(vi_set1((uint32_t)(j * VL)), vi_lanes());
+    v_philox(key, counter, (uint32_t)((j * VL) >> 32), tensor, INIT_TAG, random);
+    for (int w = 0; w < 2; w++) {
+        const vf unit = v_set1(0x1p-24f);
+        vf u1 = v_mul(vi_convert(vi_add(vi_shr(random[2 * w], 8), vi_set1(1))), unit);
+        vf u2 = v_mul(vi_convert(vi_shr(random[2 * w + 1], 8)), unit);
+        vf radius = v_sqrt(v_mul(v_set1(-2.0f), v_log(u1)));
+        vf cosine, sine;
+        v_cos_sin_turns(u2, &cosine, &sine);
+        v_store(out + 2 * w * VL, v_mul(std, v_mul(radius, cosine)));
+        v_store(out + (2 * w + 1) * VL, v_mul(std, v_mul(radius, sine)));
+    }
+}
+
+static void init_normal(uint64_t seed, uint32_t tensor, uint64_t first, size_t size, float std, float *x)
+{
+    const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    for (size_t i = 0; i < size;) {
+        float group[INIT_GROUP];
+        size_t skip = (size_t)((first + i) % INIT_GROUP);
+        size_t count = size - i < INIT_GROUP - skip ? size - i : INIT_GROUP - skip;
+        normal_group(key, tensor, (first + i) / INIT_GROUP, v_set1(std), group);
+        memcpy(x + i, group + skip, count * sizeof(float));
+        i += count;
+    }
+}
+
+/* ---- embedding and norm ------------------------------------------------------------------------------------------------ */
+
+static void embedding_row(uint32_t channels, const float *wte, const float *wpe, const float *keep, float *x)
+{
+    for (uint32_t i = 0; i < channels; i += VL) {
+        unsigned n = lanes_of(channels - i);
+        vf sum = v_add(v_load_n(wte + i, n), v_load_n(wpe + i, n));
+        if (keep)
+            sum = v_mul(sum, v_load_n(keep + i, n));
+        v_store_n(x + i, sum, n);
+    }
+}
+
+static void norm_forward_row(uint32_t channels, const float *residual, const float *branch, const float *keep, const float *weight,
+                             const float *bias, float *residual_out, float *y, float *mean, float *rstd)
+{
+    vf sum = v_zero(), squares = v_zero();
+    for (uint32_t i = 0; i < channels; i += VL) {
+        unsigned n = lanes_of(channels - i);
+        vf x = v_load_n(residual + i, n);
+        if (branch) {
+            vf b = v_load_n(branch + i, n);
+            x = keep ? v_fma(b, v_load_n(keep + i, n), x) : v_add(x, b);
+        }
+        v_store_n(residual_out + i, x, n);
+        sum = v_add(sum, x);
+    }
+    float m = v_fold_sum(sum) / (float)channels;
+    const vf center = v_set1(m);
+    for (uint32_t i = 0; i < channels; i += VL) {
+        unsigned n = lanes_of(channels - i);
+        vf d = v_keep_n(v_sub(v_load_n(residual_out + i, n), center), n);
+        squares = v_fma(d, d, squares);
+    }
+    float variance = v_fold_sum(squares) / (float)channels;
+    float r = 1.0f / sqrtf(variance + norm_eps);
+    for (uint32_t i = 0; i < channels; i += VL) {
+        unsigned n = lanes_of(channels - i);
+        vf normal = v_mul(v_sub(v_load_n(residual_out + i, n), center), v_set1(r));
+        v_store_n(y + i, v_fma(normal, v_load_n(weight + i, n), v_load_n(bias + i, n)), n);
+    }
+    *mean = m;
+    *rstd = r;
+}
+
+static void norm_backward_row(const struct mu_norm_backward *norm, uint32_t row, const float *keep, float *dweight, float *dbias)
+{
+    uint32_t channels = norm->channels;
+    size_t offset = (size_t)row * channels;
+    const float *residual = norm->residual + offset, *dy = norm->dy + offset;
+    float *dresidual = norm->dresidual + offset;
+    const vf center = v_set1(norm->mean[row]), r = v_set1(norm->rstd[row]);
+    vf sum = v_zero(), sum_normal = v_zero();
+    for (uint32_t i = 0; i < channels; i += VL) {
+        unsigned n = lanes_of(channels - i);
+        vf g = v_load_n(dy + i, n);
+        vf normal = v_mul(v_sub(v_load_n(residual + i, n), center), r);
+        vf weighted = v_mul(g, v_load_n(norm->weight + i, n)); /* 0 beyond n: the sums need no mask */
+        sum = v_add(sum, weighted);
+        sum_normal = v_fma(weighted, normal, sum_normal);
+        v_store_n(dweight + i, v_fma(g, normal, v_load_n(dweight + i, n)), n);
+        v_store_n(dbias + i, v_add(g, v_load_n(dbias + i, n)), n);
+    }
+    const vf mean = v_set1(v_fold_sum(sum) / (float)channels);
+    const vf mean_normal = v_set1(v_fold_sum(sum_normal) / (float)channels);
+    for (uint32_t i = 0; i < channels; i += VL) {
+        unsigned n = lanes_of(channels - i);
+        vf normal = v_mul(v_sub(v_load_n(residual + i, n), center), r);
+        vf weighted = v_mul(v_load_n(dy + i, n), v_load_n(norm->weight + i, n));
+        vf dx = v_mul(v_fnma(normal, mean_normal, v_sub(weighted, mean)), r);
+        if (!norm->first)
+            dx = v_add(v_load_n(dresidual + i, n), dx);
+        v_store_n(dresidual + i, dx, n);
+        if (norm->dbranch)
+            v_store_n(norm->dbranch + offset + i, keep ? v_mul(dx, v_load_n(keep + i, n)) : dx, n);
+    }
+}
+
+/* ---- GELU -------------------------------------------------------------------------------------------------------------- */
+
+static void gelu_forward(size_t size, const float *x, float *y)
+{
+    for (size_t i = 0; i < size; i += VL) {
+        unsigned n = lanes_of(size - i);
+        v_store_n(y + i, v_gelu(v_load_n(x + i, n)), n);
+    }
+}
+
+static void gelu_backward(size_t size, const float *x, const float *dy, float *dx)
+{
+    for (size_t i = 0; i < size; i += VL) {
+        unsigned n = lanes_of(size - i);
+        v_store_n(dx + i, v_mul(v_load_n(dy + i, n), v_gelu_grad(v_load_n(x + i, n))), n);
+    }
+}
+
+/* ---- loss -------------------------------------------------------------------------------------------------------------- */
+
+static float row_max(uint32_t size, const float *x)
+{
+    uint32_t i = 0;
+    vf highest = v_set1(x[0]);
+    for (; i + VL <= size; i += VL)
+        highest = v_max(highest, v_load(x + i));
+    float result = v_fold_max(highest);
+    for (; i < size; i++)
+        result = result > x[i] ? result : x[i];
+    return result;
+}
+
+/* Sum of exp(x - highest) in blocks; the exponentials replace x when `store`. */
+static double exp_sum(uint32_t size, float *x, float highest, bool store)
+{
+    double total = 0;
+    const vf shift = v_set1(highest);
+    for (uint32_t first = 0; first < size; first += MU_SOFTMAX_BLOCK) {
+        uint32_t end = size - first < MU_SOFTMAX_BLOCK ? size : first + MU_SOFTMAX_BLOCK, i = first;
+        vf sum = v_zero();
+        for (; i + VL <= end; i += VL) {
+            vf e = v_exp(v_sub(v_load(x + i), shift));
+            sum = v_add(sum, e);
+            if (store)
+                v_store(x + i, e);
+        }
+        if (i < end) {
+            unsigned n = end - i;
+            vf e = v_keep_n(v_exp(v_sub(v_load_n(x + i, n), shift)), n);
+            sum = v_add(sum, e);
+            if (store)
+                v_store_n(x + i, e, n);
+        }
+        total += (double)v_fold_sum(sum);
+    }
+    return total;
+}
+
+static double cross_entropy_row(uint32_t vocab, float *logits, int32_t target, float scale, bool gradient)
+{
+    if (target < 0) {
+        if (gradient)
+            memset(logits, 0, vocab * sizeof(float));
+        return 0.0;
+    }
+    float highest = row_max(vocab, logits), aim = logits[target];
+    double sum = exp_sum(vocab, logits, highest, gradient);
+    if (gradient) {
+        const vf factor = v_set1((float)((double)scale / sum));
+        uint32_t i = 0;
+        for (; i + VL <= vocab; i += VL)
+            v_store(logits + i, v_mul(v_load(logits + i), factor));
+        if (i < vocab)
+            v_store_n(logits + i, v_mul(v_load_n(logits + i, vocab - i), factor), vocab - i);
+        logits[target] -= scale;
+    }
+    return ((double)highest - (double)aim) + mu_fmath_log(sum);
+}
+
+/* ---- optimizer --------------------------------------------------------------------------------------------------------- */
+
+static void adamw(const struct mu_adamw *a, size_t size, float *p, float *m, float *v, const float *g)
+{
+    const vf scale = v_set1(a->gradient_scale), beta1 = v_set1(a->beta1), beta2 = v_set1(a->beta2), rest1 = v_set1(a->rest1),
+             rest2 = v_set1(a->rest2), c1 = v_set1(a->correction1), c2 = v_set1(a->correction2), eps = v_set1(a->eps),
+             decay = v_set1(a->weight_decay), lr = v_set1(a->lr);
+    for (size_t i = 0; i < size; i += VL) {
+        unsigned n = lanes_of(size - i);
+        vf x = v_load_n(p + i, n), gradient = v_mul(v_load_n(g + i, n), scale);
+        vf m1 = v_fma(beta1, v_load_n(m + i, n), v_mul(rest1, gradient));
+        vf v1 = v_fma(beta2, v_load_n(v + i, n), v_mul(v_mul(rest2, gradient), gradient));
+        vf direction = v_div(v_mul(m1, c1), v_add(v_sqrt(v_mul(v1, c2)), eps));
+        v_store_n(m + i, m1, n);
+        v_store_n(v + i, v1, n);
+        v_store_n(p + i, v_fnma(lr, v_fma(decay, x, direction), x), n);
+    }
+}
+
+const struct mu_isa_ops MU_ISA_FN(isa_ops) = {
+    .gemm_tile = MU_ISA_FN(gemm_tile),
+    .column_sum = column_sum,
+    .dropout_factors = dropout_factors,
+    .embedding_row = embedding_row,
+    .multiply = multiply,
+    .norm_forward_row = norm_forward_row,
+    .norm_backward_row = norm_backward_row,
+    .gelu_forward = gelu_forward,
+    .gelu_backward = gelu_backward,
+    .attention_forward = MU_ISA_FN(attention_forward),
+    .attention_backward = MU_ISA_FN(attention_backward),
+    .cross_entropy_row = cross_entropy_row,
+    .add = add,
+    .square_sum = square_sum,
+    .adamw = adamw,
+    .init_normal = init_normal,
+};

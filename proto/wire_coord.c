@@ -1,0 +1,424 @@
+/* Coordinator -> worker. */
+#include "proto/wire_pb.h"
+
+#include <string.h>
+
+_Static_assert(MUSTER__V1__REJECT_REASON__REJECT_REASON_VERSION == (int)MU_REJECT_VERSION + 1, "reject reason");
+_Static_assert(MUSTER__V1__REJECT_REASON__REJECT_REASON_INVALID == (int)MU_REJECT_INVALID + 1, "reject reason");
+_Static_assert(MUSTER__V1__STATE_SOURCE__STATE_SOURCE_HELD == (int)MU_SOURCE_HELD + 1, "source");
+_Static_assert(MUSTER__V1__STATE_SOURCE__STATE_SOURCE_INIT == (int)MU_SOURCE_INIT + 1, "source");
+_Static_assert(MUSTER__V1__COMMAND_KIND__COMMAND_KIND_PARK == (int)MU_COMMAND_PARK, "command");
+
+/* ---- encode ---- */
+
+struct parts {
+    Muster__V1__CoordinatorMessage message;
+    union {
+        Muster__V1__Welcome welcome;
+        Muster__V1__Reject reject;
+        Muster__V1__Assign assign;
+        Muster__V1__Go go;
+        Muster__V1__Revoke revoke;
+        Muster__V1__Command command;
+        Muster__V1__PieceAck piece_ack;
+        Muster__V1__Release release;
+    };
+    Muster__V1__Snapshot snapshot;
+    Muster__V1__StepResult result;
+    Muster__V1__Peer peers[MU_NEIGHBOURS_MAX];
+    Muster__V1__Peer *peer_pointers[MU_NEIGHBOURS_MAX];
+};
+
+static enum mu_status no_memory(struct mu_error *err)
+{
+    return mu_fail(err, MU_ERR_NO_MEMORY, "CoordinatorMessage: no memory");
+}
+
+static enum mu_status put_welcome(struct mu_wire_arena *arena, const struct mu_coord_message *message,
+                                  struct parts *parts, struct mu_error *err)
+{
+    Muster__V1__Welcome *pb = &parts->welcome;
+    muster__v1__welcome__init(pb);
+    pb->job_uid = mu_wire_put_id(arena, message->welcome.job_uid);
+    pb->heartbeat_ms = message->welcome.heartbeat_ms;
+    pb->lost_ms = message->welcome.lost_ms;
+    enum mu_status status = mu_wire_put_string(message->welcome.name, MU_WIRE_NAME, "Welcome.name",
+                                               sizeof message->welcome.name, &pb->name, err);
+    if (status == MU_OK && message->welcome.spec)
+        status = mu_wire_spec_to_pb(arena, message->welcome.spec, &pb->spec, err);
+    return status;
+}
+
+static enum mu_status put_peers(struct mu_wire_arena *arena, const struct mu_assign *assign, struct parts *parts,
+                                struct mu_error *err)
+{
+    enum mu_status status = MU_OK;
+    for (uint32_t i = 0; i < assign->peer_count && status == MU_OK; i++) {
+        const struct mu_peer *peer = &assign->peers[i];
+        Muster__V1__Peer *pb = &parts->peers[i];
+        muster__v1__peer__init(pb);
+        parts->peer_pointers[i] = pb;
+        pb->rank = peer->rank;
+        pb->incarnation = mu_wire_put_id(arena, peer->incarnation);
+        status = mu_wire_put_string(peer->name, MU_WIRE_NAME, "Peer.name", MU_WORKER_NAME_SIZE, &pb->name, err);
+        if (status == MU_OK)
+            status =
+                mu_wire_put_string(peer->address, MU_WIRE_TEXT, "Peer.address", MU_ADDRESS_SIZE, &pb->address, err);
+    }
+    return status;
+}
+
+static enum mu_status put_assign(struct mu_wire_arena *arena, const struct mu_assign *assign, struct parts *parts,
+                                 struct mu_error *err)
+{
+    if (assign->peer_count > MU_NEIGHBOURS_MAX || assign->serve_count > MU_NEIGHBOURS_MAX ||
+        (assign->leaf_counts && assign->world > MU_COUNTED_WORLD_MAX))
+        return mu_fail(err, MU_ERR_LIMIT,
+                       "Assign: %u peers, %u served, world %u: at most %d, %d, and %d with leaf counts",
+                       assign->peer_count, assign->serve_count, assign->world, MU_NEIGHBOURS_MAX, MU_NEIGHBOURS_MAX,
+                       MU_COUNTED_WORLD_MAX);
+    Muster__V1__Assign *pb = &parts->assign;
+    muster__v1__assign__init(pb);
+    pb->rank = assign->rank;
+    pb->world = assign->world;
+    pb->start_step = assign->start_step;
+    pb->secret = (ProtobufCBinaryData){.len = sizeof assign->secret, .data = (uint8_t *)assign->secret};
+    pb->mesh = assign->mesh;
+    if (assign->leaf_counts) {
+        pb->n_leaf_counts = assign->world;
+        pb->leaf_counts = (uint32_t *)assign->leaf_counts;
+    }
+    pb->n_peers = assign->peer_count;
+    pb->peers = parts->peer_pointers;
+    pb->source = (Muster__V1__StateSource)((int)assign->source + 1);
+    pb->source_rank = assign->source_rank;
+    pb->n_serve_ranks = assign->serve_count;
+    pb->serve_ranks = (uint32_t *)assign->serve_ranks;
+    if (assign->source == MU_SOURCE_ROLL_FORWARD) {
+        mu_wire_result_to_pb(&assign->roll_forward, &parts->result);
+        pb->roll_forward = &parts->result;
+    }
+    pb->checkpoint = assign->checkpoint;
+    pb->command_base = assign->command_base;
+    enum mu_status status = mu_wire_put_string(assign->checkpoint_dir, MU_WIRE_TEXT, "Assign.checkpoint_dir",
+                                               sizeof assign->checkpoint_dir, &pb->checkpoint_dir, err);
+    return status ? status : put_peers(arena, assign, parts, err);
+}
+
+static enum mu_status put_snapshot(const struct mu_snapshot *snapshot, struct parts *parts, struct mu_error *err)
+{
+    Muster__V1__Snapshot *pb = &parts->snapshot;
+    muster__v1__snapshot__init(pb);
+    pb->checkpoint = snapshot->checkpoint;
+    pb->piece = snapshot->piece;
+    pb->piece_count = snapshot->piece_count;
+    return mu_wire_put_string(snapshot->dir, MU_WIRE_TEXT, "Snapshot.dir", sizeof snapshot->dir, &pb->dir, err);
+}
+
+static enum mu_status put_command(const struct mu_coord_message *message, struct parts *parts, struct mu_error *err)
+{
+    Muster__V1__Command *pb = &parts->command;
+    muster__v1__command__init(pb);
+    pb->number = message->command.number;
+    pb->kind = (Muster__V1__CommandKind)message->command.kind;
+    pb->not_before_step = message->command.not_before_step;
+    if (message->command.kind != MU_COMMAND_CHECKPOINT)
+        return MU_OK;
+    pb->snapshot = &parts->snapshot;
+    return put_snapshot(&message->command.snapshot, parts, err);
+}
+
+static enum mu_status put_message(struct mu_wire_arena *arena, const struct mu_coord_message *message,
+                                  struct parts *parts, struct mu_error *err)
+{
+    Muster__V1__CoordinatorMessage *pb = &parts->message;
+    muster__v1__coordinator_message__init(pb);
+    pb->generation = message->generation;
+    switch (message->kind) {
+    case MU_CM_WELCOME:
+        pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_WELCOME;
+        pb->welcome = &parts->welcome;
+        return put_welcome(arena, message, parts, err);
+    case MU_CM_REJECT:
+        pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_REJECT;
+        pb->reject = &parts->reject;
+        muster__v1__reject__init(&parts->reject);
+        parts->reject.reason = (Muster__V1__RejectReason)((int)message->reject.reason + 1);
+        parts->reject.text = mu_wire_put_text(arena, message->reject.text, sizeof message->reject.text);
+        return parts->reject.text ? MU_OK : no_memory(err);
+    case MU_CM_ASSIGN:
+        pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_ASSIGN;
+        pb->assign = &parts->assign;
+        return put_assign(arena, &message->assign, parts, err);
+    case MU_CM_GO:
+        pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_GO;
+        pb->go = &parts->go;
+        muster__v1__go__init(&parts->go);
+        return MU_OK;
+    case MU_CM_REVOKE:
+        pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_REVOKE;
+        pb->revoke = &parts->revoke;
+        muster__v1__revoke__init(&parts->revoke);
+        return MU_OK;
+    case MU_CM_COMMAND:
+        pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_COMMAND;
+        pb->command = &parts->command;
+        return put_command(message, parts, err);
+    case MU_CM_SNAPSHOT:
+        pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_SNAPSHOT;
+        pb->snapshot = &parts->snapshot;
+        return put_snapshot(&message->snapshot, parts, err);
+    case MU_CM_PIECE_ACK:
+        pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_PIECE_ACK;
+        pb->piece_ack = &parts->piece_ack;
+        muster__v1__piece_ack__init(&parts->piece_ack);
+        parts->piece_ack.checkpoint = message->piece_ack.checkpoint;
+        parts->piece_ack.piece = message->piece_ack.piece;
+        return MU_OK;
+    case MU_CM_RELEASE:
+        pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_RELEASE;
+        pb->release = &parts->release;
+        muster__v1__release__init(&parts->release);
+        parts->release.exit_code = message->release.exit_code;
+        parts->release.text = mu_wire_put_text(arena, message->release.text, sizeof message->release.text);
+        return parts->release.text ? MU_OK : no_memory(err);
+    case MU_CM_COUNT:
+        break;
+    }
+    return mu_fail(err, MU_ERR_INVALID, "CoordinatorMessage.kind: value %d is not allowed", (int)message->kind);
+}
+
+enum mu_status mu_wire_encode_coord(struct mu_wire_arena *arena, const struct mu_coord_message *message,
+                                    const void **ret_data, size_t *ret_size_bytes, struct mu_error *err)
+{
+    struct parts parts;
+    enum mu_status status = put_message(arena, message, &parts, err);
+    if (status)
+        return status;
+    return mu_wire_pack(arena, &parts.message.base, MU_WIRE_COORD_BYTES_MAX, ret_data, ret_size_bytes, err);
+}
+
+/* ---- decode ---- */
+
+static enum mu_status get_welcome(struct mu_wire_arena *arena, const Muster__V1__Welcome *pb,
+                                  struct mu_coord_message *out, struct mu_error *err)
+{
+    enum mu_status status =
+        mu_wire_get_string(pb->name, MU_WIRE_NAME, "Welcome.name", out->welcome.name, sizeof out->welcome.name, err);
+    if (status == MU_OK)
+        status = mu_wire_get_id(pb->job_uid, "Welcome.job_uid", &out->welcome.job_uid, err);
+    if (status)
+        return status;
+    if (pb->heartbeat_ms == 0 || pb->lost_ms <= pb->heartbeat_ms)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "Welcome.heartbeat_ms: value %u is not allowed: 1 to less than lost_ms (%u)", pb->heartbeat_ms,
+                       pb->lost_ms);
+    out->welcome.heartbeat_ms = pb->heartbeat_ms;
+    out->welcome.lost_ms = pb->lost_ms;
+    if (!pb->spec)
+        return MU_OK;
+    struct mu_job_spec *spec = mu_wire_arena_alloc(arena, sizeof *spec);
+    if (!spec)
+        return no_memory(err);
+    out->welcome.spec = spec;
+    return mu_wire_spec_from_pb(pb->spec, spec, err);
+}
+
+static enum mu_status get_leaf_counts(const Muster__V1__Assign *pb, struct mu_assign *out, struct mu_error *err)
+{
+    if (pb->n_leaf_counts == 0)
+        return MU_OK;
+    if (pb->n_leaf_counts != pb->world || pb->world > MU_COUNTED_WORLD_MAX)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "Assign.leaf_counts: %zu of them are not allowed: none, or world (%u) up to %d",
+                       pb->n_leaf_counts, pb->world, MU_COUNTED_WORLD_MAX);
+    uint64_t sum = 0;
+    for (size_t i = 0; i < pb->n_leaf_counts; i++)
+        sum += pb->leaf_counts[i];
+    if (sum == 0 || sum > MU_LEAVES_MAX)
+        return mu_fail(err, MU_ERR_INVALID, "Assign.leaf_counts: a sum of %llu is not allowed: 1 to %d",
+                       (unsigned long long)sum, MU_LEAVES_MAX);
+    out->leaf_counts = pb->leaf_counts; /* in the arena, like all that was unpacked */
+    return MU_OK;
+}
+
+/* Ranks of a generation, ascending, without the own one. */
+static enum mu_status check_rank(const Muster__V1__Assign *pb, uint32_t rank, bool first, uint32_t previous,
+                                 const char *field, struct mu_error *err)
+{
+    if (rank < pb->world && rank != pb->rank && (first || rank > previous))
+        return MU_OK;
+    return mu_fail(err, MU_ERR_INVALID,
+                   "%s: rank %u is not allowed: ascending ranks below world (%u), not the own (%u)", field, rank,
+                   pb->world, pb->rank);
+}
+
+static enum mu_status get_peers(struct mu_wire_arena *arena, const Muster__V1__Assign *pb, struct mu_assign *out,
+                                struct mu_error *err)
+{
+    if (pb->n_peers > MU_NEIGHBOURS_MAX || pb->n_serve_ranks > MU_NEIGHBOURS_MAX)
+        return mu_fail(err, MU_ERR_LIMIT, "Assign: %zu peers and %zu serve_ranks are not allowed: at most %d each",
+                       pb->n_peers, pb->n_serve_ranks, MU_NEIGHBOURS_MAX);
+    struct mu_peer *peers = mu_wire_arena_alloc(arena, sizeof *peers * MU_NEIGHBOURS_MAX);
+    if (!peers)
+        return no_memory(err);
+    enum mu_status status = MU_OK;
+    for (uint32_t i = 0; i < pb->n_peers; i++) {
+        const Muster__V1__Peer *peer = pb->peers[i];
+        peers[i].rank = peer->rank;
+        peers[i].name = peer->name;
+        peers[i].address = peer->address;
+        if ((status = check_rank(pb, peer->rank, i == 0, i ? peers[i - 1].rank : 0, "Peer.rank", err)) ||
+            (status = mu_wire_get_id(peer->incarnation, "Peer.incarnation", &peers[i].incarnation, err)))
+            return status;
+        if (!mu_wire_name_ok(peer->name, MU_WORKER_NAME_SIZE) || !mu_wire_text_ok(peer->address, MU_ADDRESS_SIZE))
+            return mu_fail(err, MU_ERR_INVALID, "Peer: name or address of rank %u is not allowed", peer->rank);
+    }
+    for (uint32_t i = 0; i < pb->n_serve_ranks; i++) {
+        status = check_rank(pb, pb->serve_ranks[i], i == 0, i ? pb->serve_ranks[i - 1] : 0, "Assign.serve_ranks", err);
+        if (status)
+            return status;
+    }
+    out->peers = peers;
+    out->peer_count = (uint32_t)pb->n_peers;
+    out->serve_ranks = pb->serve_ranks;
+    out->serve_count = (uint32_t)pb->n_serve_ranks;
+    return MU_OK;
+}
+
+static enum mu_status get_assign(struct mu_wire_arena *arena, const Muster__V1__Assign *pb, struct mu_assign *out,
+                                 struct mu_error *err)
+{
+    if (pb->world == 0 || pb->world > MU_WORKERS_MAX || pb->rank >= pb->world)
+        return mu_fail(err, MU_ERR_INVALID, "Assign: rank %u of world %u is not allowed: world 1 to %d, rank below it",
+                       pb->rank, pb->world, MU_WORKERS_MAX);
+    if (pb->secret.len != sizeof out->secret)
+        return mu_fail(err, MU_ERR_INVALID, "Assign.secret: %zu bytes are not allowed: %zu", pb->secret.len,
+                       sizeof out->secret);
+    if (pb->start_step > MU_STEPS_MAX)
+        return mu_fail(err, MU_ERR_INVALID, "Assign.start_step: value %llu is not allowed: at most %llu",
+                       (unsigned long long)pb->start_step, (unsigned long long)MU_STEPS_MAX);
+    int source = 0;
+    enum mu_status status = MU_OK;
+    if ((status = mu_wire_get_enum((int)pb->source, 1, MU_SOURCE_INIT + 1, "Assign.source", &source, err)) ||
+        (status = get_leaf_counts(pb, out, err)) || (status = get_peers(arena, pb, out, err)) ||
+        (status = mu_wire_get_string(pb->checkpoint_dir, MU_WIRE_TEXT, "Assign.checkpoint_dir", out->checkpoint_dir,
+                                     sizeof out->checkpoint_dir, err)))
+        return status;
+    out->source = (enum mu_state_source)(source - 1);
+    if (out->source == MU_SOURCE_PEER &&
+        (status = check_rank(pb, pb->source_rank, true, 0, "Assign.source_rank", err)) != MU_OK)
+        return status;
+    if (out->source == MU_SOURCE_ROLL_FORWARD && !pb->roll_forward)
+        return mu_fail(err, MU_ERR_INVALID, "Assign.roll_forward: is missing");
+    if (out->source == MU_SOURCE_CHECKPOINT && out->checkpoint_dir[0] != '/')
+        return mu_fail(err, MU_ERR_INVALID, "Assign.checkpoint_dir: '%s' is not allowed: an absolute path",
+                       out->checkpoint_dir);
+    mu_wire_result_from_pb(pb->roll_forward, &out->roll_forward);
+    memcpy(out->secret, pb->secret.data, sizeof out->secret);
+    out->rank = pb->rank;
+    out->world = pb->world;
+    out->start_step = pb->start_step;
+    out->mesh = pb->mesh;
+    out->source_rank = pb->source_rank;
+    out->checkpoint = pb->checkpoint;
+    out->command_base = pb->command_base;
+    return MU_OK;
+}
+
+static enum mu_status get_snapshot(const Muster__V1__Snapshot *pb, struct mu_snapshot *out, struct mu_error *err)
+{
+    if (!pb)
+        return mu_fail(err, MU_ERR_INVALID, "Command.snapshot: is missing");
+    if (pb->piece_count == 0 || pb->piece_count > MU_WORKERS_MAX || pb->piece >= pb->piece_count)
+        return mu_fail(err, MU_ERR_INVALID, "Snapshot: piece %u of %u is not allowed: 1 to %d pieces", pb->piece,
+                       pb->piece_count, MU_WORKERS_MAX);
+    enum mu_status status = mu_wire_get_string(pb->dir, MU_WIRE_TEXT, "Snapshot.dir", out->dir, sizeof out->dir, err);
+    if (status)
+        return status;
+    if (out->dir[0] != '/')
+        return mu_fail(err, MU_ERR_INVALID, "Snapshot.dir: '%s' is not allowed: an absolute path", out->dir);
+    out->checkpoint = pb->checkpoint;
+    out->piece = pb->piece;
+    out->piece_count = pb->piece_count;
+    return MU_OK;
+}
+
+static enum mu_status get_command(const Muster__V1__Command *pb, struct mu_coord_message *out, struct mu_error *err)
+{
+    int kind = 0;
+    enum mu_status status =
+        mu_wire_get_enum((int)pb->kind, MU_COMMAND_CHECKPOINT, MU_COMMAND_PARK, "Command.kind", &kind, err);
+    if (status)
+        return status;
+    out->command.number = pb->number;
+    out->command.kind = (enum mu_command_kind)kind;
+    out->command.not_before_step = pb->not_before_step;
+    return kind == MU_COMMAND_CHECKPOINT ? get_snapshot(pb->snapshot, &out->command.snapshot, err) : MU_OK;
+}
+
+static enum mu_status get_reject(const Muster__V1__Reject *pb, struct mu_coord_message *out, struct mu_error *err)
+{
+    int reason = 0;
+    enum mu_status status = mu_wire_get_enum((int)pb->reason, 1, MU_REJECT_INVALID + 1, "Reject.reason", &reason, err);
+    if (status)
+        return status;
+    out->reject.reason = (enum mu_reject_reason)(reason - 1);
+    return mu_wire_get_string(pb->text, MU_WIRE_TEXT, "Reject.text", out->reject.text, sizeof out->reject.text, err);
+}
+
+static enum mu_status get_message(struct mu_wire_arena *arena, const Muster__V1__CoordinatorMessage *pb,
+                                  struct mu_coord_message *out, struct mu_error *err)
+{
+    out->generation = pb->generation;
+    switch (pb->kind_case) {
+    case MUSTER__V1__COORDINATOR_MESSAGE__KIND_WELCOME:
+        out->kind = MU_CM_WELCOME;
+        return get_welcome(arena, pb->welcome, out, err);
+    case MUSTER__V1__COORDINATOR_MESSAGE__KIND_REJECT:
+        out->kind = MU_CM_REJECT;
+        return get_reject(pb->reject, out, err);
+    case MUSTER__V1__COORDINATOR_MESSAGE__KIND_ASSIGN:
+        out->kind = MU_CM_ASSIGN;
+        return get_assign(arena, pb->assign, &out->assign, err);
+    case MUSTER__V1__COORDINATOR_MESSAGE__KIND_GO:
+        out->kind = MU_CM_GO;
+        return MU_OK;
+    case MUSTER__V1__COORDINATOR_MESSAGE__KIND_REVOKE:
+        out->kind = MU_CM_REVOKE;
+        return MU_OK;
+    case MUSTER__V1__COORDINATOR_MESSAGE__KIND_COMMAND:
+        out->kind = MU_CM_COMMAND;
+        return get_command(pb->command, out, err);
+    case MUSTER__V1__COORDINATOR_MESSAGE__KIND_SNAPSHOT:
+        out->kind = MU_CM_SNAPSHOT;
+        return get_snapshot(pb->snapshot, &out->snapshot, err);
+    case MUSTER__V1__COORDINATOR_MESSAGE__KIND_PIECE_ACK:
+        out->kind = MU_CM_PIECE_ACK;
+        out->piece_ack.checkpoint = pb->piece_ack->checkpoint;
+        out->piece_ack.piece = pb->piece_ack->piece;
+        return MU_OK;
+    case MUSTER__V1__COORDINATOR_MESSAGE__KIND_RELEASE:
+        out->kind = MU_CM_RELEASE;
+        out->release.exit_code = pb->release->exit_code;
+        return mu_wire_get_string(pb->release->text, MU_WIRE_TEXT, "Release.text", out->release.text,
+                                  sizeof out->release.text, err);
+    default:
+        return mu_fail(err, MU_ERR_INVALID, "CoordinatorMessage: has no kind that this version knows");
+    }
+}
+
+enum mu_status mu_wire_decode_coord(struct mu_wire_arena *arena, const void *data, size_t size_bytes,
+                                    struct mu_coord_message *ret_message, struct mu_error *err)
+{
+    const ProtobufCMessage *unpacked = NULL;
+    enum mu_status status = mu_wire_unpack(arena, &muster__v1__coordinator_message__descriptor, data, size_bytes,
+                                           MU_WIRE_COORD_BYTES_MAX, &unpacked, err);
+    if (status)
+        return status;
+    struct mu_coord_message message = {0};
+    status = get_message(arena, (const Muster__V1__CoordinatorMessage *)unpacked, &message, err);
+    if (status == MU_OK)
+        *ret_message = message;
+    return status;
+}

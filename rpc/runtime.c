@@ -1,0 +1,100 @@
+#include "rpc/runtime.h"
+
+#include <grpc/byte_buffer.h>
+#include <grpc/grpc_security.h>
+#include <grpc/slice.h>
+#include <grpc/support/log.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void drop_log(gpr_log_func_args *args)
+{
+    (void)args;
+}
+
+void mu_rpc_runtime_acquire(void)
+{
+    /* grpc_init starts threads; they must not take the program's signals. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    if (!getenv("GRPC_VERBOSITY"))
+        gpr_set_log_function(drop_log);
+    grpc_init();
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void mu_rpc_runtime_release(void)
+{
+    grpc_shutdown();
+}
+
+enum mu_status mu_rpc_thread_start(pthread_t *thread, void *(*main)(void *), void *arg, struct mu_error *err)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(thread, NULL, main, arg);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed ? mu_fail_errno(err, failed, "cannot start a thread for network input (see ulimit -u)") : MU_OK;
+}
+
+grpc_server_credentials *mu_rpc_server_credentials(void)
+{
+    return grpc_insecure_server_credentials_create();
+}
+
+grpc_channel_credentials *mu_rpc_channel_credentials(void)
+{
+    return grpc_insecure_credentials_create();
+}
+
+void mu_rpc_args_init(struct mu_rpc_args *args)
+{
+    args->args.num_args = 0;
+    args->args.args = args->items;
+}
+
+void mu_rpc_args_int(struct mu_rpc_args *args, const char *key, uint64_t value)
+{
+    MU_ASSERT(args->args.num_args < MU_RPC_ARGS_MAX);
+    grpc_arg *arg = &args->items[args->args.num_args++];
+    arg->type = GRPC_ARG_INTEGER;
+    arg->key = (char *)(uintptr_t)key;
+    arg->value.integer = value < INT_MAX ? (int)value : INT_MAX;
+}
+
+void mu_rpc_args_common(struct mu_rpc_args *args, size_t max_receive_bytes, unsigned keepalive_time_ms, unsigned keepalive_timeout_ms)
+{
+    mu_rpc_args_int(args, GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, max_receive_bytes);
+    mu_rpc_args_int(args, GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_time_ms);
+    mu_rpc_args_int(args, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_timeout_ms);
+    mu_rpc_args_int(args, GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    mu_rpc_args_int(args, GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+    mu_rpc_args_int(args, GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1u << GRPC_COMPRESS_NONE);
+    mu_rpc_args_int(args, GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+    mu_rpc_args_int(args, GRPC_ARG_ENABLE_PER_MESSAGE_COMPRESSION, 0);
+    mu_rpc_args_int(args, GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    mu_rpc_args_int(args, GRPC_ARG_ENABLE_CHANNELZ, 0);
+}
+
+void mu_rpc_start(grpc_call *call, const grpc_op *ops, size_t op_count, struct mu_rpc_tag *tag)
+{
+    mu_rpc_tag_arm(tag);
+    grpc_call_error error = grpc_call_start_batch(call, ops, op_count, tag, NULL);
+    MU_ASSERT(error == GRPC_CALL_OK);
+}
+
+void mu_rpc_slice_text(grpc_slice slice, char *text, size_t size)
+{
+    size_t length = GRPC_SLICE_LENGTH(slice);
+    if (length > size - 1)
+        length = size - 1;
+    memcpy(text, GRPC_SLICE_START_PTR(slice), length);
+    text[length] = '\0';
+    for (size_t i = 0; i < length; i++)
+        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f)
+            text[i] = ' ';
+}

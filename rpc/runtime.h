@@ -1,0 +1,65 @@
+/* What server and client share of the gRPC C core: its life, channel arguments, credentials. Internal to rpc/. */
+#ifndef MU_RPC_RUNTIME_H
+#define MU_RPC_RUNTIME_H
+
+#include <grpc/grpc.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/status.h"
+
+/* Every server and every pool holds the core up between these two. Thread-safe. The core's own log is silenced (libraries return, they
+ * do not log) unless GRPC_VERBOSITY is set in the environment. */
+void mu_rpc_runtime_acquire(void);
+void mu_rpc_runtime_release(void);
+
+/* A thread with all signals blocked: signals belong to the threads of the program. */
+enum mu_status mu_rpc_thread_start(pthread_t *thread, void *(*main)(void *), void *arg, struct mu_error *err) MU_WARN_UNUSED;
+
+/* The one place where credentials are chosen. The caller releases them. */
+grpc_server_credentials *mu_rpc_server_credentials(void);
+grpc_channel_credentials *mu_rpc_channel_credentials(void);
+
+enum { MU_RPC_ARGS_MAX = 32 };
+
+/* Channel arguments under construction; strings are borrowed until the channel or server exists. */
+struct mu_rpc_args {
+    grpc_channel_args args;
+    grpc_arg items[MU_RPC_ARGS_MAX];
+};
+
+void mu_rpc_args_init(struct mu_rpc_args *args);
+void mu_rpc_args_int(struct mu_rpc_args *args, const char *key, uint64_t value); /* clamped to INT_MAX */
+/* What holds for both sides: message and metadata limits, keepalive, no compression (a small message may inflate to gigabytes), no
+ * bandwidth probing (a ping for every heartbeat). */
+void mu_rpc_args_common(struct mu_rpc_args *args, size_t max_receive_bytes, unsigned keepalive_time_ms, unsigned keepalive_timeout_ms);
+
+/* Tag of one operation that the core may have in progress. The flag catches a tag used twice and orders our memory accesses around the
+ * core's own synchronisation, which sanitizers do not see. */
+struct mu_rpc_tag {
+    atomic_bool armed;
+};
+
+static inline void mu_rpc_tag_arm(struct mu_rpc_tag *tag)
+{
+    MU_ASSERT(!atomic_exchange_explicit(&tag->armed, true, memory_order_acq_rel));
+}
+
+static inline void mu_rpc_tag_fire(struct mu_rpc_tag *tag)
+{
+    MU_ASSERT(atomic_exchange_explicit(&tag->armed, false, memory_order_acq_rel));
+}
+
+/* Starts one batch; anything but success is a fault of this program. */
+void mu_rpc_start(grpc_call *call, const grpc_op *ops, size_t op_count, struct mu_rpc_tag *tag);
+
+/* Header by which a server says at once that it accepted a bidi stream. */
+#define MU_RPC_OPEN_MARK "muster-open"
+
+/* Copies a slice as text, control characters replaced, cut at size - 1. */
+void mu_rpc_slice_text(grpc_slice slice, char *text, size_t size);
+
+#endif

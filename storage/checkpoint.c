@@ -1,0 +1,255 @@
+/* What needs the manifest and the pieces together: the proof of the tiling, verification, loading. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "storage/manifest.h"
+#include "storage/piece_format.h"
+
+enum { PATH_BYTES_MAX = 4096, TILED_KINDS = 3 };
+
+/* --- tiling --- */
+
+struct tile {
+    const struct mu_manifest_entry *entry;
+    const char *file;
+};
+
+static int by_kind_and_chunk(const void *a, const void *b)
+{
+    const struct mu_manifest_entry *left = ((const struct tile *)a)->entry, *right = ((const struct tile *)b)->entry;
+    if (left->kind != right->kind)
+        return left->kind < right->kind ? -1 : 1;
+    if (left->first_chunk != right->first_chunk)
+        return left->first_chunk < right->first_chunk ? -1 : 1;
+    if (left->chunk_count != right->chunk_count)
+        return left->chunk_count < right->chunk_count ? -1 : 1;
+    return left->cell < right->cell ? -1 : left->cell > right->cell;
+}
+
+static enum mu_status check_cell(const struct mu_manifest_entry *entry, const char *file,
+                                 const struct mu_model_spec *spec, struct mu_error *err)
+{
+    struct mu_cell cell = {.name = "?"};
+    if (entry->cell < spec->cell_count)
+        cell = mu_model_cell(spec, entry->cell);
+    if (strcmp(cell.name, entry->cell_name) == 0 && entry->first_chunk >= cell.first_chunk &&
+        entry->first_chunk - cell.first_chunk < cell.chunk_count &&
+        entry->chunk_count <= cell.chunk_count - (entry->first_chunk - cell.first_chunk))
+        return MU_OK;
+    return mu_fail(err, MU_ERR_CORRUPT,
+                   "piece '%s': chunks %" PRIu32 "-%" PRIu32 " of cell %s (number %" PRIu32
+                   ") are not the model's: that cell is %s, chunks "
+                   "%" PRIu32 "-%" PRIu32,
+                   file, entry->first_chunk, entry->first_chunk + entry->chunk_count - 1, entry->cell_name, entry->cell,
+                   cell.name, cell.first_chunk, cell.first_chunk + cell.chunk_count - 1);
+}
+
+static enum mu_status fail_gap(int kind, uint64_t chunk, const struct mu_model_spec *spec, struct mu_error *err)
+{
+    char where[64] = "";
+    if (spec)
+        snprintf(where, sizeof where, " (cell %s)",
+                 mu_model_cell(spec, mu_model_chunk(spec, (uint32_t)chunk).cell).name);
+    return mu_fail(err, MU_ERR_CORRUPT,
+                   "the pieces do not cover the model: chunk %" PRIu64 "%s of kind %s is in no piece", chunk, where,
+                   mu_piece_kind_name((enum mu_piece_kind)kind));
+}
+
+/* `tiles` are sorted: each kind must run from chunk 0 to chunk_count without a step aside. */
+static enum mu_status sweep(const struct tile *tiles, size_t tile_count, uint32_t chunk_count,
+                            const struct mu_model_spec *spec, struct mu_error *err)
+{
+    size_t i = 0;
+    for (int kind = MU_PIECE_PARAMETERS; kind <= MU_PIECE_MOMENT2; kind++) {
+        uint64_t next = 0;
+        const char *previous = "";
+        for (; i < tile_count && (int)tiles[i].entry->kind == kind; i++) {
+            const struct mu_manifest_entry *entry = tiles[i].entry;
+            if (entry->first_chunk > next && next < chunk_count)
+                return fail_gap(kind, next, spec, err);
+            if ((uint64_t)entry->first_chunk + entry->chunk_count > chunk_count)
+                return mu_fail(err, MU_ERR_CORRUPT,
+                               "piece '%s': chunk %" PRIu64 " of kind %s is beyond the model's %" PRIu32 " chunks",
+                               tiles[i].file, (uint64_t)entry->first_chunk + entry->chunk_count - 1,
+                               mu_piece_kind_name(entry->kind), chunk_count);
+            if (entry->first_chunk < next)
+                return mu_fail(err, MU_ERR_CORRUPT,
+                               "chunk %" PRIu32 " (cell %s) of kind %s is in two places: piece '%s' and piece '%s'",
+                               entry->first_chunk, entry->cell_name, mu_piece_kind_name(entry->kind), previous,
+                               tiles[i].file);
+            next = (uint64_t)entry->first_chunk + entry->chunk_count;
+            previous = tiles[i].file;
+        }
+        if (next < chunk_count)
+            return fail_gap(kind, next, spec, err);
+    }
+    return MU_OK;
+}
+
+enum mu_status mu_manifest_check_tiling(const struct mu_manifest *manifest, const struct mu_model_spec *spec,
+                                        struct mu_error *err)
+{
+    if (spec && spec->chunk_count != manifest->chunk_count)
+        return mu_fail(err, MU_ERR_CORRUPT,
+                       "the manifest is of a model of %" PRIu32 " chunks, this job's model has %" PRIu32,
+                       manifest->chunk_count, spec->chunk_count);
+    size_t tile_count = 0;
+    for (size_t i = 0; i < manifest->piece_count; i++)
+        tile_count += manifest->pieces[i].entry_count;
+    struct tile *tiles = calloc(tile_count ? tile_count : 1, sizeof *tiles);
+    if (!tiles)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory to check %zu entries of a manifest", tile_count);
+    enum mu_status status = MU_OK;
+    tile_count = 0;
+    for (size_t i = 0; i < manifest->piece_count && status == MU_OK; i++) {
+        const struct mu_manifest_piece *piece = &manifest->pieces[i];
+        for (size_t j = 0; j < piece->entry_count && status == MU_OK; j++) {
+            if (piece->entries[j].kind > MU_PIECE_MOMENT2)
+                continue;
+            if (spec)
+                status = check_cell(&piece->entries[j], piece->file, spec, err);
+            tiles[tile_count++] = (struct tile){.entry = &piece->entries[j], .file = piece->file};
+        }
+    }
+    if (status == MU_OK) {
+        qsort(tiles, tile_count, sizeof *tiles, by_kind_and_chunk);
+        status = sweep(tiles, tile_count, manifest->chunk_count, spec, err);
+    }
+    free(tiles);
+    return status;
+}
+
+/* --- the pieces against the manifest --- */
+
+static enum mu_status piece_path(const char *dir, const char *file, char path[PATH_BYTES_MAX], struct mu_error *err)
+{
+    if ((size_t)snprintf(path, PATH_BYTES_MAX, "%s/%s", dir, file) < PATH_BYTES_MAX)
+        return MU_OK;
+    return mu_fail(err, MU_ERR_INVALID, "a checkpoint directory path of %zu bytes is not allowed", strlen(dir));
+}
+
+/* Called for every entry of a piece while it is read: ticks off the manifest's list, which may be in another order, and
+ * finds the place. */
+struct matcher {
+    const struct mu_manifest_entry **wanted; /* sorted by kind, chunks, cell */
+    size_t wanted_count, seen_count;
+    const struct mu_model_spec *spec; /* NULL: no destinations */
+    float *flat[TILED_KINDS];
+    bool is_foreign; /* an entry that the manifest or the model does not have */
+    char foreign[MU_PIECE_TENSOR_NAME_SIZE];
+};
+
+static int compare_entries(const void *a, const void *b)
+{
+    struct tile left = {.entry = *(const struct mu_manifest_entry *const *)a},
+                right = {.entry = *(const struct mu_manifest_entry *const *)b};
+    return by_kind_and_chunk(&left, &right);
+}
+
+static float *match(void *arg, const struct mu_piece_entry *entry)
+{
+    struct matcher *matcher = arg;
+    const struct mu_manifest_entry key = {
+        .kind = entry->kind, .cell = entry->cell, .first_chunk = entry->first_chunk, .chunk_count = entry->chunk_count};
+    const struct mu_manifest_entry *wanted = &key;
+    const struct mu_manifest_entry **found =
+        matcher->wanted_count
+            ? bsearch(&wanted, matcher->wanted, matcher->wanted_count, sizeof(void *), compare_entries)
+            : NULL;
+    bool is_known = found && strcmp((*found)->cell_name, entry->cell_name) == 0;
+    bool is_tiled = entry->kind <= MU_PIECE_MOMENT2;
+    if (is_known && is_tiled)
+        is_known = matcher->spec ? mu_piece_entry_fits(entry, matcher->spec)
+                                 : (entry->size + MU_CHUNK_ELEMENTS - 1) / MU_CHUNK_ELEMENTS == entry->chunk_count;
+    matcher->seen_count++;
+    if (!is_known && !matcher->is_foreign) {
+        matcher->is_foreign = true;
+        mu_piece_tensor_name(entry, matcher->foreign);
+    }
+    if (!is_known || !is_tiled || !matcher->spec || !matcher->flat[entry->kind])
+        return NULL;
+    return matcher->flat[entry->kind] + entry->offset;
+}
+
+static enum mu_status read_piece(const char *dir, const struct mu_manifest *manifest,
+                                 const struct mu_manifest_piece *piece, const struct mu_model_spec *spec,
+                                 float *const flat[TILED_KINDS], const atomic_bool *abort, struct mu_error *err)
+{
+    char path[PATH_BYTES_MAX];
+    enum mu_status status = piece_path(dir, piece->file, path, err);
+    if (status != MU_OK)
+        return status;
+    struct matcher matcher = {.spec = spec, .wanted_count = piece->entry_count, .flat = {flat[0], flat[1], flat[2]}};
+    matcher.wanted = calloc(piece->entry_count ? piece->entry_count : 1, sizeof(void *));
+    if (!matcher.wanted)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "'%s': no memory for %zu entries", path, piece->entry_count);
+    for (size_t i = 0; i < piece->entry_count; i++)
+        matcher.wanted[i] = &piece->entries[i];
+    qsort(matcher.wanted, piece->entry_count, sizeof(void *), compare_entries);
+    struct mu_piece_expected expected = {
+        .size_bytes = piece->size_bytes, .xxh3 = piece->xxh3, .identity = &manifest->identity};
+    struct mu_piece_read_options options = {.resolve = match, .arg = &matcher, .expected = &expected, .abort = abort};
+    status = mu_piece_read(path, &options, NULL, err);
+    if (status == MU_OK && matcher.is_foreign)
+        status = mu_fail(err, MU_ERR_CORRUPT, "'%s': entry %s is not what the manifest or the model says", path,
+                         matcher.foreign);
+    else if (status == MU_OK && matcher.seen_count != piece->entry_count)
+        status = mu_fail(err, MU_ERR_CORRUPT, "'%s': holds %zu entries, the manifest says %zu", path,
+                         matcher.seen_count, piece->entry_count);
+    free(matcher.wanted);
+    return status;
+}
+
+enum mu_status mu_checkpoint_load(const char *dir, const struct mu_manifest *manifest, const struct mu_model_spec *spec,
+                                  float *parameters, float *moment1, float *moment2, const atomic_bool *abort,
+                                  struct mu_error *err)
+{
+    float *const flat[TILED_KINDS] = {parameters, moment1, moment2};
+    enum mu_status status = mu_manifest_check_tiling(manifest, spec, err);
+    if (status != MU_OK)
+        mu_error_prefix(err, "'%s'", dir);
+    for (size_t i = 0; i < manifest->piece_count && status == MU_OK; i++)
+        status = read_piece(dir, manifest, &manifest->pieces[i], spec, flat, abort, err);
+    return status;
+}
+
+static void note(struct mu_checkpoint_report *report, const struct mu_error *problem)
+{
+    if (report->problem_count < MU_VERIFY_PROBLEMS_MAX)
+        report->problems[report->problem_count] = *problem;
+    report->problem_count++;
+}
+
+enum mu_status mu_checkpoint_verify(const char *dir, struct mu_checkpoint_report *ret_report, struct mu_error *err)
+{
+    static float *const nowhere[TILED_KINDS] = {NULL, NULL, NULL};
+    struct mu_checkpoint_report report = {.piece_count = 0};
+    struct mu_manifest *manifest = NULL;
+    struct mu_error problem;
+    if (mu_manifest_read(dir, &manifest, &problem) != MU_OK) {
+        note(&report, &problem);
+    } else {
+        report.identity = manifest->identity;
+        report.piece_count = manifest->piece_count;
+        if (mu_manifest_check_tiling(manifest, NULL, &problem) != MU_OK) {
+            mu_error_prefix(&problem, "'%s'", dir);
+            note(&report, &problem);
+        }
+        for (size_t i = 0; i < manifest->piece_count; i++) {
+            if (read_piece(dir, manifest, &manifest->pieces[i], NULL, nowhere, NULL, &problem) != MU_OK) {
+                report.bad_piece_count++;
+                note(&report, &problem);
+            } else {
+                report.size_bytes += manifest->pieces[i].size_bytes;
+            }
+        }
+        mu_manifest_free(manifest);
+    }
+    if (ret_report)
+        *ret_report = report;
+    if (report.problem_count == 0)
+        return MU_OK;
+    return mu_fail(err, report.problems[0].status, "%s", report.problems[0].text);
+}

@@ -1,0 +1,289 @@
+#include "storage/job_json.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum kind { KIND_TEXT, KIND_U32, KIND_U64, KIND_U64_TEXT, KIND_F32, KIND_F64, KIND_CHOICE };
+
+struct choice {
+    const char *name;
+    int value;
+};
+
+struct field {
+    const char *group; /* NULL: top level */
+    const char *key;
+    enum kind kind;
+    size_t offset;               /* in struct mu_job_spec */
+    size_t size;                 /* KIND_TEXT: capacity in bytes */
+    const struct choice *choices; /* KIND_CHOICE */
+};
+
+static const struct choice families[] = {{"gpt2", MU_FAMILY_GPT2}, {NULL, 0}};
+static const struct choice formats[] = {{"bytes", MU_TOKENS_BYTES}, {"llmc", MU_TOKENS_LLMC}, {NULL, 0}};
+static const struct choice kinds[] = {{"shared", MU_CHECKPOINT_SHARED}, {"local", MU_CHECKPOINT_LOCAL}, {NULL, 0}};
+static const struct choice numerics[] = {{"exact", MU_NUMERICS_EXACT}, {"fast", MU_NUMERICS_FAST}, {NULL, 0}};
+
+#define AT(member)             offsetof(struct mu_job_spec, member), sizeof(((struct mu_job_spec *)0)->member)
+#define FIELD(group, key, k)   {#group, #key, k, AT(group.key), NULL}
+#define CHOICE(group, key, of) {#group, #key, KIND_CHOICE, AT(group.key), of}
+
+/* Every field of the record, once; test_job_json changes each byte of a record to see that none is forgotten. */
+static const struct field fields[] = {
+    {NULL, "job", KIND_TEXT, AT(name), NULL},
+    CHOICE(model, family, families),
+    FIELD(model, layers, KIND_U32),
+    FIELD(model, heads, KIND_U32),
+    FIELD(model, channels, KIND_U32),
+    FIELD(model, context, KIND_U32),
+    FIELD(model, vocab, KIND_U32),
+    FIELD(model, dropout, KIND_F32),
+    FIELD(data, path, KIND_TEXT),
+    CHOICE(data, tokens, formats),
+    FIELD(data, holdout, KIND_F64),
+    FIELD(batch, sequences, KIND_U32),
+    FIELD(batch, micro, KIND_U32),
+    FIELD(batch, accumulate, KIND_U32),
+    FIELD(batch, length, KIND_U32),
+    {NULL, "steps", KIND_U64, AT(steps), NULL},
+    FIELD(optimizer, lr, KIND_F64),
+    FIELD(optimizer, min_lr, KIND_F64),
+    FIELD(optimizer, warmup, KIND_U64),
+    FIELD(optimizer, beta1, KIND_F64),
+    FIELD(optimizer, beta2, KIND_F64),
+    FIELD(optimizer, eps, KIND_F64),
+    FIELD(optimizer, weight_decay, KIND_F64),
+    FIELD(optimizer, clip, KIND_F64),
+    FIELD(workers, min, KIND_U32),
+    FIELD(workers, max, KIND_U32),
+    FIELD(workers, spares, KIND_U32),
+    FIELD(checkpoint, path, KIND_TEXT),
+    CHOICE(checkpoint, kind, kinds),
+    FIELD(checkpoint, every, KIND_U64),
+    FIELD(checkpoint, keep, KIND_U32),
+    FIELD(checkpoint, keep_every, KIND_U64),
+    FIELD(eval, every, KIND_U64),
+    FIELD(eval, sequences, KIND_U32),
+    {NULL, "numerics", KIND_CHOICE, AT(numerics), numerics},
+    {NULL, "seed", KIND_U64_TEXT, AT(seed), NULL},
+};
+enum { FIELD_COUNT = sizeof fields / sizeof fields[0] };
+
+static void name_of(const struct field *field, char *out, size_t out_size)
+{
+    snprintf(out, out_size, "%s%s%s", field->group ? field->group : "", field->group ? "." : "", field->key);
+}
+
+/* ---- Writing ---- */
+
+static json_t *value_to_json(const struct field *field, const void *at)
+{
+    char digits[32];
+    switch (field->kind) {
+    case KIND_TEXT:
+        return json_string(at);
+    case KIND_U32:
+        return json_integer(*(const uint32_t *)at);
+    case KIND_U64:
+        return json_integer((json_int_t)*(const uint64_t *)at);
+    case KIND_U64_TEXT:
+        snprintf(digits, sizeof digits, "%" PRIu64, *(const uint64_t *)at);
+        return json_string(digits);
+    case KIND_F32:
+        return json_real((double)*(const float *)at);
+    case KIND_F64:
+        return json_real(*(const double *)at);
+    case KIND_CHOICE:
+        break;
+    }
+    int value;
+    memcpy(&value, at, sizeof value);
+    for (const struct choice *choice = field->choices; choice->name; choice++)
+        if (choice->value == value)
+            return json_string(choice->name);
+    return NULL;
+}
+
+json_t *mu_job_spec_to_json(const struct mu_job_spec *spec)
+{
+    json_t *root = json_object();
+    if (!root)
+        return NULL;
+    for (size_t i = 0; i < FIELD_COUNT; i++) {
+        json_t *group = root;
+        if (fields[i].group) {
+            group = json_object_get(root, fields[i].group);
+            if (!group) {
+                group = json_object();
+                if (json_object_set_new(root, fields[i].group, group))
+                    goto fail;
+            }
+        }
+        if (json_object_set_new(group, fields[i].key, value_to_json(&fields[i], (const char *)spec + fields[i].offset)))
+            goto fail;
+    }
+    return root;
+fail:
+    json_decref(root);
+    return NULL;
+}
+
+char *mu_job_spec_to_text(const struct mu_job_spec *spec)
+{
+    json_t *root = mu_job_spec_to_json(spec);
+    char *text = root ? json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+    json_decref(root);
+    return text;
+}
+
+/* ---- Reading ---- */
+
+static enum mu_status wrong(const struct field *field, const char *allowed, struct mu_error *err)
+{
+    char name[64];
+    name_of(field, name, sizeof name);
+    return mu_fail(err, MU_ERR_INVALID, "%s: not %s; write the record as muster writes it", name, allowed);
+}
+
+static enum mu_status integer_from_json(const struct field *field, const json_t *value, uint64_t max, uint64_t *ret_value,
+                                        struct mu_error *err)
+{
+    if (!json_is_integer(value) || json_integer_value(value) < 0 || (uint64_t)json_integer_value(value) > max)
+        return wrong(field, max == UINT32_MAX ? "a whole number of 32 bits" : "a whole number", err);
+    *ret_value = (uint64_t)json_integer_value(value);
+    return MU_OK;
+}
+
+/* Decimal, canonical: no sign, no leading zero. */
+static enum mu_status digits_from_json(const struct field *field, const json_t *value, uint64_t *ret_value, struct mu_error *err)
+{
+    const char *text = json_string_value(value);
+    char canonical[32] = "";
+    if (text && strspn(text, "0123456789") == strlen(text)) {
+        *ret_value = strtoull(text, NULL, 10);
+        snprintf(canonical, sizeof canonical, "%" PRIu64, *ret_value);
+    }
+    return text && strcmp(text, canonical) == 0 ? MU_OK : wrong(field, "a string of digits, below 2^64", err);
+}
+
+static enum mu_status text_from_json(const struct field *field, const json_t *value, char *at, struct mu_error *err)
+{
+    size_t length = json_string_length(value);
+    if (!json_is_string(value) || length >= field->size || strlen(json_string_value(value)) != length)
+        return wrong(field, "a string of the allowed length", err);
+    memcpy(at, json_string_value(value), length + 1);
+    return MU_OK;
+}
+
+static enum mu_status choice_from_json(const struct field *field, const json_t *value, void *at, struct mu_error *err)
+{
+    const char *text = json_string_value(value);
+    for (const struct choice *choice = field->choices; text && choice->name; choice++) {
+        if (strcmp(text, choice->name) == 0) {
+            memcpy(at, &choice->value, sizeof choice->value);
+            return MU_OK;
+        }
+    }
+    return wrong(field, "one of the known words", err);
+}
+
+static enum mu_status value_from_json(const struct field *field, const json_t *value, void *at, struct mu_error *err)
+{
+    uint64_t number = 0;
+    enum mu_status status = MU_OK;
+    switch (field->kind) {
+    case KIND_TEXT:
+        return text_from_json(field, value, at, err);
+    case KIND_U32:
+        status = integer_from_json(field, value, UINT32_MAX, &number, err);
+        if (status == MU_OK)
+            *(uint32_t *)at = (uint32_t)number;
+        return status;
+    case KIND_U64:
+        return integer_from_json(field, value, INT64_MAX, at, err);
+    case KIND_U64_TEXT:
+        return digits_from_json(field, value, at, err);
+    case KIND_F32:
+        if (!json_is_number(value) || (double)(float)json_number_value(value) != json_number_value(value))
+            return wrong(field, "a number of 32 bits", err);
+        *(float *)at = (float)json_number_value(value);
+        return MU_OK;
+    case KIND_F64:
+        if (!json_is_number(value))
+            return wrong(field, "a number", err);
+        *(double *)at = json_number_value(value);
+        return MU_OK;
+    case KIND_CHOICE:
+        break;
+    }
+    return choice_from_json(field, value, at, err);
+}
+
+/* Every known key was there, so the record has another key exactly when some object has more keys than fields. */
+static enum mu_status refuse_other_keys(const json_t *object, const char *group, struct mu_error *err)
+{
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)object, key, value)
+    {
+        bool known = false;
+        for (size_t i = 0; i < FIELD_COUNT && !known; i++) {
+            const char *own = fields[i].group;
+            if (!group)
+                known = strcmp(own ? own : fields[i].key, key) == 0;
+            else
+                known = own && strcmp(own, group) == 0 && strcmp(fields[i].key, key) == 0;
+        }
+        if (!known)
+            return mu_fail(err, MU_ERR_INVALID, "%s%s%.40s: unknown key; written by a newer version?", group ? group : "",
+                           group ? "." : "", key);
+        if (!group && json_is_object(value)) {
+            enum mu_status status = refuse_other_keys(value, key, err);
+            if (status)
+                return status;
+        }
+    }
+    return MU_OK;
+}
+
+enum mu_status mu_job_spec_from_json(const json_t *json, struct mu_job_spec *ret_spec, struct mu_error *err)
+{
+    if (!json_is_object(json))
+        return mu_fail(err, MU_ERR_INVALID, "job record: not a JSON object; write the record as muster writes it");
+    struct mu_job_spec spec;
+    memset(&spec, 0, sizeof spec);
+    enum mu_status status = MU_OK;
+    for (size_t i = 0; i < FIELD_COUNT; i++) {
+        const json_t *group = fields[i].group ? json_object_get(json, fields[i].group) : json;
+        const json_t *value = json_object_get(group, fields[i].key);
+        if (!value) {
+            char name[64];
+            name_of(&fields[i], name, sizeof name);
+            return mu_fail(err, MU_ERR_INVALID, "%s: is missing; write the record as muster writes it", name);
+        }
+        status = value_from_json(&fields[i], value, (char *)&spec + fields[i].offset, err);
+        if (status)
+            return status;
+    }
+    if ((status = refuse_other_keys(json, NULL, err)) || (status = mu_job_spec_check(&spec, err)))
+        return status;
+    *ret_spec = spec;
+    return MU_OK;
+}
+
+enum mu_status mu_job_spec_from_text(const char *text, size_t size_bytes, const char *what, struct mu_job_spec *ret_spec,
+                                     struct mu_error *err)
+{
+    json_error_t problem;
+    json_t *root = json_loadb(text, size_bytes, JSON_REJECT_DUPLICATES, &problem);
+    if (!root)
+        return mu_fail(err, MU_ERR_INVALID, "%s: not a JSON job record: line %d column %d: %.100s", what, problem.line, problem.column,
+                       problem.text);
+    enum mu_status status = mu_job_spec_from_json(root, ret_spec, err);
+    json_decref(root);
+    if (status && err)
+        return mu_error_prefix(err, "%s", what);
+    return status;
+}

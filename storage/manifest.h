@@ -1,0 +1,106 @@
+/* manifest.json: what a committed checkpoint consists of. A directory without one is not a checkpoint.
+ *
+ * The first line of the file holds the XXH3-128 of all that follows, so every changed or missing byte is found. 64-bit
+ * numbers are decimal strings (as in protobuf's JSON). Publishing is atomic and durable: temporary name, fsync, rename,
+ * fsync of the directory and of its parent. The reader takes hostile files. No threads; a manifest is a heap object
+ * owned by the caller. */
+#ifndef MU_STORAGE_MANIFEST_H
+#define MU_STORAGE_MANIFEST_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/id.h"
+#include "common/status.h"
+#include "plan/model_spec.h"
+#include "storage/pieces.h"
+
+#define MU_MANIFEST_FILE "manifest.json"
+enum {
+    MU_MANIFEST_FORMAT_VERSION = 1,
+    MU_MANIFEST_BYTES_MAX = 64 << 20,
+    MU_MANIFEST_PIECES_MAX = 65536,
+    MU_MANIFEST_ENTRIES_MAX = 1 << 17, /* over all pieces */
+    MU_MANIFEST_JOB_RECORD_BYTES_MAX = 1 << 20,
+    MU_NUMERIC_IDENTITY_SIZE = 128, /* text, with the terminating 0 */
+};
+
+struct mu_manifest_entry {
+    enum mu_piece_kind kind;
+    uint32_t cell;
+    char cell_name[MU_PIECE_CELL_NAME_SIZE];
+    uint32_t first_chunk, chunk_count;
+};
+struct mu_manifest_piece {
+    char file[MU_PIECE_FILE_NAME_SIZE];
+    uint64_t size_bytes;
+    struct mu_hash128 xxh3;
+    struct mu_manifest_entry *entries;
+    size_t entry_count, entry_capacity;
+};
+struct mu_manifest {
+    struct mu_checkpoint_identity identity;
+    struct mu_id nonce;
+    uint64_t created_wall_us; /* for display only */
+    char numeric_identity[MU_NUMERIC_IDENTITY_SIZE];
+    char *job_record;     /* canonical JSON text, opaque here; owned; never NULL in a read manifest */
+    uint32_t chunk_count; /* of the whole model */
+    struct mu_manifest_piece *pieces;
+    size_t piece_count, piece_capacity;
+};
+
+struct mu_manifest *mu_manifest_new(void); /* NULL: no memory */
+void mu_manifest_free(struct mu_manifest *manifest);
+enum mu_status mu_manifest_set_job_record(struct mu_manifest *manifest, const char *text) MU_WARN_UNUSED;
+/* Adds a piece that covers kinds p, m, v of a range of chunks (what mu_piece_entries_of_chunks writes). */
+enum mu_status mu_manifest_add_chunks(struct mu_manifest *manifest, const struct mu_model_spec *spec, const char *file,
+                                      uint64_t size_bytes, struct mu_hash128 xxh3, uint32_t first_chunk,
+                                      uint32_t chunk_count) MU_WARN_UNUSED;
+/* Adds an empty piece, then entries to the last piece. */
+enum mu_status mu_manifest_add_piece(struct mu_manifest *manifest, const char *file, uint64_t size_bytes,
+                                     struct mu_hash128 xxh3) MU_WARN_UNUSED;
+enum mu_status mu_manifest_add_entry(struct mu_manifest *manifest,
+                                     const struct mu_manifest_entry *entry) MU_WARN_UNUSED;
+
+/* Proves that every chunk of every cell is in exactly one piece, for p, m and v; the error names the first gap or
+ * overlap. With a spec, also that cell numbers, names and chunk ranges are the model's; without one (NULL), against the
+ * manifest's own chunk_count. */
+enum mu_status mu_manifest_check_tiling(const struct mu_manifest *manifest, const struct mu_model_spec *spec,
+                                        struct mu_error *err) MU_WARN_UNUSED;
+
+/* The file's text; *ret_text is from malloc and terminated. Judges every field as the reader does. */
+enum mu_status mu_manifest_encode(const struct mu_manifest *manifest, char **ret_text, size_t *ret_size_bytes,
+                                  struct mu_error *err) MU_WARN_UNUSED;
+/* `what` names the text in errors. */
+enum mu_status mu_manifest_decode(const void *text, size_t size_bytes, const char *what,
+                                  struct mu_manifest **ret_manifest, struct mu_error *err) MU_WARN_UNUSED;
+
+/* Publishes <dir>/manifest.json. Replaces one that is there (rolling forward writes the same again). */
+enum mu_status mu_manifest_write(const char *dir, const struct mu_manifest *manifest,
+                                 struct mu_error *err) MU_WARN_UNUSED;
+/* MU_ERR_NOT_FOUND: the directory has no manifest, so it is not a checkpoint. */
+enum mu_status mu_manifest_read(const char *dir, struct mu_manifest **ret_manifest,
+                                struct mu_error *err) MU_WARN_UNUSED;
+
+enum { MU_VERIFY_PROBLEMS_MAX = 8 };
+struct mu_checkpoint_report {
+    struct mu_checkpoint_identity identity;
+    size_t piece_count, bad_piece_count;
+    uint64_t size_bytes;  /* read and hashed */
+    size_t problem_count; /* all; the first few have text */
+    struct mu_error problems[MU_VERIFY_PROBLEMS_MAX];
+};
+/* Files alone: reads the manifest, proves the tiling, re-reads every piece and compares its size, checksums, identity
+ * and entries. Goes on after a bad piece. MU_OK only if nothing is wrong; otherwise the status and line of the first
+ * problem. ret_report (may be NULL) is filled in both cases. */
+enum mu_status mu_checkpoint_verify(const char *dir, struct mu_checkpoint_report *ret_report,
+                                    struct mu_error *err) MU_WARN_UNUSED;
+
+/* Fills the flat spaces from a checkpoint: proves the tiling against the model, then reads and verifies every byte of
+ * every piece. A NULL destination is verified and skipped. Each destination holds spec->flat_size floats; the gaps
+ * between cells are not touched; on error the contents are undefined. */
+enum mu_status mu_checkpoint_load(const char *dir, const struct mu_manifest *manifest, const struct mu_model_spec *spec,
+                                  float *parameters, float *moment1, float *moment2, const atomic_bool *abort,
+                                  struct mu_error *err) MU_WARN_UNUSED;
+
+#endif

@@ -1,0 +1,128 @@
+/* The user: submits the job, orders checkpoints, drains and cancels; asks again when the coordinator did not answer. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+struct request {
+    enum mu_coord_event_kind kind;
+    char worker[MU_WORKER_NAME_SIZE];
+    bool done;
+};
+
+struct mu_sim_client {
+    struct request *requests; /* cookie - 1 */
+    uint32_t count, capacity;
+    bool submitted, cancelled;
+    char (*drained)[MU_WORKER_NAME_SIZE];
+    uint32_t drained_count, drained_capacity;
+};
+
+static void ask(struct mu_sim *sim, struct mu_sim_event *event)
+{
+    uint64_t cookie = event->a;
+    struct request request = sim->client->requests[cookie - 1];
+    if (request.done || mu_sim_oracle_job_over(sim))
+        return;
+    bool once = request.kind == MU_CE_CHECKPOINT;
+    if (!once)
+        mu_sim_after(sim, mu_sim_delay(sim, 2 * MU_SIM_S), MU_SIM_NODE_NONE, ask, NULL, cookie, 0);
+    if (!mu_sim_coord_up(sim) || sim->nodes[MU_SIM_NODE_COORDINATOR].stopped)
+        return;
+    struct mu_coord_event out = {.kind = request.kind};
+    if (request.kind == MU_CE_SUBMIT) {
+        out.submit.cookie = cookie;
+        out.submit.spec = &sim->spec;
+    } else {
+        out.request.cookie = cookie;
+        out.request.job = sim->spec.name;
+        out.request.worker = request.worker;
+        out.request.reason = "operator";
+    }
+    mu_sim_coord_event(sim, &out);
+}
+
+static void add(struct mu_sim *sim, enum mu_coord_event_kind kind, const char *worker)
+{
+    struct mu_sim_client *client = sim->client;
+    client->requests = mu_sim_grow(client->requests, client->count, &client->capacity, sizeof *client->requests);
+    struct request *request = &client->requests[client->count++];
+    memset(request, 0, sizeof *request);
+    request->kind = kind;
+    if (worker)
+        snprintf(request->worker, sizeof request->worker, "%s", worker);
+    mu_sim_after(sim, mu_sim_delay(sim, sim->params.net_us), MU_SIM_NODE_NONE, ask, NULL, client->count, 0);
+}
+
+void mu_sim_client_init(struct mu_sim *sim)
+{
+    sim->client = mu_sim_alloc(sizeof *sim->client);
+    add(sim, MU_CE_SUBMIT, NULL);
+}
+
+void mu_sim_client_fini(struct mu_sim *sim)
+{
+    if (!sim->client)
+        return;
+    free(sim->client->requests);
+    free(sim->client->drained);
+    free(sim->client);
+}
+
+void mu_sim_client_reply(struct mu_sim *sim, uint64_t cookie, enum mu_status status, bool existed, const char *text)
+{
+    struct mu_sim_client *client = sim->client;
+    if (cookie == 0 || cookie > client->count) {
+        mu_sim_violate(sim, "a reply for cookie %llu that nobody asked for", (unsigned long long)cookie);
+        return;
+    }
+    struct request *request = &client->requests[cookie - 1];
+    mu_sim_trace(sim, "reply to request %llu (kind %d): %s %s", (unsigned long long)cookie, (int)request->kind, mu_status_name(status), text);
+    request->done = true;
+    if (request->kind == MU_CE_SUBMIT) {
+        if (status != MU_OK)
+            mu_sim_violate(sim, "submit refused: %s %s", mu_status_name(status), text);
+        if (client->submitted && !existed)
+            mu_sim_violate(sim, "the same job was accepted as new twice");
+        client->submitted = true;
+    }
+}
+
+void mu_sim_client_checkpoint(struct mu_sim *sim)
+{
+    add(sim, MU_CE_CHECKPOINT, NULL);
+}
+
+void mu_sim_client_cancel(struct mu_sim *sim)
+{
+    sim->client->cancelled = true;
+    add(sim, MU_CE_CANCEL, NULL);
+}
+
+bool mu_sim_client_cancelled(const struct mu_sim *sim)
+{
+    return sim->client->cancelled;
+}
+
+void mu_sim_client_drain(struct mu_sim *sim, const char *worker)
+{
+    struct mu_sim_client *client = sim->client;
+    client->drained = mu_sim_grow(client->drained, client->drained_count, &client->drained_capacity, sizeof *client->drained);
+    snprintf(client->drained[client->drained_count++], MU_WORKER_NAME_SIZE, "%s", worker);
+    add(sim, MU_CE_DRAIN, worker);
+}
+
+/* Also lifts quarantines: every name that a record keeps out. */
+void mu_sim_client_undrain_all(struct mu_sim *sim)
+{
+    struct mu_sim_client *client = sim->client;
+    for (uint32_t i = 0; i < client->count; i++)
+        client->requests[i].done = client->requests[i].done || client->requests[i].kind == MU_CE_DRAIN;
+    for (uint32_t i = 0; i < client->drained_count; i++)
+        add(sim, MU_CE_UNDRAIN, client->drained[i]);
+    for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
+        const struct mu_record *record = mu_sim_store_at(sim->store, i);
+        if (record->kind == MU_RECORD_WORKER && (record->worker->quarantined || record->worker->draining))
+            add(sim, MU_CE_UNDRAIN, record->worker->name);
+    }
+}

@@ -1,0 +1,166 @@
+/* The shared file system of the checkpoints: pieces appear whole or not at all, a manifest makes a directory a checkpoint. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+struct mu_hash128 mu_sim_piece_checksum(const struct mu_sim_piece *piece)
+{
+    uint64_t words[3 + MU_SIM_CHUNKS] = {piece->step, piece->first_chunk, piece->chunk_count};
+    memcpy(words + 3, piece->values, sizeof piece->values);
+    struct mu_hash128 sum = mu_xxh3_128(words, sizeof words);
+    if (piece->corrupt)
+        sum.low ^= 1;
+    return sum;
+}
+
+void mu_sim_files_free(struct mu_sim_files *files)
+{
+    for (uint32_t i = 0; i < files->count; i++)
+        free(files->directories[i].pieces);
+    free(files->directories);
+}
+
+struct mu_sim_directory *mu_sim_files_find(struct mu_sim_files *files, const char *path)
+{
+    for (uint32_t i = 0; i < files->count; i++) {
+        if (strcmp(files->directories[i].path, path) == 0)
+            return &files->directories[i];
+    }
+    return NULL;
+}
+
+static struct mu_sim_directory *make(struct mu_sim_files *files, const char *path)
+{
+    struct mu_sim_directory *directory = mu_sim_files_find(files, path);
+    if (directory)
+        return directory;
+    files->directories = mu_sim_grow(files->directories, files->count, &files->capacity, sizeof *files->directories);
+    directory = &files->directories[files->count++];
+    memset(directory, 0, sizeof *directory);
+    strcpy(directory->path, path);
+    return directory;
+}
+
+static enum mu_status io_luck(struct mu_sim *sim)
+{
+    if (sim->now_us < sim->files.full_until_us)
+        return MU_ERR_NO_SPACE;
+    if (!sim->faults_over && mu_sim_chance(sim, sim->params.io_error_ppm))
+        return mu_sim_below(sim, 2) ? MU_ERR_NO_SPACE : MU_ERR_IO;
+    return MU_OK;
+}
+
+static struct mu_sim_piece *find_piece(struct mu_sim_directory *directory, const char *file)
+{
+    for (uint32_t i = 0; directory && i < directory->piece_count; i++) {
+        if (strcmp(directory->pieces[i].file, file) == 0)
+            return &directory->pieces[i];
+    }
+    return NULL;
+}
+
+enum mu_status mu_sim_files_write(struct mu_sim *sim, const struct mu_sim_piece *piece)
+{
+    enum mu_status status = io_luck(sim);
+    if (status != MU_OK)
+        return status;
+    struct mu_sim_directory *directory = make(&sim->files, piece->dir);
+    struct mu_sim_piece *place = find_piece(directory, piece->file);
+    if (!place) {
+        directory->pieces =
+            mu_sim_grow(directory->pieces, directory->piece_count, &directory->piece_capacity, sizeof *directory->pieces);
+        place = &directory->pieces[directory->piece_count++];
+    }
+    *place = *piece;
+    return MU_OK;
+}
+
+bool mu_sim_files_complete(struct mu_sim *sim, const struct mu_checkpoint_record *record, bool allow_corrupt, const char **ret_why)
+{
+    struct mu_sim_directory *directory = mu_sim_files_find(&sim->files, record->dir);
+    uint32_t next_chunk = 0;
+    *ret_why = "the directory is not there";
+    if (!directory)
+        return false;
+    for (uint32_t i = 0; i < record->piece_count; i++) {
+        const struct mu_piece_record *expected = &record->pieces[i];
+        const struct mu_sim_piece *piece = find_piece(directory, expected->file);
+        *ret_why = "a piece has not been reported";
+        if (!expected->done)
+            return false;
+        *ret_why = "a piece is not there";
+        if (!piece)
+            return false;
+        struct mu_sim_piece clean = *piece;
+        if (allow_corrupt)
+            clean.corrupt = false;
+        struct mu_hash128 sum = mu_sim_piece_checksum(&clean);
+        *ret_why = "a piece does not match its checksum";
+        if (sum.low != expected->checksum.low || sum.high != expected->checksum.high)
+            return false;
+        *ret_why = "a piece is of another step";
+        if (piece->step != record->step)
+            return false;
+        *ret_why = "the pieces do not tile the state";
+        if (piece->chunk_count && piece->first_chunk != next_chunk)
+            return false;
+        next_chunk += piece->chunk_count;
+    }
+    *ret_why = "the pieces do not tile the state";
+    return next_chunk == MU_SIM_CHUNKS;
+}
+
+enum mu_status mu_sim_files_publish(struct mu_sim *sim, const struct mu_checkpoint_record *record, const char **ret_text)
+{
+    enum mu_status status = io_luck(sim);
+    *ret_text = "cannot write manifest.json";
+    if (status != MU_OK)
+        return status;
+    /* A mutated coordinator has a mutated shell: the invariant of the commit must find it. */
+    if (!mu_sim_files_complete(sim, record, false, ret_text) && !MU_MUTANT(MU_MUT_COMMIT_MISSING_PIECE) && !MU_MUTANT(MU_MUT_MIX_STEPS))
+        return MU_ERR_CORRUPT;
+    struct mu_sim_directory *directory = make(&sim->files, record->dir);
+    directory->manifest = true;
+    for (uint32_t i = 0; i < record->piece_count; i++) {
+        struct mu_sim_piece *piece = find_piece(directory, record->pieces[i].file);
+        if (piece)
+            piece->listed = true;
+    }
+    *ret_text = "";
+    return MU_OK;
+}
+
+enum mu_status mu_sim_files_delete(struct mu_sim *sim, const char *path)
+{
+    enum mu_status status = io_luck(sim);
+    struct mu_sim_directory *directory = mu_sim_files_find(&sim->files, path);
+    if (status == MU_ERR_NO_SPACE)
+        status = MU_OK; /* deleting needs none */
+    if (status != MU_OK || !directory)
+        return status;
+    free(directory->pieces);
+    *directory = sim->files.directories[--sim->files.count];
+    return MU_OK;
+}
+
+bool mu_sim_files_load(struct mu_sim *sim, const char *path, uint64_t *ret_step, uint64_t values[MU_SIM_CHUNKS])
+{
+    struct mu_sim_directory *directory = mu_sim_files_find(&sim->files, path);
+    uint32_t found = 0;
+    if (!directory || !directory->manifest)
+        return false;
+    for (uint32_t i = 0; i < directory->piece_count; i++) {
+        const struct mu_sim_piece *piece = &directory->pieces[i];
+        if (!piece->listed) /* of a writer that was replaced */
+            continue;
+        if (piece->corrupt)
+            return false;
+        for (uint32_t c = 0; c < piece->chunk_count; c++) {
+            values[piece->first_chunk + c] = piece->values[c];
+            found |= 1u << (piece->first_chunk + c);
+        }
+        *ret_step = piece->step;
+    }
+    return found == (1u << MU_SIM_CHUNKS) - 1;
+}

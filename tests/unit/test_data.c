@@ -1,0 +1,388 @@
+/* links: mu_data */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/rng.h"
+#include "worker/data.h"
+
+/* ---- a directory per test ---- */
+
+struct place {
+    char directory[64];
+    char path[128];
+};
+
+static int place_setup(void **state)
+{
+    struct place *place = calloc(1, sizeof *place);
+    snprintf(place->directory, sizeof place->directory, "/tmp/muster-test-data-XXXXXX");
+    if (!mkdtemp(place->directory))
+        return -1;
+    *state = place;
+    return 0;
+}
+
+static int place_teardown(void **state)
+{
+    struct place *place = *state;
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf '%s'", place->directory);
+    int result = system(command);
+    free(place);
+    return result;
+}
+
+static const char *path_in(struct place *place, const char *name)
+{
+    snprintf(place->path, sizeof place->path, "%s/%s", place->directory, name);
+    return place->path;
+}
+
+static void write_file(struct place *place, const char *name, const void *data, size_t size)
+{
+    FILE *file = fopen(path_in(place, name), "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(data, 1, size, file), size);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void write_shard(struct place *place, const char *name, uint32_t width, const uint32_t *tokens, uint32_t count,
+                        uint32_t claimed)
+{
+    size_t size = 1024 + (size_t)count * width;
+    uint8_t *file = calloc(1, size);
+    uint32_t header[3] = {width == 2 ? 20240520u : 20240801u, width == 2 ? 1u : 7u, claimed};
+    memcpy(file, header, sizeof header);
+    for (uint32_t i = 0; i < count; i++)
+        memcpy(file + 1024 + (size_t)i * width, &tokens[i], width);
+    write_file(place, name, file, size);
+    free(file);
+}
+
+static uint32_t *random_tokens(uint32_t count, uint32_t vocab, uint64_t seed)
+{
+    uint32_t *tokens = calloc(count, sizeof tokens[0]);
+    for (uint32_t i = 0; i < count; i++)
+        tokens[i] = (uint32_t)(mu_splitmix64(&seed) % vocab);
+    return tokens;
+}
+
+static struct mu_data *open_ok(const struct mu_data_config *config)
+{
+    struct mu_data *data = NULL;
+    struct mu_error err = {0};
+    if (mu_data_open(config, &data, &err) != MU_OK)
+        fail_msg("mu_data_open: %s", err.text);
+    return data;
+}
+
+static void open_fails(const struct mu_data_config *config, enum mu_status status, const char *const *needles)
+{
+    struct mu_data *data = NULL;
+    struct mu_error err = {0};
+    assert_int_equal(mu_data_open(config, &data, &err), status);
+    assert_null(data);
+    assert_null(strchr(err.text, '\n'));
+    for (; *needles; needles++) {
+        if (!strstr(err.text, *needles))
+            fail_msg("\"%s\" does not say \"%s\"", err.text, *needles);
+    }
+}
+#define NEEDLES(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+/* ---- the order of samples ---- */
+
+static void test_order_over_an_epoch_uses_every_sample_once(void **state)
+{
+    (void)state;
+    static const uint64_t counts[] = {1, 2, 7, 64, 1000, 4097};
+    for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+        uint64_t count = counts[c];
+        uint8_t *seen = malloc(count);
+        uint64_t same_place = 0;
+        for (uint64_t epoch = 0; epoch < 3; epoch++) {
+            memset(seen, 0, count);
+            for (uint64_t i = 0; i < count; i++) {
+                uint64_t sample = mu_data_order(count, 42, epoch * count + i);
+                assert_true(sample < count);
+                assert_int_equal(seen[sample]++, 0);
+                same_place += sample == mu_data_order(count, 42, (epoch + 1) * count + i);
+            }
+        }
+        if (count >= 64) /* epochs are shuffled differently: about one fixed place per epoch is chance */
+            assert_true(same_place < 20);
+        free(seen);
+    }
+}
+
+/* The ledger: whoever computes sequence g of the job gets one sample, and all sequences of an epoch together cover the
+ * training part once. Every token here is unique, so the tokens themselves are the proof. */
+static void test_sample_ledger_over_steps_covers_each_token_once_per_epoch(void **state)
+{
+    enum { TOKENS = 5000, LENGTH = 7, BATCH = 12 };
+    uint32_t *tokens = calloc(TOKENS, sizeof tokens[0]);
+    for (uint32_t i = 0; i < TOKENS; i++)
+        tokens[i] = i;
+    write_shard(*state, "a.bin", 4, tokens, 1234, 1234);
+    write_shard(*state, "b.bin", 4, tokens + 1234, TOKENS - 1234, TOKENS - 1234);
+    struct mu_data_config config = {
+        .path = path_in(*state, "*.bin"), .format = MU_TOKENS_LLMC, .vocab = TOKENS, .length = LENGTH, .holdout = 0.1};
+    struct mu_data *data = open_ok(&config);
+    struct mu_data_info info;
+    mu_data_info(data, &info);
+    assert_int_equal(info.token_count, TOKENS);
+    assert_int_equal(info.holdout_tokens, 500);
+    assert_int_equal(info.train_samples, 4499 / LENGTH);
+    assert_int_equal(info.eval_samples, 499 / LENGTH);
+
+    uint32_t *input_uses = calloc(TOKENS, sizeof input_uses[0]);
+    uint64_t sequences = 2 * info.train_samples; /* two epochs, cut into steps of BATCH */
+    for (uint64_t step = 0; step * BATCH < sequences; step++) {
+        for (uint64_t s = 0; s < BATCH && step * BATCH + s < sequences; s++) {
+            int32_t input[LENGTH], target[LENGTH];
+            assert_int_equal(mu_data_sample(data, 99, step * BATCH + s, input, target, NULL), MU_OK);
+            for (int i = 0; i < LENGTH; i++) {
+                assert_int_equal(target[i], input[i] + 1);
+                assert_int_equal(input[i], input[0] + i);
+                input_uses[input[i]]++;
+            }
+        }
+    }
+    for (uint32_t i = 0; i < TOKENS; i++)
+        assert_int_equal(input_uses[i], i < info.train_samples * LENGTH ? 2 : 0);
+    free(input_uses);
+    free(tokens);
+    mu_data_close(data);
+}
+
+static void test_eval_samples_come_in_order_from_the_held_out_part(void **state)
+{
+    enum { TOKENS = 1000, LENGTH = 8 };
+    uint32_t *tokens = calloc(TOKENS, sizeof tokens[0]);
+    for (uint32_t i = 0; i < TOKENS; i++)
+        tokens[i] = i;
+    write_shard(*state, "a.bin", 2, tokens, TOKENS, TOKENS);
+    struct mu_data *data = open_ok(&(struct mu_data_config){.path = path_in(*state, "a.bin"),
+                                                            .format = MU_TOKENS_LLMC,
+                                                            .vocab = TOKENS,
+                                                            .length = LENGTH,
+                                                            .holdout = 0.25});
+    struct mu_data_info info;
+    mu_data_info(data, &info);
+    assert_int_equal(info.eval_samples, 249 / LENGTH);
+    for (uint64_t i = 0; i < info.eval_samples; i++) {
+        int32_t input[LENGTH], target[LENGTH];
+        assert_int_equal(mu_data_eval_sample(data, i, input, target, NULL), MU_OK);
+        assert_int_equal(input[0], 750 + (int)i * LENGTH);
+        assert_int_equal(target[LENGTH - 1], 750 + (int)(i + 1) * LENGTH);
+    }
+    free(tokens);
+    mu_data_close(data);
+}
+
+/* ---- contents ---- */
+
+static void test_bytes_samples_equal_the_file(void **state)
+{
+    enum { SIZE = 300000, LENGTH = 5000 }; /* samples straddle checksummed blocks, and SAMPLE_PART */
+    uint8_t *text = malloc(SIZE);
+    uint64_t seed = 5;
+    for (size_t i = 0; i < SIZE; i++)
+        text[i] = (uint8_t)mu_splitmix64(&seed);
+    write_file(*state, "text", text, SIZE);
+    struct mu_data *data = open_ok(&(struct mu_data_config){
+        .path = path_in(*state, "text"), .format = MU_TOKENS_BYTES, .vocab = 256, .length = LENGTH});
+    struct mu_data_info info;
+    mu_data_info(data, &info);
+    assert_int_equal(info.train_samples, (SIZE - 1) / LENGTH);
+    assert_int_equal(info.eval_samples, 0);
+    int32_t *input = malloc(LENGTH * sizeof *input), *target = malloc(LENGTH * sizeof *target);
+    for (uint64_t g = 0; g < info.train_samples; g++) {
+        assert_int_equal(mu_data_sample(data, 1, g, input, target, NULL), MU_OK);
+        size_t first = (size_t)mu_data_order(info.train_samples, 1, g) * LENGTH;
+        for (size_t i = 0; i < LENGTH; i++) {
+            assert_int_equal(input[i], text[first + i]);
+            assert_int_equal(target[i], text[first + i + 1]);
+        }
+    }
+    free(input);
+    free(target);
+    free(text);
+    mu_data_close(data);
+}
+
+static struct mu_hash128 content_of(const char *path, enum mu_token_format format)
+{
+    struct mu_data *data =
+        open_ok(&(struct mu_data_config){.path = path, .format = format, .vocab = 65536, .length = 4});
+    struct mu_data_info info;
+    mu_data_info(data, &info);
+    mu_data_close(data);
+    return info.content;
+}
+
+static void test_content_hash_names_the_tokens_not_the_files(void **state)
+{
+    enum { TOKENS = 100000 };
+    uint32_t *tokens = random_tokens(TOKENS, 256, 3);
+    uint8_t *text = malloc(TOKENS);
+    for (size_t i = 0; i < TOKENS; i++)
+        text[i] = (uint8_t)tokens[i];
+    write_shard(*state, "narrow_0.bin", 2, tokens, 40001, 40001);
+    write_shard(*state, "narrow_1.bin", 2, tokens + 40001, TOKENS - 40001, TOKENS - 40001);
+    write_shard(*state, "wide.bin", 4, tokens, TOKENS, TOKENS);
+    write_file(*state, "text", text, TOKENS);
+    struct mu_hash128 narrow = content_of(path_in(*state, "narrow_*.bin"), MU_TOKENS_LLMC);
+    struct mu_hash128 wide = content_of(path_in(*state, "wide.bin"), MU_TOKENS_LLMC);
+    struct mu_hash128 bytes = content_of(path_in(*state, "text"), MU_TOKENS_BYTES);
+    assert_true(narrow.low == wide.low && narrow.high == wide.high);
+    assert_true(narrow.low == bytes.low && narrow.high == bytes.high);
+    text[TOKENS / 2] ^= 1;
+    write_file(*state, "text", text, TOKENS);
+    bytes = content_of(path_in(*state, "text"), MU_TOKENS_BYTES);
+    assert_false(narrow.low == bytes.low || narrow.high == bytes.high);
+    text[TOKENS / 2] ^= 1;
+    write_file(*state, "text", text, TOKENS - 1);
+    bytes = content_of(path_in(*state, "text"), MU_TOKENS_BYTES);
+    assert_false(narrow.low == bytes.low || narrow.high == bytes.high);
+    free(tokens);
+    free(text);
+}
+
+static void test_sample_of_a_file_changed_in_use_is_refused(void **state)
+{
+    enum { SIZE = 200000, LENGTH = 100 };
+    uint8_t *text = calloc(1, SIZE);
+    write_file(*state, "text", text, SIZE);
+    const char *path = path_in(*state, "text");
+    struct mu_data *data = open_ok(&(struct mu_data_config){
+        .path = path, .format = MU_TOKENS_BYTES, .vocab = 256, .length = LENGTH, .holdout = 0.5});
+    int32_t input[LENGTH], target[LENGTH];
+    struct mu_error err = {0};
+    int fd = open(path, O_RDWR);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, "x", 1, 150000), 1); /* third block */
+    assert_int_equal(mu_data_eval_sample(data, 0, input, target, &err), MU_OK);
+    assert_int_equal(mu_data_eval_sample(data, 499, input, target, &err), MU_ERR_CORRUPT);
+    assert_non_null(strstr(err.text, "changed while in use"));
+    assert_int_equal(pwrite(fd, "", 1, 150000), 1);
+    assert_int_equal(mu_data_eval_sample(data, 499, input, target, &err), MU_OK);
+    assert_int_equal(ftruncate(fd, 140000), 0);
+    assert_int_equal(mu_data_eval_sample(data, 499, input, target, &err), MU_ERR_CORRUPT);
+    assert_non_null(strstr(err.text, "truncated while in use"));
+    close(fd);
+    free(text);
+    mu_data_close(data);
+}
+
+/* ---- what is refused ---- */
+
+static void test_open_of_missing_or_irregular_files_is_refused(void **state)
+{
+    struct mu_data_config config = {
+        .path = path_in(*state, "none"), .format = MU_TOKENS_BYTES, .vocab = 256, .length = 4};
+    open_fails(&config, MU_ERR_NOT_FOUND, NEEDLES("none", "No such file"));
+    config.format = MU_TOKENS_LLMC;
+    open_fails(&config, MU_ERR_NOT_FOUND, NEEDLES("none", "no data file matches"));
+    assert_int_equal(mkdir(path_in(*state, "dir"), 0700), 0);
+    config.path = path_in(*state, "dir");
+    config.format = MU_TOKENS_BYTES;
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("dir", "not a regular file"));
+    assert_int_equal(mkfifo(path_in(*state, "pipe"), 0600), 0);
+    config.path = path_in(*state, "pipe");
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("pipe", "not a regular file"));
+}
+
+static void test_open_of_short_data_is_refused_with_numbers(void **state)
+{
+    struct mu_data_config config = {.format = MU_TOKENS_BYTES, .vocab = 256, .length = 16};
+    write_file(*state, "text", "", 0);
+    config.path = path_in(*state, "text");
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("0 tokens leave 0", "needs 17"));
+    write_file(*state, "text", "0123456789abcdef", 16);
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("16 tokens leave 16", "needs 17"));
+    write_file(*state, "text", "0123456789abcdefg", 17);
+    struct mu_data *data = open_ok(&config);
+    struct mu_data_info info;
+    mu_data_info(data, &info);
+    assert_int_equal(info.train_samples, 1);
+    mu_data_close(data);
+    config.holdout = 0.06; /* one token */
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("17 tokens leave 16", "0.06", "needs 17"));
+    config.holdout = 0.51;
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("data.holdout", "0.51", "0 to 0.5"));
+}
+
+static void test_open_of_a_token_outside_the_vocabulary_is_refused_with_its_place(void **state)
+{
+    enum { TOKENS = 70000 };
+    uint32_t *tokens = random_tokens(TOKENS, 100, 7);
+    tokens[50000] = 100;
+    write_shard(*state, "a.bin", 2, tokens, TOKENS, TOKENS);
+    struct mu_data_config config = {
+        .path = path_in(*state, "a.bin"), .format = MU_TOKENS_LLMC, .vocab = 100, .length = 4};
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("a.bin", "byte 101024 ", "token 50000)", "token 100,", "0 to 99"));
+    config.vocab = 101;
+    mu_data_close(open_ok(&config));
+    write_file(*state, "text", "plain \xff text", 12);
+    config =
+        (struct mu_data_config){.path = path_in(*state, "text"), .format = MU_TOKENS_BYTES, .vocab = 128, .length = 4};
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("text", "byte 6 ", "token 255,", "0 to 127"));
+    free(tokens);
+}
+
+static void test_open_of_a_malformed_shard_is_refused(void **state)
+{
+    uint32_t tokens[64] = {0};
+    struct mu_data_config config = {
+        .path = path_in(*state, "a.bin"), .format = MU_TOKENS_LLMC, .vocab = 100, .length = 4};
+    write_shard(*state, "a.bin", 2, tokens, 64, 65);
+    open_fails(&config, MU_ERR_CORRUPT, NEEDLES("a.bin", "1152 bytes", "65 tokens", "1154", "truncated"));
+    write_shard(*state, "a.bin", 4, tokens, 64, 63);
+    open_fails(&config, MU_ERR_CORRUPT, NEEDLES("a.bin", "1280 bytes", "63 tokens", "1276", "garbage"));
+    write_shard(*state, "a.bin", 2, tokens, 64, 0);
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("a.bin", "token count 0"));
+    write_shard(*state, "a.bin", 2, tokens, 64, 0x80000000u);
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("a.bin", "token count -2147483648"));
+    write_file(*state, "a.bin", tokens, 64);
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("a.bin", "64 bytes", "data.tokens: bytes"));
+    uint32_t header[260] = {20240520, 2, 4};
+    write_file(*state, "a.bin", header, 1024 + 8);
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("a.bin", "version 2", "only 1"));
+    header[0] = 20240521;
+    write_file(*state, "a.bin", header, 1024 + 8);
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("a.bin", "20240521", "20240520", "20240801"));
+    write_shard(*state, "a.bin", 2, tokens, 64, 64);
+    write_shard(*state, "b.bin", 4, tokens, 64, 64);
+    config.path = path_in(*state, "*.bin");
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("b.bin", "32-bit", "a.bin", "16-bit"));
+}
+
+int main(void)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, place_setup, place_teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(test_order_over_an_epoch_uses_every_sample_once),
+        TEST(test_sample_ledger_over_steps_covers_each_token_once_per_epoch),
+        TEST(test_eval_samples_come_in_order_from_the_held_out_part),
+        TEST(test_bytes_samples_equal_the_file),
+        TEST(test_content_hash_names_the_tokens_not_the_files),
+        TEST(test_sample_of_a_file_changed_in_use_is_refused),
+        TEST(test_open_of_missing_or_irregular_files_is_refused),
+        TEST(test_open_of_short_data_is_refused_with_numbers),
+        TEST(test_open_of_a_token_outside_the_vocabulary_is_refused_with_its_place),
+        TEST(test_open_of_a_malformed_shard_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,472 @@
+#include "worker/engine_internal.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/fault.h"
+
+/* ---- stopping ---- */
+
+bool engine_aborted(struct mu_engine *engine)
+{
+    pthread_mutex_lock(&engine->stop_lock);
+    bool aborted = engine->stopping || engine->aborted >= engine->current;
+    pthread_mutex_unlock(&engine->stop_lock);
+    return aborted;
+}
+
+void engine_set_current(struct mu_engine *engine, uint64_t generation)
+{
+    pthread_mutex_lock(&engine->stop_lock);
+    engine->current = generation;
+    atomic_store(&engine->cancel, engine->stopping || engine->aborted >= generation);
+    pthread_mutex_unlock(&engine->stop_lock);
+}
+
+/* Generations up to this one are over; whatever the engine does for one of them stops now. Any thread. */
+static void cancel_generations(struct mu_engine *engine, uint64_t generation, bool stop)
+{
+    pthread_mutex_lock(&engine->stop_lock);
+    engine->stopping = engine->stopping || stop;
+    if (generation > engine->aborted)
+        engine->aborted = generation;
+    if (engine->stopping || engine->aborted >= engine->current)
+        atomic_store(&engine->cancel, true);
+    pthread_mutex_unlock(&engine->stop_lock);
+    if (generation > 0)
+        mu_comm_abort(engine->comm, generation);
+}
+
+/* ---- hooks into compute ---- */
+
+static void poll_sockets(void *ctx)
+{
+    struct mu_engine *engine = ctx;
+    atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
+    if (!engine->now.group)
+        return;
+    uint64_t now_us = mu_clock_mono_us();
+    if (now_us - engine->polled_us < ENGINE_POLL_US)
+        return;
+    engine->polled_us = now_us;
+    if (mu_comm_group_progress(engine->now.group, NULL) != MU_OK)
+        atomic_store(&engine->cancel, true); /* a peer is gone: the rest of this step is wasted work */
+}
+
+void engine_set_cancellable(struct mu_engine *engine, bool cancellable)
+{
+    mu_pool_set_cancel(engine->pool, cancellable ? &engine->cancel : NULL);
+}
+
+void engine_set_waiting(struct mu_engine *engine, bool waiting)
+{
+    atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
+    atomic_store_explicit(&engine->waiting, waiting, memory_order_relaxed);
+}
+
+/* ---- events ---- */
+
+void engine_post(struct mu_engine *engine, const struct mu_worker_event *event)
+{
+    engine->callbacks.post(engine->callbacks.ctx, event);
+}
+
+static void post_piece(void *ctx, uint64_t generation, const struct mu_piece_report *report)
+{
+    (void)generation;
+    struct mu_engine *engine = ctx;
+    engine_post(engine, &(struct mu_worker_event){.kind = MU_WE_PIECE, .piece = *report});
+}
+
+static void copy_text(char out[MU_TEXT_SIZE], const char *text)
+{
+    snprintf(out, MU_TEXT_SIZE, "%.*s", MU_TEXT_SIZE - 1, text);
+}
+
+static void post_parked(struct mu_engine *engine, const struct mu_parked *parked)
+{
+    struct mu_worker_event event = {.kind = MU_WE_PARKED, .parked = *parked};
+    event.parked.held = engine->held;
+    MU_FAULT("worker.parked");
+    engine_post(engine, &event);
+}
+
+void engine_park(struct mu_engine *engine, enum mu_park_reason reason, const char *text)
+{
+    struct mu_parked parked = {.generation = engine->now.generation, .reason = reason};
+    if (text)
+        copy_text(parked.text, text);
+    engine->phase = ENGINE_PARKED;
+    post_parked(engine, &parked);
+}
+
+static enum mu_peer_failure peer_failure_of(enum mu_comm_failure_kind kind)
+{
+    switch (kind) {
+    case MU_COMM_FAIL_EOF:
+        return MU_PEER_FAILURE_EOF;
+    case MU_COMM_FAIL_RESET:
+    case MU_COMM_FAIL_REFUSED:
+        return MU_PEER_FAILURE_RESET;
+    case MU_COMM_FAIL_TIMEOUT:
+        return MU_PEER_FAILURE_TIMEOUT;
+    case MU_COMM_FAIL_PROTOCOL:
+        return MU_PEER_FAILURE_PROTOCOL;
+    case MU_COMM_FAIL_NONE:
+    case MU_COMM_FAIL_STALE: /* the peer is in a newer generation: nobody is at fault */
+    case MU_COMM_FAIL_LEFT:
+    case MU_COMM_FAIL_LOCAL:
+        break;
+    }
+    return MU_PEER_FAILURE_NONE;
+}
+
+void engine_park_failed(struct mu_engine *engine, enum mu_status status, const struct mu_error *err, enum mu_park_reason otherwise,
+                        uint64_t bad_checkpoint)
+{
+    struct mu_parked parked = {.generation = engine->now.generation, .reason = otherwise, .bad_checkpoint = bad_checkpoint};
+    struct mu_comm_failure failure = {0};
+    engine->phase = ENGINE_PARKED;
+    if (engine_aborted(engine))
+        return;
+    bool peers = engine->now.group && mu_comm_group_failures(engine->now.group, &failure, 1) > 0;
+    if (peers && failure.kind != MU_COMM_FAIL_LOCAL && (status == MU_ERR_UNAVAILABLE || status == MU_ERR_CANCELLED)) {
+        parked.reason = MU_PARK_PEER;
+        parked.peer_rank = failure.peer_rank;
+        parked.peer_failure = peer_failure_of(failure.kind);
+        snprintf(parked.text, sizeof parked.text, "exchange with rank %u failed: %s", failure.peer_rank,
+                 mu_comm_failure_name(failure.kind));
+        parked.bad_checkpoint = 0;
+    } else {
+        copy_text(parked.text, err->text);
+    }
+    post_parked(engine, &parked);
+}
+
+/* ---- generations ---- */
+
+void engine_generation_close(struct engine_generation *generation)
+{
+    mu_comm_group_close(generation->group);
+    mu_reduce_free(generation->reduce);
+    mu_transfer_free(generation->transfer);
+    memset(generation, 0, sizeof *generation);
+}
+
+static void do_abort(struct mu_engine *engine, uint64_t generation)
+{
+    if (engine->now.generation <= generation)
+        engine_generation_close(&engine->now);
+    if (engine->old.generation <= generation)
+        engine_generation_close(&engine->old);
+    if (engine->phase == ENGINE_PREPARED && engine->now.generation == 0)
+        engine->phase = ENGINE_PARKED;
+    post_parked(engine, &(struct mu_parked){.generation = generation, .reason = MU_PARK_REVOKED});
+}
+
+static void do_forget(struct mu_engine *engine)
+{
+    engine_generation_close(&engine->now);
+    engine_generation_close(&engine->old);
+    mu_snapshots_abandon(engine->snapshots);
+    engine_state_free(&engine->job.incoming);
+    memset(&engine->held, 0, sizeof engine->held);
+    if (engine->phase != ENGINE_EMPTY)
+        engine->phase = ENGINE_LOADED;
+}
+
+static void do_snapshot(struct mu_engine *engine, const struct engine_command *command)
+{
+    if (engine->held.has_state) {
+        engine_set_cancellable(engine, false); /* the generation may be over; the state is not */
+        engine_take_snapshot(engine, command->generation, &command->snapshot);
+        engine_set_cancellable(engine, true);
+        return;
+    }
+    struct mu_piece_report report = {
+        .checkpoint = command->snapshot.checkpoint, .piece = command->snapshot.piece, .status = MU_ERR_CONFLICT};
+    copy_text(report.text, "this worker holds no state to take a snapshot of");
+    post_piece(engine, command->generation, &report);
+}
+
+/* ---- the thread ---- */
+
+static void execute(struct mu_engine *engine, const struct engine_command *command)
+{
+    switch (command->kind) {
+    case ENGINE_LOAD:
+        engine_load(engine, command);
+        break;
+    case ENGINE_PREPARE:
+        engine_prepare(engine, command);
+        break;
+    case ENGINE_RUN:
+        engine_run(engine, command->generation);
+        break;
+    case ENGINE_ABORT:
+        do_abort(engine, command->generation);
+        break;
+    case ENGINE_SNAPSHOT:
+        do_snapshot(engine, command);
+        break;
+    case ENGINE_FORGET:
+        do_forget(engine);
+        break;
+    case ENGINE_STOP:
+        break;
+    }
+}
+
+/* Between commands: hand-shakes are answered, and a peer that dies before Go is noticed. */
+static void idle(struct mu_engine *engine)
+{
+    struct pollfd fds[2] = {{.fd = mu_queue_fd(engine->mailbox), .events = POLLIN}, {.fd = mu_comm_fd(engine->comm), .events = POLLIN}};
+    if (poll(fds, 2, -1) < 0 && errno != EINTR)
+        return;
+    mu_comm_progress(engine->comm);
+    if (engine->phase != ENGINE_PREPARED || !engine->now.group)
+        return;
+    struct mu_error err = {0};
+    enum mu_status status = mu_comm_group_progress(engine->now.group, &err);
+    if (status != MU_OK)
+        engine_park_failed(engine, status, &err, MU_PARK_PREPARE, 0);
+}
+
+static void *engine_main(void *arg)
+{
+    struct mu_engine *engine = arg;
+    for (bool stop = false; !stop;) {
+        struct engine_command *command = mu_queue_pop(engine->mailbox, 0);
+        if (!command) {
+            idle(engine);
+            continue;
+        }
+        stop = command->kind == ENGINE_STOP;
+        execute(engine, command);
+        free(command);
+        atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
+    }
+    engine_generation_close(&engine->now);
+    engine_generation_close(&engine->old);
+    return NULL;
+}
+
+/* Signals belong to the shell's threads. */
+static int start_thread(struct mu_engine *engine)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failure = pthread_create(&engine->thread, NULL, engine_main, engine);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    engine->thread_started = failure == 0;
+    return failure;
+}
+
+enum mu_status mu_engine_new(const struct mu_engine_config *config, struct mu_engine **ret_engine, struct mu_error *err)
+{
+    MU_ASSERT(config->callbacks.post && config->callbacks.vote && config->callbacks.boundary);
+    struct mu_comm_config comm = {.data_addr = config->data_addr,
+                                  .route_to = config->route_to,
+                                  .host_id = config->host_id,
+                                  .unix_dir = config->unix_dir};
+    enum mu_status status;
+    struct mu_engine *engine = calloc(1, sizeof *engine);
+    if (!engine)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the engine");
+    pthread_mutex_init(&engine->stop_lock, NULL);
+    engine->callbacks = config->callbacks;
+    engine->connect_timeout_ms = config->connect_timeout_ms ? config->connect_timeout_ms : MU_ENGINE_CONNECT_TIMEOUT_MS;
+    engine->mailbox = mu_queue_new(MU_ENGINE_MAILBOX_MAX);
+    if (!engine->mailbox) {
+        status = mu_fail(err, MU_ERR_NO_MEMORY, "no memory or file descriptors for the engine's mailbox");
+        goto failed;
+    }
+    status = mu_comm_new(&comm, &engine->comm, err);
+    if (status != MU_OK)
+        goto failed;
+    status = mu_pool_new(config->threads, err, &engine->pool);
+    if (status != MU_OK)
+        goto failed;
+    engine->threads = mu_pool_threads(engine->pool);
+    mu_pool_set_poll(engine->pool, poll_sockets, engine);
+    engine_set_cancellable(engine, true);
+    status = mu_snapshots_new(post_piece, engine, &engine->snapshots, err);
+    if (status != MU_OK)
+        goto failed;
+    int failure = start_thread(engine);
+    if (failure != 0) {
+        status = mu_fail_errno(err, failure, "cannot start the engine's thread");
+        goto failed;
+    }
+    *ret_engine = engine;
+    return MU_OK;
+failed:
+    mu_engine_free(engine);
+    return status;
+}
+
+static enum mu_status push(struct mu_engine *engine, struct engine_command *command)
+{
+    if (!command)
+        return MU_ERR_NO_MEMORY;
+    enum mu_status status = mu_queue_push(engine->mailbox, command);
+    if (status != MU_OK)
+        free(command);
+    return status;
+}
+
+static struct engine_command *command_new(enum engine_command_kind kind, uint64_t generation, size_t tail_bytes)
+{
+    struct engine_command *command = calloc(1, sizeof *command + tail_bytes);
+    if (command) {
+        command->kind = kind;
+        command->generation = generation;
+    }
+    return command;
+}
+
+void mu_engine_free(struct mu_engine *engine)
+{
+    if (!engine)
+        return;
+    if (engine->thread_started) {
+        cancel_generations(engine, UINT64_MAX, true);
+        mu_snapshots_abandon(engine->snapshots);
+        struct engine_command *stop = command_new(ENGINE_STOP, 0, 0);
+        MU_ASSERT(stop);
+        mu_queue_push_wait(engine->mailbox, stop);
+        pthread_join(engine->thread, NULL);
+    }
+    mu_snapshots_free(engine->snapshots);
+    for (struct engine_command *left; engine->mailbox && (left = mu_queue_pop(engine->mailbox, 0)) != NULL;)
+        free(left);
+    engine_unload(engine);
+    mu_pool_free(engine->pool);
+    mu_comm_free(engine->comm);
+    mu_queue_free(engine->mailbox);
+    pthread_mutex_destroy(&engine->stop_lock);
+    free(engine);
+}
+
+const char *mu_engine_address(const struct mu_engine *engine)
+{
+    return mu_comm_address(engine->comm);
+}
+
+uint32_t mu_engine_threads(const struct mu_engine *engine)
+{
+    return engine->threads;
+}
+
+void mu_engine_progress(const struct mu_engine *engine, uint64_t *ret_counter, bool *ret_waiting)
+{
+    *ret_counter = atomic_load_explicit(&engine->progress, memory_order_relaxed);
+    *ret_waiting = atomic_load_explicit(&engine->waiting, memory_order_relaxed);
+}
+
+/* ---- commands ---- */
+
+enum mu_status mu_engine_load(struct mu_engine *engine, const struct mu_job_spec *spec, struct mu_id uid)
+{
+    struct engine_command *command = command_new(ENGINE_LOAD, 0, 0);
+    if (command) {
+        command->spec = *spec;
+        command->id = uid;
+    }
+    return push(engine, command);
+}
+
+/* Takes `size_bytes` from the command's tail. */
+static void *tail_take(char **tail, size_t size_bytes)
+{
+    void *start = *tail;
+    size_t unit = _Alignof(max_align_t);
+    *tail += (size_bytes + unit - 1) / unit * unit;
+    return start;
+}
+
+static char *tail_text(char **tail, const char *text)
+{
+    size_t size_bytes = strlen(text) + 1;
+    return memcpy(tail_take(tail, size_bytes), text, size_bytes);
+}
+
+static void copy_assign(struct engine_command *command, const struct mu_assign *assign)
+{
+    char *tail = (char *)command->tail;
+    command->assign = *assign;
+    if (assign->leaf_counts)
+        command->assign.leaf_counts = memcpy(tail_take(&tail, assign->world * sizeof *assign->leaf_counts), assign->leaf_counts,
+                                             assign->world * sizeof *assign->leaf_counts);
+    if (assign->serve_count > 0)
+        command->assign.serve_ranks = memcpy(tail_take(&tail, assign->serve_count * sizeof *assign->serve_ranks),
+                                             assign->serve_ranks, assign->serve_count * sizeof *assign->serve_ranks);
+    struct mu_peer *peers = tail_take(&tail, assign->peer_count * sizeof *peers);
+    for (uint32_t i = 0; i < assign->peer_count; i++) {
+        peers[i] = assign->peers[i];
+        peers[i].name = tail_text(&tail, assign->peers[i].name ? assign->peers[i].name : "");
+        peers[i].address = tail_text(&tail, assign->peers[i].address);
+    }
+    command->assign.peers = peers;
+}
+
+static size_t assign_tail_bytes(const struct mu_assign *assign)
+{
+    size_t unit = _Alignof(max_align_t), bytes = 3 * unit;
+    bytes += assign->leaf_counts ? assign->world * sizeof *assign->leaf_counts : 0;
+    bytes += assign->serve_count * sizeof *assign->serve_ranks;
+    bytes += assign->peer_count * sizeof *assign->peers;
+    for (uint32_t i = 0; i < assign->peer_count; i++)
+        bytes += strlen(assign->peers[i].address) + (assign->peers[i].name ? strlen(assign->peers[i].name) : 0) + 2 + 2 * unit;
+    return bytes;
+}
+
+enum mu_status mu_engine_prepare(struct mu_engine *engine, uint64_t generation, struct mu_id incarnation,
+                                 const struct mu_assign *assign)
+{
+    struct engine_command *command = command_new(ENGINE_PREPARE, generation, assign_tail_bytes(assign));
+    if (command) {
+        command->id = incarnation;
+        copy_assign(command, assign);
+    }
+    pthread_mutex_lock(&engine->stop_lock);
+    if (generation > engine->commanded)
+        engine->commanded = generation;
+    pthread_mutex_unlock(&engine->stop_lock);
+    return push(engine, command);
+}
+
+enum mu_status mu_engine_run(struct mu_engine *engine, uint64_t generation)
+{
+    return push(engine, command_new(ENGINE_RUN, generation, 0));
+}
+
+enum mu_status mu_engine_abort(struct mu_engine *engine, uint64_t generation)
+{
+    cancel_generations(engine, generation, false);
+    return push(engine, command_new(ENGINE_ABORT, generation, 0));
+}
+
+enum mu_status mu_engine_snapshot(struct mu_engine *engine, uint64_t generation, const struct mu_snapshot *snapshot)
+{
+    struct engine_command *command = command_new(ENGINE_SNAPSHOT, generation, 0);
+    if (command)
+        command->snapshot = *snapshot;
+    return push(engine, command);
+}
+
+enum mu_status mu_engine_forget(struct mu_engine *engine)
+{
+    pthread_mutex_lock(&engine->stop_lock);
+    uint64_t newest = engine->commanded;
+    pthread_mutex_unlock(&engine->stop_lock);
+    cancel_generations(engine, newest, false);
+    return push(engine, command_new(ENGINE_FORGET, 0, 0));
+}
