@@ -330,7 +330,7 @@ static enum mu_status get_snapshot(const Muster__V1__Snapshot *pb, struct mu_sna
 {
     if (!pb)
         return mu_fail(err, MU_ERR_INVALID, "Command.snapshot: is missing");
-    if (pb->piece_count == 0 || pb->piece_count > MU_WORKERS_MAX || pb->piece >= pb->piece_count)
+    if (pb->piece_count == 0 || pb->piece_count > MU_WORKERS_MAX || pb->piece > pb->piece_count)
         return mu_fail(err, MU_ERR_INVALID, "Snapshot: piece %u of %u is not allowed: 1 to %d pieces", pb->piece,
                        pb->piece_count, MU_WORKERS_MAX);
     enum mu_status status = mu_wire_get_string(pb->dir, MU_WIRE_TEXT, "Snapshot.dir", out->dir, sizeof out->dir, err);

@@ -145,6 +145,8 @@ void engine_park_failed(struct mu_engine *engine, enum mu_status status, const s
         parked.bad_checkpoint = 0;
     } else {
         copy_text(parked.text, err->text);
+        if (engine->now.group)
+            mu_comm_abort(engine->comm, engine->now.generation); /* what is outstanding must never arrive */
     }
     post_parked(engine, &parked);
 }

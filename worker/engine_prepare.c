@@ -163,7 +163,6 @@ static enum mu_status initialise(struct mu_engine *engine, const struct mu_assig
     enum mu_status status = destination(engine, &state, err);
     if (status != MU_OK)
         return status;
-    engine->held.has_state = engine->held.has_state && state != &job->state;
     if (mu_model_init_parameters(&job->model, engine->pool, job->spec.seed, state->params) != MU_OK)
         return mu_fail(err, MU_ERR_CANCELLED, "initialisation cancelled");
     memset(state->m, 0, job->model.flat_size * sizeof(float));

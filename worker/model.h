@@ -53,8 +53,9 @@ struct mu_micro_batch {
     uint32_t index, count;    /* this is micro-batch `index` of the `count` of its leaf */
     /* Called on the calling thread when the gradient of a cell is complete for this leaf (so only while index == count - 1),
      * in backward order: F.shared, then for each layer from the last to the first its slice cell and its shared cell, then
-     * E.shared and E.0. The cell's part of the buffer may be read from then on, also by other threads, and must not be written
-     * until the call ends. May be NULL. Each layer's cells come within microseconds of each other. */
+     * E.shared and E.0. The rest of the call does not touch the cell's part of the buffer any more: it may be read and written from
+     * then on (sums over leaves and ranks begin while the backward pass goes on). May be NULL. Each layer's cells come within
+     * microseconds of each other. */
     void (*cell_done)(void *ctx, uint32_t cell);
     void *cell_done_ctx;
 };

@@ -131,7 +131,7 @@ static void start_step(struct mu_sim *sim, uint32_t slot)
     struct mu_sim_engine *engine = engine_of(sim, slot);
     for (uint32_t i = 0; i < engine->link_count; i++) {
         if (engine->links[i].dead) {
-            mu_sim_engine_park(sim, slot, MU_PARK_PEER, engine->links[i].rank, MU_PEER_FAILURE_EOF, 0, "connection lost");
+            mu_sim_engine_park(sim, slot, MU_PARK_PEER, engine->links[i].rank, engine->links[i].failure, 0, "connection lost");
             return;
         }
     }

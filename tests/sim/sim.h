@@ -228,6 +228,7 @@ struct mu_sim_link_end {
     uint32_t rank, slot; /* slot UINT32_MAX: the address names nobody */
     uint64_t life;
     bool connected, dead;
+    enum mu_peer_failure failure; /* why it is dead */
     uint64_t id; /* of the connection; the same at both ends */
     uint64_t last_us; /* FIFO of what this end sends */
     struct mu_sim_frame *roots[2], *votes[2]; /* by parity of the step */
@@ -451,6 +452,8 @@ bool mu_sim_engine_running(const struct mu_sim_engine *engine);
 /* The engine goes on with its generation: called when something it may have waited for has come. */
 void mu_sim_engine_pump(struct mu_sim *sim, uint32_t slot);
 void mu_sim_engine_pump_prepare(struct mu_sim *sim, uint32_t slot);
+/* True when the frame belongs to preparing. */
+bool mu_sim_engine_prepare_frame(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame *frame);
 void mu_sim_engine_park(struct mu_sim *sim, uint32_t slot, enum mu_park_reason reason, uint32_t peer_rank,
                         enum mu_peer_failure failure, uint64_t bad_checkpoint, const char *text);
 void mu_sim_engine_apply(struct mu_sim *sim, uint32_t slot, const struct mu_step_result *result);
@@ -480,6 +483,7 @@ void mu_sim_oracle_boundary(struct mu_sim *sim, uint32_t slot, uint64_t steps_do
 void mu_sim_oracle_tiles(struct mu_sim *sim, uint32_t slot, const struct mu_sim_root *roots, uint32_t count);
 void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t generation, const struct mu_assign *assign, uint32_t slot);
 void mu_sim_oracle_prepare(struct mu_sim *sim, uint32_t slot, const struct mu_assign *assign);
+void mu_sim_oracle_prepared(struct mu_sim *sim, uint32_t slot);
 void mu_sim_oracle_runs(struct mu_sim *sim, uint32_t slot, bool runs);
 void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const char *why);    /* gives its state up by its own will */
 void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, const struct mu_record *before);
