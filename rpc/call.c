@@ -24,7 +24,6 @@ enum { PEER_SIZE = 320, DEADLINE_SLACK_US = 5000 };
 
 static void init_op(struct rpc_op *op, enum op_kind kind, struct mu_rpc_call *call)
 {
-    atomic_init(&op->tag.armed, false);
     op->kind = kind;
     op->call = call;
 }

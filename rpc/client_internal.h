@@ -3,6 +3,7 @@
 #define MU_RPC_CLIENT_INTERNAL_H
 
 #include <grpc/grpc.h>
+#include <stdatomic.h>
 
 #include "rpc/address.h"
 #include "rpc/client.h"

@@ -138,7 +138,8 @@ struct mu_comm_traffic {
 /* Binds both listeners. */
 enum mu_status mu_comm_new(const struct mu_comm_config *config, struct mu_comm **ret_comm,
                            struct mu_error *err) MU_WARN_UNUSED;
-/* Closes all groups first. No other thread may be inside mu_comm_abort. NULL is fine. */
+/* Closes all groups first, and waits up to two seconds for goodbyes that find their sockets full. No other thread may
+ * be inside mu_comm_abort. NULL is fine. */
 void mu_comm_free(struct mu_comm *comm);
 
 /* "host=<id>;unix=@<name>;tcp=<literal address>:<port>", for the coordinator and the peers. Lives as long as comm. */
@@ -163,8 +164,8 @@ void mu_comm_progress(struct mu_comm *comm);
  * they start to move as each peer is connected. */
 enum mu_status mu_comm_open(struct mu_comm *comm, const struct mu_comm_group_config *config, uint64_t deadline_us,
                             struct mu_comm_group **ret_group, struct mu_error *err) MU_WARN_UNUSED;
-/* Forgets all requests without completing them, says goodbye to the peers and closes the connections. Never blocks.
- * NULL is fine. */
+/* Forgets all requests without completing them, says goodbye to the peers and closes the connections. Never blocks: a
+ * goodbye that finds the socket full is sent by later calls of progress. NULL is fine. */
 void mu_comm_group_close(struct mu_comm_group *group);
 
 bool mu_comm_group_ready(const struct mu_comm_group *group); /* every peer is connected */

@@ -24,6 +24,7 @@ enum {
     COMM_RETRY_FIRST_US = 1000, /* redial: 1 ms, doubled up to 50 ms */
     COMM_RETRY_LAST_US = 50000,
     COMM_ACCEPT_RETRY_US = 10000, /* after accept found no descriptor free */
+    COMM_LINGER_US = 2000000,     /* how long a goodbye may wait for room */
 };
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "frames are little-endian structs");
@@ -92,7 +93,7 @@ _Static_assert(sizeof(struct wire_prefix) == 8 && sizeof(struct wire_hello) == 9
 
 /* ---- sources of events ---- */
 
-enum source_kind { SOURCE_WAKE, SOURCE_LISTENER, SOURCE_PENDING, SOURCE_PEER };
+enum source_kind { SOURCE_WAKE, SOURCE_LISTENER, SOURCE_PENDING, SOURCE_PEER, SOURCE_LEAVING };
 
 struct source {
     enum source_kind kind;
@@ -225,6 +226,15 @@ struct mu_comm_group {
     char failure_text[256]; /* of the first one */
 };
 
+/* A connection of a closed group whose socket was too full for the goodbye. */
+struct leaving {
+    struct source source;
+    struct leaving *next;
+    uint64_t deadline_us;
+    struct wire_frame bye;
+    size_t sent;
+};
+
 struct mu_comm {
     int epoll_fd;
     struct source wake, unix_listener, tcp_listener;
@@ -236,6 +246,7 @@ struct mu_comm {
     char unix_path[sizeof(((struct sockaddr_un *)0)->sun_path)]; /* to unlink, or empty */
     char address[MU_COMM_ADDRESS_SIZE];
     struct mu_comm_group *groups;
+    struct leaving *leaving;
     struct pending **pending; /* oldest first */
     size_t pending_count;
     struct mu_comm_stats stats;
@@ -272,7 +283,10 @@ uint64_t mu_comm_shake_deadline(const struct mu_comm *comm);
 /* Makes a connected peer of `peer`, whose source holds the proved socket. */
 void mu_comm_stream_start(struct peer *peer);
 bool mu_comm_stream_step(struct peer *peer);
-void mu_comm_stream_goodbye(struct peer *peer, enum mu_comm_failure_kind reason);
+/* Says goodbye and closes the socket; what the socket cannot take now is sent by mu_comm_leaving_step. No goodbye when
+ * a frame is half sent. A reason other than NONE fails the group there. */
+void mu_comm_stream_leave(struct peer *peer, enum mu_comm_failure_kind reason);
+void mu_comm_leaving_step(struct mu_comm *comm, uint64_t now_us);
 void mu_comm_stream_fini(struct peer *peer);
 /* Called by the posts: match with what came before. */
 void mu_comm_stream_posted(struct peer *peer, struct mu_comm_request *request);

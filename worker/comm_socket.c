@@ -81,6 +81,31 @@ static void collect_events(struct mu_comm *comm, int timeout_ms)
     }
 }
 
+/* For epoll_wait: rounded up, so that the time has come when it returns. */
+static int sleep_ms(uint64_t now_us, uint64_t until_us)
+{
+    if (until_us == UINT64_MAX)
+        return -1;
+    if (until_us <= now_us)
+        return 0;
+    uint64_t ms = (until_us - now_us + 999) / 1000;
+    return ms < 60000 ? (int)ms : 60000;
+}
+
+static uint64_t leaving_deadline(const struct mu_comm *comm)
+{
+    uint64_t at = UINT64_MAX;
+    for (const struct leaving *leaving = comm->leaving; leaving; leaving = leaving->next)
+        at = leaving->deadline_us < at ? leaving->deadline_us : at;
+    return at;
+}
+
+static uint64_t earliest(uint64_t a, uint64_t b, uint64_t c)
+{
+    uint64_t least = a < b ? a : b;
+    return least < c ? least : c;
+}
+
 /* ---- the process's end ---- */
 
 static void limits_complete(struct mu_comm_limits *limits)
@@ -142,6 +167,12 @@ void mu_comm_free(struct mu_comm *comm)
         return;
     while (comm->groups)
         mu_comm_group_close(comm->groups);
+    while (comm->leaving) { /* each at most COMM_LINGER_US */
+        uint64_t now_us = mu_clock_mono_us();
+        mu_comm_leaving_step(comm, now_us);
+        if (comm->leaving)
+            collect_events(comm, sleep_ms(now_us, leaving_deadline(comm)));
+    }
     while (comm->pending_count > 0)
         mu_comm_pending_drop(comm, comm->pending_count - 1);
     mu_comm_source_close(&comm->unix_listener);
@@ -215,7 +246,7 @@ void mu_comm_peer_fail(struct peer *peer, enum mu_comm_failure_kind kind, int er
     if (peer->state == PEER_DOWN)
         return;
     if (kind == MU_COMM_FAIL_PROTOCOL || kind == MU_COMM_FAIL_LOCAL) /* else it would look like a death from there */
-        mu_comm_stream_goodbye(peer, kind);
+        mu_comm_stream_leave(peer, kind);
     mu_comm_source_close(&peer->source);
     peer->state = PEER_DOWN;
     if (group->failure_count == 0) {
@@ -344,8 +375,7 @@ void mu_comm_group_close(struct mu_comm_group *group)
         at = &(*at)->next;
     *at = group->next;
     for (size_t i = 0; i < group->peer_count; i++) {
-        mu_comm_stream_goodbye(&group->peers[i], MU_COMM_FAIL_NONE);
-        mu_comm_source_close(&group->peers[i].source);
+        mu_comm_stream_leave(&group->peers[i], MU_COMM_FAIL_NONE);
         mu_comm_stream_fini(&group->peers[i]);
     }
     explicit_bzero(group->secret, sizeof group->secret);
@@ -424,6 +454,7 @@ static bool progress(struct mu_comm *comm, int timeout_ms)
     uint64_t now_us = mu_clock_mono_us();
     bool moved = mu_comm_accept(comm, now_us);
     moved |= mu_comm_pending_step(comm, now_us);
+    mu_comm_leaving_step(comm, now_us);
     for (struct mu_comm_group *group = comm->groups; group; group = group->next)
         moved |= group_step(group, now_us);
     return moved;
@@ -548,19 +579,6 @@ static enum mu_status wait_missed(const struct mu_comm_group *group, enum wait_f
     return mu_fail(err, MU_ERR_TIMEOUT, "the deadline has passed");
 }
 
-static int sleep_ms(const struct mu_comm *comm, uint64_t now_us, uint64_t deadline_us)
-{
-    uint64_t until_us = mu_comm_shake_deadline(comm);
-    if (deadline_us < until_us)
-        until_us = deadline_us;
-    if (until_us == UINT64_MAX)
-        return -1;
-    if (until_us <= now_us)
-        return 0;
-    uint64_t ms = (until_us - now_us + 999) / 1000;
-    return ms < 60000 ? (int)ms : 60000;
-}
-
 static enum mu_status wait_until(struct mu_comm_group *group, enum wait_for what, const struct mu_comm_request *request,
                                  uint64_t deadline_us, struct mu_error *err)
 {
@@ -591,7 +609,8 @@ static enum mu_status wait_until(struct mu_comm_group *group, enum wait_for what
         if (!moved && idle_since_us == 0)
             idle_since_us = now_us;
         bool sleep = !moved && now_us - idle_since_us >= comm->limits.spin_us;
-        timeout_ms = sleep ? sleep_ms(comm, now_us, deadline_us) : 0;
+        timeout_ms =
+            sleep ? sleep_ms(now_us, earliest(deadline_us, mu_comm_shake_deadline(comm), leaving_deadline(comm))) : 0;
     }
     if (idle_since_us)
         account_idle(group, mu_clock_mono_us() - idle_since_us);

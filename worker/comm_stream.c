@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "common/fault.h"
 
 /* ---- tables and queues ---- */
@@ -593,22 +594,81 @@ bool mu_comm_stream_step(struct peer *peer)
     return moved;
 }
 
-/* Best effort: not when a frame is half sent or the socket is full. A reason other than NONE fails the group there. */
-void mu_comm_stream_goodbye(struct peer *peer, enum mu_comm_failure_kind reason)
+/* ---- leaving ---- */
+
+/* True when the frame has gone or never will. */
+static bool leaving_push(struct leaving *leaving)
 {
-    struct outbox *out = peer->out;
-    if (peer->state != PEER_UP || peer->source.fd < 0 || !out)
+    const uint8_t *bytes = (const uint8_t *)&leaving->bye;
+    while (leaving->sent < sizeof leaving->bye) {
+        ssize_t n = send(leaving->source.fd, bytes + leaving->sent, sizeof leaving->bye - leaving->sent,
+                         MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0) {
+            leaving->source.writable = false;
+            return errno != EAGAIN && errno != EWOULDBLOCK;
+        }
+        leaving->sent += (size_t)n;
+    }
+    return true;
+}
+
+/* A socket closed with unread bytes sends a reset, which may overtake the goodbye. */
+static void close_politely(struct source *source, uint8_t *scratch)
+{
+    for (size_t bytes = 0; bytes < COMM_TURN_SIZE; bytes += COMM_SCRATCH_SIZE) {
+        if (recv(source->fd, scratch, COMM_SCRATCH_SIZE, MSG_DONTWAIT) <= 0)
+            break;
+    }
+    mu_comm_source_close(source);
+}
+
+void mu_comm_stream_leave(struct peer *peer, enum mu_comm_failure_kind reason)
+{
+    struct mu_comm *comm = peer->group->comm;
+    const struct outbox *out = peer->out;
+    bool speaks = peer->state == PEER_UP && peer->source.fd >= 0 && out;
+    bool half_sent =
+        speaks && out->frame_count && (out->iov_next > 0 || out->iov[0].iov_len < sizeof(struct wire_frame));
+    struct leaving *leaving = speaks && !half_sent ? calloc(1, sizeof *leaving) : NULL;
+    if (!leaving) {
+        mu_comm_source_close(&peer->source);
         return;
-    bool half_sent = out->frame_count && (out->iov_next > 0 || out->iov[0].iov_len < sizeof(struct wire_frame));
-    if (half_sent)
-        return;
-    struct wire_frame bye = {
+    }
+    leaving->source = (struct source){.kind = SOURCE_LEAVING, .fd = peer->source.fd};
+    leaving->deadline_us = mu_clock_mono_us() + COMM_LINGER_US;
+    leaving->bye = (struct wire_frame){
         .prefix = {.magic = WIRE_MAGIC, .version = WIRE_VERSION, .kind = WIRE_BYE, .reason = (uint8_t)reason},
         .generation = peer->group->generation,
     };
-    ssize_t ignored = send(peer->source.fd, &bye, sizeof bye, MSG_NOSIGNAL | MSG_DONTWAIT);
-    (void)ignored;
+    peer->source.fd = -1;
+    if (leaving_push(leaving) || mu_comm_watch(comm, &leaving->source) != 0) {
+        close_politely(&leaving->source, comm->scratch);
+        free(leaving);
+        return;
+    }
+    leaving->next = comm->leaving;
+    comm->leaving = leaving;
 }
+
+void mu_comm_leaving_step(struct mu_comm *comm, uint64_t now_us)
+{
+    struct leaving **at = &comm->leaving;
+    while (*at) {
+        struct leaving *leaving = *at;
+        bool over = now_us >= leaving->deadline_us || (leaving->source.writable && leaving_push(leaving));
+        if (!over) {
+            at = &leaving->next;
+            continue;
+        }
+        *at = leaving->next;
+        close_politely(&leaving->source, comm->scratch);
+        free(leaving);
+    }
+}
+
+/* ---- the end ---- */
 
 static void list_free(struct mu_comm_link *link)
 {

@@ -4,7 +4,6 @@
 
 #include "common/clock.h"
 #include "common/fault.h"
-#include "common/fmath.h"
 #include "kernels/kernels.h"
 
 /* The leaf whose backward pass is under way: what happens when a cell of its gradient is complete. */
@@ -170,7 +169,7 @@ static enum mu_status vote(struct mu_engine *engine, struct mu_small *own, struc
         return status;
     struct mu_step_result result = {.step = held->step,
                                     .loss = total.roots[0] / (double)job->tokens_per_step,
-                                    .grad_norm = mu_sqrt(mu_exact_sum_round(&total.squares)),
+                                    .grad_norm = sqrt(mu_exact_sum_round(&total.squares)),
                                     .command = total.command};
     result.finite = mu_exact_sum_finite(&total.squares) && isfinite(result.loss) && isfinite(result.grad_norm);
     held->has_result = true;

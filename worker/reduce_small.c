@@ -33,7 +33,7 @@ struct packed {
     double roots[MU_TREE_ROOTS_MAX];
 };
 
-_Static_assert(sizeof(struct packed) == SMALL_BYTES && SMALL_BYTES <= MU_COMM_EAGER_SIZE, "one small frame");
+_Static_assert(sizeof(struct packed) == SMALL_BYTES && (int)SMALL_BYTES <= (int)MU_COMM_EAGER_SIZE, "one small frame");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "messages are little-endian structs");
 
 static void pack(uint64_t sequence, enum mu_small_kind kind, const struct mu_small *small, uint8_t out[SMALL_BYTES])

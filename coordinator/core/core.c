@@ -125,12 +125,14 @@ uint64_t mu_coord_next_deadline(const struct mu_coord *coord)
     return next == UINT64_MAX ? next : next + coord->forgiven_us;
 }
 
-/* Time during which the core could not run counts against nobody: the lease clock stands still for it. */
+/* Time during which the core could not run counts against nobody: the lease clock stands still for it. (It never runs
+ * backwards: what was seen at the last event stays in the past.) */
 static void take_time(struct mu_coord *coord, const struct mu_coord_event *event)
 {
     enum { LATE_US = 50000 };
-    if (coord->deadline_us != UINT64_MAX && event->now_us > coord->deadline_us + LATE_US) {
-        uint64_t late_us = event->now_us - coord->deadline_us;
+    uint64_t due_us = coord->deadline_us > coord->now_us ? coord->deadline_us : coord->now_us;
+    if (coord->deadline_us != UINT64_MAX && event->now_us > due_us + LATE_US) {
+        uint64_t late_us = event->now_us - due_us;
         coord->forgiven_us += late_us;
         coord->counters.forgiven_us += late_us;
     }

@@ -32,6 +32,7 @@ struct worker {
     bool lost;     /* declared dead; the slot stays until the generation it belongs to is replaced */
     bool draining; /* leaves as soon as a generation without it runs */
     bool suspect;  /* observed late or its stream is gone */
+    bool counted;  /* in the job's ready_count: ready, not lost, not draining */
     bool arrived;  /* has reached what the phase of the job waits for: prepared, parked */
     uint32_t rank; /* in the job's current generation; NONE: not a member */
     uint32_t leaf_count;
@@ -65,7 +66,8 @@ struct job {
     enum mu_job_phase phase;
     uint64_t phase_since_us;
     uint32_t leaves;
-    uint32_t first_worker, last_worker, worker_count, ready_count;
+    uint32_t first_worker, last_worker, worker_count;
+    uint32_t ready_count; /* upper bound of those that can take part */
 
     /* the current generation (record.generation), when has_generation */
     bool has_generation, go, mesh, equal_leaves;
@@ -173,6 +175,7 @@ struct worker *member_at(struct mu_coord *coord, const struct job *job, uint32_t
 struct worker *next_worker(struct mu_coord *coord, const struct job *job, const struct worker *after);
 struct worker *add_worker(struct mu_coord *coord, struct job *job, const char *name, struct mu_id incarnation);
 void free_worker(struct mu_coord *coord, struct worker *worker);
+void count_ready(struct mu_coord *coord, struct worker *worker); /* after ready, lost or draining changed */
 void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu_worker_message *message);
 void on_disconnected(struct mu_coord *coord, uint64_t session, const char *reason);
 void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt, ...) MU_PRINTF(3, 4);
@@ -190,6 +193,7 @@ void rename_job(struct mu_coord *coord, struct job *job, const char *name); /* a
 bool is_over(const struct job *job);
 bool is_still(const struct worker *worker); /* parked or spare: holds still */
 bool may_take_part(const struct worker *worker);
+void note_break(struct mu_coord *coord, struct job *job, const char *text); /* told at the next Go */
 void settle(struct mu_coord *coord, struct job *job); /* something changed that may be worth a new generation */
 void reconcile(struct mu_coord *coord,
                struct worker *worker);                  /* after Hello and Status: what it needs, what it means */
@@ -202,6 +206,11 @@ void finish_job(struct mu_coord *coord, struct job *job, enum mu_job_state state
 void send_go(struct mu_coord *coord, const struct job *job, const struct worker *worker);
 void release_drained(struct mu_coord *coord, struct job *job);
 void wait_for_workers(struct mu_coord *coord, struct job *job, const char *why);
+
+/* links.c: the blame graph */
+uint32_t count_isolated_spares(struct mu_coord *coord, const struct job *job);
+void judge_peer(struct mu_coord *coord, struct job *job, struct worker *worker);
+void judge_links(struct mu_coord *coord, struct job *job);
 
 /* plan_io.c: from members to a plan's input, from a plan to Assign */
 void request_plan(struct mu_coord *coord, struct job *job);

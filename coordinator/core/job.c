@@ -79,7 +79,7 @@ bool may_take_part(const struct worker *worker)
 }
 
 /* The first thing that broke this generation is told when the next one goes. */
-static void note_break(struct mu_coord *coord, struct job *job, const char *text)
+void note_break(struct mu_coord *coord, struct job *job, const char *text)
 {
     if (job->broken_us == 0)
         job->broken_us = coord->now_us;
@@ -115,54 +115,49 @@ static uint32_t count_candidates(struct mu_coord *coord, const struct job *job, 
     return count;
 }
 
-static bool is_isolated(const struct mu_coord *coord, const struct job *job, const struct worker *worker)
+/* WAITING: plan soon, or at once when no further worker could change the plan. The exact count costs a walk over the
+ * workers, so the upper bound `ready_count` is asked first: N workers join in O(N). */
+static void settle_waiting(struct mu_coord *coord, struct job *job)
 {
-    for (uint32_t i = 0; i < job->bad_link_count; i++) {
-        const struct bad_link *link = &job->bad_links[i];
-        if (lease_now(coord) < link->until_us &&
-            (mu_id_equal(link->a, worker->incarnation) || mu_id_equal(link->b, worker->incarnation)))
-            return true;
-    }
-    return false;
+    bool leaving;
+    const struct mu_job_spec *spec = &job->record.spec;
+    uint32_t most = spec->workers.max < job->leaves ? spec->workers.max : job->leaves;
+    if (mu_plan_world(spec, job->ready_count) == 0 || (job->settle_until_us && job->ready_count < most))
+        return;
+    uint32_t world = mu_plan_world(spec, count_candidates(coord, job, &leaving));
+    if (world >= most)
+        job->settle_until_us = lease_now(coord);
+    else if (world > 0 && job->settle_until_us == 0)
+        job->settle_until_us = lease_now(coord) + (uint64_t)coord->config.settle_ms * 1000;
 }
 
-static uint32_t count_isolated_spares(struct mu_coord *coord, const struct job *job)
+/* STEPPING: regroup for who leaves, at once, and for who would make the world larger, soon. */
+static void settle_stepping(struct mu_coord *coord, struct job *job)
 {
-    uint32_t count = 0;
-    for (struct worker *w = job->bad_link_count ? next_worker(coord, job, NULL) : NULL; w;
-         w = next_worker(coord, job, w))
-        count += w->rank == NONE && may_take_part(w) && is_isolated(coord, job, w);
-    return count;
+    bool leaving;
+    const struct mu_job_spec *spec = &job->record.spec;
+    uint32_t candidates = count_candidates(coord, job, &leaving) - count_isolated_spares(coord, job);
+    /* Regrouping helps who leaves only if its state can go somewhere: to another member, or to a checkpoint. */
+    bool state_can_go = spec->checkpoint.path[0] || (candidates > 0 && mu_plan_world(spec, candidates + 1) > 1);
+    if (leaving && state_can_go)
+        job->settle_until_us = lease_now(coord);
+    else if (mu_plan_world(spec, candidates) > job->world && job->settle_until_us == 0)
+        job->settle_until_us = lease_now(coord) + (uint64_t)coord->config.settle_ms * 1000;
 }
 
 void settle(struct mu_coord *coord, struct job *job)
 {
-    bool leaving;
-    uint32_t candidates = count_candidates(coord, job, &leaving);
-    uint64_t settled_us = lease_now(coord) + (uint64_t)coord->config.settle_ms * 1000;
-    if (job->phase == MU_JP_WAITING) {
-        uint32_t world = mu_plan_world(&job->record.spec, candidates);
-        uint32_t most = job->record.spec.workers.max < job->leaves ? job->record.spec.workers.max : job->leaves;
-        if (world >= most)
-            settled_us = job->settle_until_us = lease_now(coord); /* nothing more to wait for */
-        if (world > 0 && job->settle_until_us == 0)
-            job->settle_until_us = settled_us;
-    } else if (job->phase == MU_JP_STEPPING) {
-        candidates -= count_isolated_spares(coord, job);
-        /* Regrouping helps who leaves only if its state can go somewhere: to another member, or to a checkpoint. */
-        bool state_can_go = job->record.spec.checkpoint.path[0] ||
-                            (candidates > 0 && mu_plan_world(&job->record.spec, candidates + 1) > 1);
-        if (leaving && state_can_go)
-            job->settle_until_us = lease_now(coord);
-        else if (mu_plan_world(&job->record.spec, candidates) > job->world && job->settle_until_us == 0)
-            job->settle_until_us = settled_us;
-    }
+    if (job->settle_until_us && lease_now(coord) >= job->settle_until_us)
+        return; /* due already */
+    if (job->phase == MU_JP_WAITING)
+        settle_waiting(coord, job);
+    else if (job->phase == MU_JP_STEPPING)
+        settle_stepping(coord, job);
 }
 
 /* ---- arriving: the members of a phase are counted as they reach what it waits for ---- */
 
 static void finalize(struct mu_coord *coord, struct job *job);
-static void judge_links(struct mu_coord *coord, struct job *job);
 static void go(struct mu_coord *coord, struct job *job);
 
 static bool has_finished(const struct job *job, const struct worker *worker)
@@ -406,83 +401,6 @@ void release_drained(struct mu_coord *coord, struct job *job)
 }
 
 /* ---- a generation breaks ---- */
-
-static void note_bad_link(struct mu_coord *coord, struct job *job, const struct worker *reporter,
-                          const struct worker *target)
-{
-    struct bad_link *link = NULL;
-    for (uint32_t i = 0; i < job->bad_link_count && !link; i++) {
-        struct bad_link *known = &job->bad_links[i];
-        if ((mu_id_equal(known->a, reporter->incarnation) && mu_id_equal(known->b, target->incarnation)) ||
-            (mu_id_equal(known->b, reporter->incarnation) && mu_id_equal(known->a, target->incarnation)))
-            link = known;
-    }
-    if (link && lease_now(coord) < link->until_us)
-        return; /* both ends tell of the same failure */
-    if (!link) {
-        if (job->bad_link_count == MU_BAD_LINKS_MAX)
-            memmove(&job->bad_links[0], &job->bad_links[1], sizeof job->bad_links[0] * --job->bad_link_count);
-        link = &job->bad_links[job->bad_link_count++];
-        *link = (struct bad_link){.a = reporter->incarnation, .b = target->incarnation};
-    }
-    uint64_t retry_us = (uint64_t)coord->config.link_retry_ms * 1000 << (link->failures < 6 ? link->failures : 6);
-    link->failures++;
-    link->until_us = lease_now(coord) + retry_us;
-    event(coord, MU_EVENT_WARNING, "link_failed", job, reporter,
-          "exchange between living workers %s and %s failed: not used together for %.0f s", reporter->name,
-          target->name, (double)retry_us * 1e-6);
-}
-
-static const char *peer_failure_name(enum mu_peer_failure failure)
-{
-    switch (failure) {
-    case MU_PEER_FAILURE_RESET:
-        return "connection reset";
-    case MU_PEER_FAILURE_EOF:
-        return "connection closed";
-    case MU_PEER_FAILURE_TIMEOUT:
-        return "timed out";
-    case MU_PEER_FAILURE_PROTOCOL:
-        return "protocol error";
-    default:
-        return "failed";
-    }
-}
-
-/* `worker` parked because of `status.peer_rank`: either that one is dead (a stream that is gone as well makes two
- * witnesses), or the link between them is bad; which one shows when everybody has parked. */
-static void judge_peer(struct mu_coord *coord, struct job *job, struct worker *worker)
-{
-    struct worker *target = member_at(coord, job, worker->status.peer_rank);
-    if (!target || target->lost || target == worker)
-        return;
-    char text[MU_TEXT_SIZE];
-    if (target->session == 0) {
-        declare_lost(coord, target, "%s, confirmed by peer %s", target->reason[0] ? target->reason : "stream reset",
-                     worker->name);
-        return;
-    }
-    format_into(text, sizeof text, "worker %s: exchange with %s: %s", worker->name, target->name,
-                peer_failure_name(worker->status.peer_failure));
-    if (target->status.phase == MU_PHASE_PARKED && target->status.generation == job->record.generation)
-        note_bad_link(coord, job, worker, target);
-    else
-        note_break(coord, job, text);
-}
-
-/* After everyone has parked: those named as failed peers but alive have a bad link to who named them. */
-static void judge_links(struct mu_coord *coord, struct job *job)
-{
-    for (uint32_t rank = 0; rank < job->world; rank++) {
-        const struct worker *worker = member_at(coord, job, rank);
-        if (!worker || worker->lost || worker->status.generation != job->record.generation ||
-            worker->status.peer_failure == MU_PEER_FAILURE_NONE)
-            continue;
-        const struct worker *target = member_at(coord, job, worker->status.peer_rank);
-        if (target && target != worker && !target->lost && target->session != 0)
-            note_bad_link(coord, job, worker, target);
-    }
-}
 
 /* A member parked without being told to. */
 static void member_parked(struct mu_coord *coord, struct job *job, struct worker *worker)

@@ -97,6 +97,14 @@ struct worker *add_worker(struct mu_coord *coord, struct job *job, const char *n
     return worker;
 }
 
+void count_ready(struct mu_coord *coord, struct worker *worker)
+{
+    bool counts = worker->used && worker->ready && !worker->lost && !worker->draining;
+    struct job *job = job_of(coord, worker);
+    job->ready_count = job->ready_count + counts - worker->counted;
+    worker->counted = counts;
+}
+
 void free_worker(struct mu_coord *coord, struct worker *worker)
 {
     struct job *job = job_of(coord, worker);
@@ -117,6 +125,7 @@ void free_worker(struct mu_coord *coord, struct worker *worker)
     if (worker->rank != NONE && worker->rank < job->world && job->members[worker->rank] == slot)
         job->members[worker->rank] = NONE;
     worker->used = false;
+    count_ready(coord, worker);
     worker->next = coord->free_worker;
     coord->free_worker = slot;
 }
@@ -263,6 +272,7 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     worker->status = hello->status;
     worker->suspect = false;
     worker->ready = hello->prepared_job;
+    count_ready(coord, worker);
     worker->seen_us = worker->progress_us = lease_now(coord);
     if (fresh_stream)
         welcome(coord, worker, hello);
@@ -332,6 +342,7 @@ void drain(struct mu_coord *coord, struct worker *worker, const char *reason)
 {
     struct job *job = job_of(coord, worker);
     worker->draining = true;
+    count_ready(coord, worker);
     copy_text(worker->reason, sizeof worker->reason, reason);
     if (worker->rank == NONE && is_still(worker))
         release_drained(coord, job);
@@ -483,6 +494,7 @@ void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt
         worker->session = 0;
     }
     worker->lost = true;
+    count_ready(coord, worker);
     job->workers_lost++;
     event(coord, MU_EVENT_WARNING, "worker_lost", job, worker, "worker %s lost (%s)", worker->name, why);
     if (!worker->draining)

@@ -86,14 +86,14 @@ static void on_dial(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame
     struct mu_sim_engine *engine = engine_of(sim, slot);
     bool open = engine->phase == MU_SIM_PREPARING && engine->generation == frame->generation && secrets_match(engine, frame);
     struct mu_sim_link_end *end = open ? mu_sim_engine_link(engine, frame->from_rank) : NULL;
-    if (!end || end->slot != frame->from_slot || process_is_gone(sim, end))
+    if (!end || end->dead || end->slot != frame->from_slot || process_is_gone(sim, end))
         return; /* too early, too late or a stranger: the dialler tries again or gives up */
     end->connected = true;
     end->id = frame->link;
     struct mu_sim_frame *answer = mu_sim_frame_new(sim, slot, MU_SIM_FRAME_ACCEPT, 0);
     answer->link = end->id;
     memcpy(answer->secret, engine->assign->secret, sizeof answer->secret);
-    mu_sim_net_frame(sim, slot, end->slot, end->life, NULL, answer);
+    mu_sim_net_frame(sim, slot, end->slot, end->life, end, answer); /* before anything else on it */
     mu_sim_engine_pump_prepare(sim, slot);
 }
 

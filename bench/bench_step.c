@@ -1,0 +1,227 @@
+/* Training step of GPT-2 124M on one worker against what dnnl_sgemm allows.
+ *
+ * usage: bench_step [--micro B] [--length T] [--threads N] [--steps K] [--layers L] [--accumulate A]
+ * A step is A micro-batches of forward and backward, the gradient norm and AdamW. Prints phases, tokens per second (median of K
+ * steps after one for warming up), and the floor: the time dnnl_sgemm (oneDNN, the same number of threads) needs for the model's
+ * matrix products alone, each measured at its own shape. Attention, norms, softmax and the optimizer count against us. */
+#include <dnnl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include "common/fmath.h"
+#include "common/rng.h"
+#include "kernels/arena.h"
+#include "worker/model.h"
+
+enum { STEPS_MAX = 1000, SGEMM_REPEATS = 5, VOCAB = 50257, CONTEXT = 1024, CHANNELS = 768, HEADS = 12 };
+
+struct settings {
+    uint32_t micro, length, threads, steps, layers, accumulate;
+};
+
+struct times {
+    double forward, backward, norm, optimizer, total;
+};
+
+static void stop_if(bool failed, const char *what)
+{
+    if (!failed)
+        return;
+    fprintf(stderr, "bench_step: %s\n", what);
+    exit(1);
+}
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Seconds of the best of a few calls of dnnl_sgemm at one shape, on the given operands. */
+static double sgemm_seconds(char ta, char tb, uint32_t m, uint32_t n, uint32_t k, float beta, const float *a, const float *b,
+                            float *c)
+{
+    double best = 1e30;
+    int64_t lda = ta == 'T' ? m : k, ldb = tb == 'T' ? k : n;
+    for (int i = 0; i < SGEMM_REPEATS; i++) {
+        double start = now_s();
+        stop_if(dnnl_sgemm(ta, tb, m, n, k, 1.0f, a, lda, b, ldb, beta, c, n) != dnnl_success, "dnnl_sgemm failed");
+        double seconds = now_s() - start;
+        best = seconds < best ? seconds : best;
+    }
+    return best;
+}
+
+/* Forward, input gradient and weight gradient of one linear layer. */
+static double linear_seconds(uint32_t rows, uint32_t in, uint32_t out, float *x, float *y, float *w, double *flops)
+{
+    *flops += 3.0 * 2.0 * rows * in * out;
+    return sgemm_seconds('N', 'N', rows, out, in, 0.0f, x, w, y) + sgemm_seconds('N', 'T', rows, in, out, 0.0f, y, w, x) +
+           sgemm_seconds('T', 'N', in, out, rows, 1.0f, x, y, w);
+}
+
+/* The same for the head, in pieces of MU_HEAD_TOKENS tokens as the model does it. */
+static double head_seconds(uint32_t rows, float *x, float *y, float *w, double *flops)
+{
+    double seconds = 0;
+    for (uint32_t row = 0; row < rows; row += MU_HEAD_TOKENS) {
+        uint32_t piece = rows - row < MU_HEAD_TOKENS ? rows - row : MU_HEAD_TOKENS;
+        *flops += 3.0 * 2.0 * piece * CHANNELS * VOCAB;
+        seconds += sgemm_seconds('N', 'T', piece, VOCAB, CHANNELS, 0.0f, x, w, y) +
+                   sgemm_seconds('N', 'N', piece, CHANNELS, VOCAB, 0.0f, y, w, x) +
+                   sgemm_seconds('T', 'N', VOCAB, CHANNELS, piece, 1.0f, y, x, w);
+    }
+    return seconds;
+}
+
+static double floor_seconds(const struct settings *s, double *flops)
+{
+    uint32_t rows = s->micro * s->length;
+    struct mu_arena *arena;
+    size_t x = (size_t)rows * 4 * CHANNELS, w = (size_t)VOCAB * CHANNELS, y = (size_t)MU_HEAD_TOKENS * VOCAB;
+    y = y > x ? y : x;
+    stop_if(mu_arena_new((x + y + w) * sizeof(float) + 3 * MU_ARENA_ALIGN, NULL, &arena) != MU_OK, "out of memory");
+    float *px = mu_arena_take(arena, x * sizeof(float)), *py = mu_arena_take(arena, y * sizeof(float)),
+          *pw = mu_arena_take(arena, w * sizeof(float));
+    *flops = 0;
+    double seconds = linear_seconds(rows, CHANNELS, 3 * CHANNELS, px, py, pw, flops) +
+                     linear_seconds(rows, CHANNELS, CHANNELS, px, py, pw, flops) +
+                     linear_seconds(rows, CHANNELS, 4 * CHANNELS, px, py, pw, flops) +
+                     linear_seconds(rows, 4 * CHANNELS, CHANNELS, px, py, pw, flops);
+    *flops *= s->layers;
+    seconds = seconds * s->layers + head_seconds(rows, px, py, pw, flops);
+    mu_arena_free(arena);
+    *flops *= s->accumulate;
+    return seconds * s->accumulate;
+}
+
+struct state {
+    struct mu_model_spec spec;
+    struct mu_pool *pool;
+    struct mu_model *model;
+    struct mu_arena *arena;
+    float *params, *grads, *m, *v;
+    int32_t *tokens;
+};
+
+static struct state prepare(const struct settings *s)
+{
+    struct state st = {0};
+    struct mu_error err = {0};
+    struct mu_model_config config = {MU_FAMILY_GPT2, s->layers, HEADS, CHANNELS, CONTEXT, VOCAB, 0.0f};
+    mu_model_spec_init(&st.spec, &config);
+    size_t bytes = (size_t)st.spec.flat_size * sizeof(float), tokens = (size_t)s->micro * s->length + 1;
+    struct mu_model_options options = {.micro = s->micro, .length = s->length, .accumulate = s->accumulate};
+    stop_if(mu_pool_new(s->threads, &err, &st.pool) != MU_OK, err.text);
+    stop_if(mu_model_new(&st.spec, &options, st.pool, &err, &st.model) != MU_OK, err.text);
+    stop_if(mu_arena_new(4 * bytes + tokens * sizeof(int32_t) + 5 * MU_ARENA_ALIGN, &err, &st.arena) != MU_OK, err.text);
+    float **buffers[] = {&st.params, &st.grads, &st.m, &st.v};
+    for (size_t i = 0; i < 4; i++)
+        *buffers[i] = mu_arena_take(st.arena, bytes);
+    st.tokens = mu_arena_take(st.arena, tokens * sizeof(int32_t));
+    stop_if(mu_model_init_parameters(&st.spec, st.pool, 1, st.params) != MU_OK, "initial parameters failed");
+    uint64_t random = 1;
+    for (size_t i = 0; i < tokens; i++)
+        st.tokens[i] = (int32_t)(mu_splitmix64(&random) % VOCAB);
+    return st;
+}
+
+static struct times step(const struct settings *s, struct state *st, uint64_t number, double *loss)
+{
+    struct times t = {0};
+    double start = now_s();
+    *loss = 0;
+    for (uint32_t i = 0; i < s->accumulate; i++) {
+        struct mu_micro_batch batch = {.tokens = st->tokens, .targets = st->tokens + 1, .index = i, .count = s->accumulate};
+        uint64_t forward_ns, backward_ns;
+        double sum = 0;
+        batch.loss_divisor = (uint64_t)s->micro * s->length * s->accumulate;
+        stop_if(mu_model_forward_backward(st->model, &batch, st->params, st->grads, &sum) != MU_OK, "step failed");
+        mu_model_times(st->model, &forward_ns, &backward_ns);
+        t.forward += 1e-9 * (double)forward_ns;
+        t.backward += 1e-9 * (double)backward_ns;
+        *loss += sum / (double)batch.loss_divisor;
+    }
+    double computed = now_s();
+    struct mu_exact_sum squares;
+    mu_exact_sum_init(&squares);
+    stop_if(mu_kernel_square_sum(st->pool, (size_t)st->spec.flat_size, st->grads, &squares) != MU_OK, "norm failed");
+    double norm = mu_fmath_sqrt(mu_exact_sum_round(&squares)), normed = now_s();
+    struct mu_adamw adamw = mu_adamw_at(1e-4, 0.9, 0.95, 1e-8, 0.1, 1.0, norm, number);
+    stop_if(mu_model_update(&st->spec, st->pool, &adamw, 0, st->spec.flat_size, st->params, st->m, st->v, st->grads) != MU_OK,
+            "update failed");
+    double end = now_s();
+    t.norm = normed - computed;
+    t.optimizer = end - normed;
+    t.total = end - start;
+    return t;
+}
+
+static struct settings parse(int argc, char **argv)
+{
+    struct settings s = {.micro = 4, .length = 256, .threads = mu_pool_default_threads(), .steps = 5, .layers = 12, .accumulate = 1};
+    const struct {
+        const char *name;
+        uint32_t *value;
+    } options[] = {{"--micro", &s.micro}, {"--length", &s.length}, {"--threads", &s.threads},
+                   {"--steps", &s.steps}, {"--layers", &s.layers}, {"--accumulate", &s.accumulate}};
+    for (int i = 1; i < argc; i += 2) {
+        bool known = false;
+        for (size_t j = 0; i + 1 < argc && j < sizeof options / sizeof options[0]; j++)
+            if (strcmp(argv[i], options[j].name) == 0) {
+                *options[j].value = (uint32_t)strtoul(argv[i + 1], NULL, 10);
+                known = *options[j].value > 0;
+            }
+        stop_if(!known, "usage: bench_step [--micro B] [--length T] [--threads N] [--steps K] [--layers L] [--accumulate A]");
+    }
+    stop_if(s.steps > STEPS_MAX, "--steps: at most 1000");
+    return s;
+}
+
+int main(int argc, char **argv)
+{
+    struct settings s = parse(argc, argv);
+    char threads[16];
+    snprintf(threads, sizeof threads, "%u", s.threads);
+    setenv("OMP_NUM_THREADS", threads, 1); /* before oneDNN starts its threads */
+    struct state st = prepare(&s);
+    double tokens = (double)s.micro * s.length * s.accumulate, totals[STEPS_MAX], loss = 0, flops = 0;
+    struct times sum = {0};
+    step(&s, &st, 1, &loss);
+    for (uint32_t i = 0; i < s.steps; i++) {
+        struct times t = step(&s, &st, i + 2, &loss);
+        totals[i] = t.total;
+        sum.forward += t.forward;
+        sum.backward += t.backward;
+        sum.norm += t.norm;
+        sum.optimizer += t.optimizer;
+    }
+    qsort(totals, s.steps, sizeof totals[0], compare_doubles);
+    double median = totals[s.steps / 2], floor = floor_seconds(&s, &flops), count = s.steps;
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    printf("GPT-2 %.0fM parameters, B%u x T%u x %u, fp32, %u threads, %s kernels\n", (double)st.spec.parameter_count * 1e-6, s.micro,
+           s.length, s.accumulate, s.threads, mu_isa_name(mu_isa_active()));
+    printf("  step        %8.1f ms  (median of %u; loss %.4f)\n", 1e3 * median, s.steps, loss);
+    printf("  forward     %8.1f ms\n  backward    %8.1f ms\n  norm        %8.1f ms\n  optimizer   %8.1f ms\n", 1e3 * sum.forward / count,
+           1e3 * sum.backward / count, 1e3 * sum.norm / count, 1e3 * sum.optimizer / count);
+    printf("  speed       %8.1f tokens/s\n", tokens / median);
+    printf("  floor       %8.1f ms  (matrix products alone in dnnl_sgemm: %.1f GF/s, %.1f tokens/s)\n", 1e3 * floor,
+           1e-9 * flops / floor, tokens / floor);
+    printf("  of floor    %8.1f %%\n", 100 * floor / median);
+    printf("  peak memory %8.1f MiB\n", (double)usage.ru_maxrss / 1024);
+    mu_model_free(st.model);
+    mu_arena_free(st.arena);
+    mu_pool_free(st.pool);
+    return 0;
+}

@@ -1,0 +1,129 @@
+#include "coordinator/views.h"
+
+_Static_assert(MUSTER__V1__JOB_PHASE__JOB_PHASE_OVER == (int)MU_JP_COUNT, "job phase");
+_Static_assert(MUSTER__V1__WORKER_STATE__WORKER_STATE_LOST == (int)MU_WS_STATE_COUNT, "worker state");
+
+static void *no_memory(struct mu_error *err)
+{
+    mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the answer");
+    return NULL;
+}
+
+Muster__V1__Job *mu_view_job(struct mu_wire_arena *arena, const struct mu_job_view *view, struct mu_error *err)
+{
+    struct {
+        Muster__V1__Job job;
+        Muster__V1__StepResult result;
+    } *all = mu_wire_arena_alloc(arena, sizeof *all);
+    if (!all)
+        return no_memory(err);
+    Muster__V1__Job *pb = &all->job;
+    muster__v1__job__init(pb);
+    if (mu_wire_spec_to_pb(arena, &view->record.spec, &pb->spec, err) != MU_OK)
+        return NULL;
+    pb->name = pb->spec->name;
+    pb->uid = mu_wire_put_id(arena, view->record.uid);
+    pb->state = (Muster__V1__JobState)((int)view->record.state + 1);
+    pb->phase = (Muster__V1__JobPhase)((int)view->phase + 1);
+    pb->text = mu_wire_put_text(arena, view->record.text, sizeof view->record.text);
+    pb->generation = view->generation;
+    pb->world = view->world;
+    pb->attached = view->attached;
+    pb->spares = view->spares;
+    pb->steps_done = view->steps_done;
+    pb->has_result = view->has_result;
+    if (view->has_result) {
+        mu_wire_result_to_pb(&view->result, &all->result);
+        pb->result = &all->result;
+    }
+    pb->tokens_per_second = view->tokens_per_second;
+    pb->eval_step = view->eval_step;
+    pb->eval_loss = view->eval_loss;
+    pb->last_checkpoint = view->last_checkpoint;
+    pb->last_checkpoint_step = view->last_checkpoint_step;
+    pb->last_checkpoint_wall_us = view->last_checkpoint_wall_us;
+    pb->workers_lost = view->workers_lost;
+    pb->generations = view->generations;
+    pb->replayed_steps = view->replayed_steps;
+    pb->created_wall_us = view->record.created_wall_us;
+    pb->ended_wall_us = view->record.ended_wall_us;
+    pb->weights_sha256 = mu_wire_put_bytes32(view->record.weights_sha256);
+    pb->leaves = mu_job_leaves(&view->record.spec);
+    return pb;
+}
+
+Muster__V1__Worker *mu_view_worker(struct mu_wire_arena *arena, const struct mu_worker_view *view, struct mu_error *err)
+{
+    Muster__V1__Worker *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__worker__init(pb);
+    if (mu_wire_put_string(view->name, MU_WIRE_NAME, "Worker.name", sizeof view->name, &pb->name, err) != MU_OK ||
+        mu_wire_put_string(view->job, MU_WIRE_NAME_EMPTY, "Worker.job", sizeof view->job, &pb->job, err) != MU_OK)
+        return NULL;
+    pb->host = mu_wire_put_text(arena, view->host, sizeof view->host);
+    pb->address = mu_wire_put_text(arena, view->address, sizeof view->address);
+    pb->backend = mu_wire_put_text(arena, view->backend, sizeof view->backend);
+    pb->incarnation = mu_wire_put_id(arena, view->incarnation);
+    pb->state = (Muster__V1__WorkerState)((int)view->state + 1);
+    pb->phase = (Muster__V1__WorkerPhase)((int)view->phase + 1);
+    pb->generation = view->generation;
+    pb->rank = view->rank == UINT32_MAX ? 0 : view->rank;
+    pb->leaves = view->leaf_count;
+    pb->step = view->step;
+    pb->age_us = view->age_us;
+    pb->pid = view->pid;
+    pb->threads = view->threads;
+    pb->memory_bytes = view->memory_bytes;
+    pb->seconds_per_leaf = view->seconds_per_leaf;
+    pb->reason = mu_wire_put_text(arena, view->reason, sizeof view->reason);
+    return pb;
+}
+
+Muster__V1__Checkpoint *mu_view_checkpoint(struct mu_wire_arena *arena, const struct mu_checkpoint_record *record,
+                                           struct mu_error *err)
+{
+    Muster__V1__Checkpoint *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__checkpoint__init(pb);
+    if (mu_wire_put_string(record->job, MU_WIRE_NAME, "Checkpoint.job", sizeof record->job, &pb->job, err) != MU_OK)
+        return NULL;
+    pb->number = record->number;
+    pb->step = record->step;
+    pb->generation = record->generation;
+    pb->state = (Muster__V1__CheckpointState)((int)record->state + 1);
+    pb->dir = mu_wire_put_text(arena, record->dir, sizeof record->dir);
+    pb->size_bytes = record->size_bytes;
+    pb->pieces = record->piece_count;
+    pb->committed_wall_us = record->wall_us;
+    pb->text = mu_wire_put_text(arena, record->text, sizeof record->text);
+    pb->nonce = mu_wire_put_id(arena, record->nonce);
+    return pb;
+}
+
+Muster__V1__Timing *mu_view_timing(struct mu_wire_arena *arena, const struct mu_timing_view *view, struct mu_error *err)
+{
+    Muster__V1__Timing *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__timing__init(pb);
+    const struct mu_step_report *report = &view->report;
+    pb->worker = mu_wire_put_text(arena, view->worker, sizeof view->worker);
+    pb->generation = view->generation;
+    pb->rank = view->rank;
+    pb->steps_done = report->steps_done;
+    pb->step_count = report->step_count;
+    pb->leaf_count = report->leaf_count;
+    pb->tokens = report->tokens;
+    pb->total_us = report->total_us;
+    pb->data_us = report->data_us;
+    pb->forward_us = report->forward_us;
+    pb->backward_us = report->backward_us;
+    pb->communicate_us = report->communicate_us;
+    pb->wait_us = report->wait_us;
+    pb->optimizer_us = report->optimizer_us;
+    pb->snapshot_us = report->snapshot_us;
+    pb->loss = report->result.loss;
+    return pb;
+}

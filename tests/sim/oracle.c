@@ -1,0 +1,403 @@
+/* The undisturbed run, computed as far as it is asked for, and the invariants of generations, steps, held state and the end.
+ * Records and checkpoints are judged in oracle_records.c. */
+#include "tests/sim/oracle.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- the undisturbed run ---- */
+
+static uint64_t mix(uint64_t a, uint64_t b)
+{
+    uint64_t z = a ^ (b + 0x9E3779B97F4A7C15u + (a << 6) + (a >> 2));
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+uint64_t mu_sim_hash_leaf(const struct mu_sim *sim, const uint64_t values[MU_SIM_CHUNKS], uint64_t step, uint32_t leaf)
+{
+    uint64_t state = 0;
+    for (uint32_t c = 0; c < MU_SIM_CHUNKS; c++)
+        state = mix(state, values[c]);
+    return mix(mix(mix(sim->spec.seed, step), leaf), state);
+}
+
+uint64_t mu_sim_hash_pair(uint64_t left, uint64_t right)
+{
+    return mix(mix(0xadd, left), right);
+}
+
+struct mu_step_result mu_sim_step_result(uint64_t step, uint64_t gradient, uint64_t command)
+{
+    return (struct mu_step_result){.step = step,
+                                   .loss = (double)(gradient >> 40),
+                                   .grad_norm = (double)(gradient & 0xffffff),
+                                   .command = command,
+                                   .finite = gradient % 31 != 0};
+}
+
+void mu_sim_hash_initial(const struct mu_sim *sim, uint64_t values[MU_SIM_CHUNKS])
+{
+    for (uint32_t c = 0; c < MU_SIM_CHUNKS; c++)
+        values[c] = mix(sim->spec.seed, 1000 + c);
+}
+
+void mu_sim_hash_apply(uint64_t values[MU_SIM_CHUNKS], uint64_t gradient, const struct mu_step_result *result)
+{
+    for (uint32_t c = 0; c < MU_SIM_CHUNKS && result->finite; c++)
+        values[c] = mix(values[c], mix(gradient, c));
+}
+
+void mu_sim_hash_weights(const uint64_t values[MU_SIM_CHUNKS], uint8_t out[32])
+{
+    memcpy(out, values, 32);
+}
+
+static uint64_t sum_leaves(struct mu_sim *sim, const uint64_t *values, uint64_t step, struct mu_tree_node node)
+{
+    if (node.count == 1)
+        return mu_sim_hash_leaf(sim, values, step, node.first);
+    struct mu_tree_node left, right;
+    mu_tree_children(node, &left, &right);
+    return mu_sim_hash_pair(sum_leaves(sim, values, step, left), sum_leaves(sim, values, step, right));
+}
+
+static void run_undisturbed(struct mu_sim *sim, uint64_t step)
+{
+    struct mu_sim_oracle *oracle = sim->oracle;
+    for (; oracle->known < step; oracle->known++) {
+        const uint64_t *from = oracle->values[oracle->known];
+        uint64_t gradient = sum_leaves(sim, from, oracle->known, (struct mu_tree_node){0, sim->params.leaves});
+        struct mu_step_result result = mu_sim_step_result(oracle->known, gradient, 0);
+        oracle->gradients[oracle->known] = gradient;
+        memcpy(oracle->values[oracle->known + 1], from, sizeof oracle->values[0]);
+        mu_sim_hash_apply(oracle->values[oracle->known + 1], gradient, &result);
+    }
+}
+
+const uint64_t *mu_sim_oracle_values(struct mu_sim *sim, uint64_t step)
+{
+    run_undisturbed(sim, step);
+    return sim->oracle->values[step];
+}
+
+uint64_t mu_sim_oracle_gradient(struct mu_sim *sim, uint64_t step)
+{
+    run_undisturbed(sim, step + 1);
+    return sim->oracle->gradients[step];
+}
+
+void mu_sim_oracle_init(struct mu_sim *sim)
+{
+    struct mu_sim_oracle *oracle = sim->oracle = mu_sim_alloc(sizeof *oracle);
+    oracle->values = mu_sim_alloc((sim->spec.steps + 2) * sizeof *oracle->values);
+    oracle->gradients = mu_sim_alloc((sim->spec.steps + 2) * sizeof *oracle->gradients);
+    mu_sim_hash_initial(sim, oracle->values[0]);
+}
+
+void mu_sim_oracle_fini(struct mu_sim *sim)
+{
+    struct mu_sim_oracle *oracle = sim->oracle;
+    if (!oracle)
+        return;
+    for (uint32_t i = 0; i < oracle->generation_count; i++)
+        free(oracle->generations[i].ranks);
+    free(oracle->generations);
+    free(oracle->values);
+    free(oracle->gradients);
+    free(oracle);
+}
+
+/* ---- generations ---- */
+
+struct mu_sim_generation *mu_sim_oracle_generation(struct mu_sim *sim, uint64_t number)
+{
+    struct mu_sim_oracle *oracle = sim->oracle;
+    for (uint32_t i = oracle->generation_count; i-- > 0;) {
+        if (oracle->generations[i].number == number)
+            return &oracle->generations[i];
+    }
+    return NULL;
+}
+
+static struct mu_sim_generation *generation_of(struct mu_sim *sim, uint32_t slot)
+{
+    return mu_sim_oracle_generation(sim, sim->workers[slot].engine.generation);
+}
+
+struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint64_t number, uint32_t world, const uint8_t secret[32])
+{
+    struct mu_sim_oracle *oracle = sim->oracle;
+    oracle->generations =
+        mu_sim_grow(oracle->generations, oracle->generation_count, &oracle->generation_capacity, sizeof *oracle->generations);
+    struct mu_sim_generation *generation = &oracle->generations[oracle->generation_count++];
+    memset(generation, 0, sizeof *generation);
+    generation->number = number;
+    generation->world = world;
+    memcpy(generation->secret, secret, 32);
+    generation->ranks = mu_sim_alloc((world + 1) * sizeof *generation->ranks);
+    sim->stats.generations++;
+    return generation;
+}
+
+/* An Assign leaves the coordinator. */
+void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t number, const struct mu_assign *assign, uint32_t slot)
+{
+    struct mu_sim_generation *generation = mu_sim_oracle_generation(sim, number);
+    if (!generation) {
+        mu_sim_violate(sim, "generation %" PRIu64 " is assigned to worker %u before its record is durable", number, slot);
+        return;
+    }
+    if (memcmp(generation->secret, assign->secret, 32) != 0 || generation->world != assign->world || assign->rank >= assign->world) {
+        mu_sim_violate(sim, "generation number %" PRIu64 " is used for two different generations", number);
+        return;
+    }
+    if (number < sim->oracle->newest_generation)
+        mu_sim_violate(sim, "generation %" PRIu64 " is assigned although %" PRIu64 " exists", number, sim->oracle->newest_generation);
+    struct mu_sim_rank *rank = &generation->ranks[assign->rank];
+    uint64_t life = sim->nodes[MU_SIM_NODE_WORKER + slot].life;
+    if (rank->assigned && (rank->slot != slot || rank->life != life) && rank->prepared)
+        mu_sim_violate(sim, "rank %u of generation %" PRIu64 " is given to worker %u after worker %u had prepared it", assign->rank, number,
+                       slot, rank->slot);
+    rank->assigned = true;
+    rank->slot = slot;
+    rank->life = life;
+}
+
+/* A worker begins to prepare: what it is told about itself must be true. */
+void mu_sim_oracle_prepare(struct mu_sim *sim, uint32_t slot, const struct mu_assign *assign)
+{
+    const struct mu_sim_engine *engine = &sim->workers[slot].engine;
+    const struct mu_held *held = &engine->held;
+    uint64_t start = assign->start_step;
+    bool is_held = held->has_state && held->step == start;
+    bool can_roll = held->has_state && held->has_gradient && held->step + 1 == start;
+    if (start > sim->spec.steps)
+        mu_sim_violate(sim, "a generation starts at step %" PRIu64 " of %" PRIu64, start, sim->spec.steps);
+    if (held->has_state && held->step > start && !sim->oracle->restore_lost)
+        mu_sim_violate(sim, "worker %u holds step %" PRIu64 " and is told to start at step %" PRIu64, slot, held->step, start);
+    if (assign->source == MU_SOURCE_HELD && !is_held)
+        mu_sim_violate(sim, "worker %u is told to hold step %" PRIu64 ", it holds %s %" PRIu64, slot, start,
+                       held->has_state ? "step" : "nothing, step", held->step);
+    if (assign->source == MU_SOURCE_ROLL_FORWARD && (!can_roll || assign->roll_forward.step + 1 != start))
+        mu_sim_violate(sim, "worker %u is told to roll forward to step %" PRIu64 " and cannot", slot, start);
+    if (assign->source == MU_SOURCE_ROLL_FORWARD && can_roll && held->has_result && held->result.step == held->step &&
+        (held->result.loss != assign->roll_forward.loss || held->result.finite != assign->roll_forward.finite))
+        mu_sim_violate(sim, "worker %u rolls forward with another result than it has", slot);
+    if (assign->source == MU_SOURCE_INIT && (start != 0 || sim->oracle->committed_once))
+        mu_sim_violate(sim, "worker %u starts from the seed although a checkpoint was committed", slot);
+    if (engine->leaf_count == 0 && assign->world <= sim->params.leaves)
+        mu_sim_violate(sim, "rank %u of generation %" PRIu64 " has no leaf", assign->rank, engine->generation);
+}
+
+void mu_sim_oracle_prepared(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_generation *generation = generation_of(sim, slot);
+    const struct mu_sim_engine *engine = &sim->workers[slot].engine;
+    if (!generation || engine->rank >= generation->world)
+        return;
+    generation->ranks[engine->rank].prepared = true;
+    if (!engine->held.has_state || engine->held.step != engine->assign->start_step)
+        mu_sim_violate(sim, "worker %u is prepared at step %" PRIu64 " instead of %" PRIu64, slot, engine->held.step,
+                       engine->assign->start_step);
+}
+
+void mu_sim_oracle_runs(struct mu_sim *sim, uint32_t slot, bool runs)
+{
+    struct mu_sim_generation *generation = generation_of(sim, slot);
+    const struct mu_sim_engine *engine = &sim->workers[slot].engine;
+    if (!generation || engine->rank >= generation->world) {
+        if (runs)
+            mu_sim_violate(sim, "worker %u steps in generation %" PRIu64 ", which no record knows", slot, engine->generation);
+        return;
+    }
+    struct mu_sim_rank *rank = &generation->ranks[engine->rank];
+    if (!runs) {
+        if (rank->running && rank->runner == slot)
+            rank->running = false;
+        return;
+    }
+    if (!generation->go)
+        mu_sim_violate(sim, "worker %u steps in generation %" PRIu64 " before its Go is durable", slot, generation->number);
+    if (rank->running)
+        mu_sim_violate(sim, "workers %u and %u are both rank %u of generation %" PRIu64, rank->runner, slot, engine->rank, generation->number);
+    rank->running = true;
+    rank->runner = slot;
+}
+
+/* ---- steps ---- */
+
+void mu_sim_oracle_tiles(struct mu_sim *sim, uint32_t slot, const struct mu_sim_root *roots, uint32_t count)
+{
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (roots[i].node.first != next) {
+            mu_sim_violate(sim, "worker %u: leaf %u is %s in step %" PRIu64, slot, roots[i].node.first < next ? roots[i].node.first : next,
+                           roots[i].node.first < next ? "counted twice" : "missing", sim->workers[slot].engine.held.step);
+            return;
+        }
+        next += roots[i].node.count;
+    }
+    if (next != sim->params.leaves)
+        mu_sim_violate(sim, "worker %u: the leaves of step %" PRIu64 " end at %u of %u", slot, sim->workers[slot].engine.held.step, next,
+                       sim->params.leaves);
+}
+
+void mu_sim_oracle_reduced(struct mu_sim *sim, uint32_t slot, uint64_t step, uint64_t gradient)
+{
+    if (gradient != mu_sim_oracle_gradient(sim, step))
+        mu_sim_violate(sim, "worker %u reduces step %" PRIu64 " to another gradient than the undisturbed run", slot, step);
+}
+
+static bool same_result(const struct mu_step_result *a, const struct mu_step_result *b)
+{
+    return a->step == b->step && a->command == b->command && a->loss == b->loss && a->finite == b->finite;
+}
+
+/* The first rank that knows the result proves that everybody alive can roll forward. */
+static void check_votes(struct mu_sim *sim, const struct mu_sim_generation *generation, uint64_t step)
+{
+    for (uint32_t r = 0; r < generation->world; r++) {
+        const struct mu_sim_rank *rank = &generation->ranks[r];
+        if (!rank->running)
+            continue;
+        const struct mu_sim_engine *engine = &sim->workers[rank->runner].engine;
+        if (engine->generation != generation->number || !mu_sim_engine_running(engine))
+            continue;
+        if (engine->held.step == step ? !engine->held.has_gradient : engine->held.step < step)
+            mu_sim_violate(sim, "step %" PRIu64 " of generation %" PRIu64 " is decided while rank %u has no gradient for it", step,
+                           generation->number, r);
+    }
+}
+
+void mu_sim_oracle_decided(struct mu_sim *sim, uint32_t slot, const struct mu_step_result *result)
+{
+    struct mu_sim_generation *generation = generation_of(sim, slot);
+    if (!generation)
+        return;
+    struct mu_sim_decision *decision = &generation->decisions[result->step & 1];
+    if (!decision->set || decision->result.step != result->step) {
+        *decision = (struct mu_sim_decision){.set = true, .result = *result};
+        check_votes(sim, generation, result->step);
+    } else if (!same_result(&decision->result, result)) {
+        mu_sim_violate(sim, "worker %u has another result of step %" PRIu64 " than its generation (command %" PRIu64 " and %" PRIu64 ")",
+                       slot, result->step, result->command, decision->result.command);
+    }
+    if (result->step + 1 > sim->oracle->newest_step)
+        sim->oracle->newest_step = result->step + 1;
+}
+
+void mu_sim_oracle_boundary(struct mu_sim *sim, uint32_t slot, uint64_t steps_done, const struct mu_boundary *boundary)
+{
+    struct mu_sim_generation *generation = generation_of(sim, slot);
+    if (!generation || sim->workers[slot].engine.generation != mu_worker_status(sim->workers[slot].core)->generation)
+        return; /* fenced or reassigned meanwhile: its decision binds nobody */
+    struct mu_sim_decision *decision = &generation->decisions[(steps_done - 1) & 1];
+    if (!decision->set || decision->result.step + 1 != steps_done)
+        return;
+    uint64_t checkpoint = boundary->take_snapshot ? boundary->snapshot.checkpoint : 0;
+    if (!decision->boundary_set) {
+        decision->boundary_set = true;
+        decision->park = boundary->park;
+        decision->checkpoint = checkpoint;
+    } else if (decision->park != boundary->park || decision->checkpoint != checkpoint) {
+        mu_sim_violate(sim, "at boundary %" PRIu64 " of generation %" PRIu64 " worker %u %s checkpoint %" PRIu64 ", others %s %" PRIu64,
+                       steps_done, generation->number, slot, boundary->park ? "parks," : "goes on,", checkpoint,
+                       decision->park ? "park," : "go on,", decision->checkpoint);
+    }
+}
+
+/* ---- held state ---- */
+
+void mu_sim_oracle_holds(struct mu_sim *sim, uint32_t slot)
+{
+    const struct mu_sim_engine *engine = &sim->workers[slot].engine;
+    const struct mu_held *held = &engine->held;
+    if (!held->has_state)
+        return;
+    if (held->step > sim->spec.steps) {
+        mu_sim_violate(sim, "worker %u holds step %" PRIu64 " of %" PRIu64, slot, held->step, sim->spec.steps);
+        return;
+    }
+    if (memcmp(engine->values, mu_sim_oracle_values(sim, held->step), sizeof engine->values) != 0)
+        mu_sim_violate(sim, "worker %u: its state at step %" PRIu64 " differs from the undisturbed run's", slot, held->step);
+    if (held->has_gradient && engine->gradient != mu_sim_oracle_gradient(sim, held->step))
+        mu_sim_violate(sim, "worker %u: its gradient of step %" PRIu64 " differs from the undisturbed run's", slot, held->step);
+}
+
+/* Somebody else can bring `step` back: it holds that state, or the one before with its gradient. */
+static bool held_elsewhere(const struct mu_sim *sim, uint32_t slot, uint64_t step)
+{
+    for (uint32_t other = 0; other < sim->params.slots; other++) {
+        const struct mu_held *held = &sim->workers[other].engine.held;
+        if (other == slot || !mu_sim_worker_alive(sim, other) || !held->has_state || sim->workers[other].exited)
+            continue;
+        if (held->step >= step || (held->step + 1 == step && held->has_gradient))
+            return true;
+    }
+    return false;
+}
+
+void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const char *why)
+{
+    const struct mu_sim_engine *engine = &sim->workers[slot].engine;
+    const struct mu_held *held = &engine->held;
+    if (strcmp(why, "forget") == 0)
+        sim->stats.forgotten++;
+    if (!held->has_state || held->step == 0 || mu_sim_oracle_job_over(sim))
+        return;
+    if (engine->generation < sim->oracle->newest_go)
+        return; /* a newer generation went on without it: its state is history */
+    if (mu_sim_oracle_committed_step(sim) >= held->step || held_elsewhere(sim, slot, held->step))
+        return;
+    mu_sim_violate(sim, "worker %u drops the only copy of step %" PRIu64 " (%s) while the newest checkpoint is of step %" PRIu64, slot,
+                   held->step, why, mu_sim_oracle_committed_step(sim));
+}
+
+/* ---- the end ---- */
+
+static const char *job_state_name(enum mu_job_state state)
+{
+    static const char *const names[] = {"pending", "running", "finished", "failed", "cancelled"};
+    return state < MU_JOB_STATE_COUNT ? names[state] : "?";
+}
+
+static void describe(struct mu_sim *sim, char *out, size_t size)
+{
+    static const char *const phases[] = {"spare", "preparing", "prepared", "running", "parking", "parked"};
+    struct mu_job_view view;
+    size_t used = 0;
+    out[0] = 0;
+    if (mu_sim_coord_up(sim) && mu_coord_job_find(sim->coord.core, sim->spec.name, &view))
+        used += (size_t)snprintf(out + used, size - used, "; coordinator: phase %d generation %" PRIu64 " world %u attached %u step %" PRIu64,
+                                 (int)view.phase, view.generation, view.world, view.attached, view.steps_done);
+    for (uint32_t slot = 0; slot < sim->params.slots && used + 60 < size; slot++) {
+        if (!mu_sim_worker_alive(sim, slot))
+            continue;
+        const struct mu_worker_status *status = mu_worker_status(sim->workers[slot].core);
+        used += (size_t)snprintf(out + used, size - used, "; w%u %s gen %" PRIu64 " step %" PRIu64 "%s", slot, phases[status->phase],
+                                 status->generation, sim->workers[slot].engine.held.step,
+                                 mu_worker_connected(sim->workers[slot].core) ? "" : " alone");
+    }
+}
+
+void mu_sim_oracle_end(struct mu_sim *sim)
+{
+    const struct mu_sim_oracle *oracle = sim->oracle;
+    char where[480];
+    describe(sim, where, sizeof where);
+    if (!mu_sim_oracle_job_over(sim)) {
+        mu_sim_violate(sim, "liveness: the job is %s after %" PRIu64 " s%s", job_state_name(oracle->state), sim->now_us / MU_SIM_S, where);
+        return;
+    }
+    for (uint32_t slot = 0; slot < sim->params.slots; slot++) {
+        if (mu_sim_worker_alive(sim, slot))
+            mu_sim_violate(sim, "liveness: worker %u is still there after the end of the job%s", slot, where);
+    }
+    bool cancelled = oracle->state == MU_JOB_CANCELLED && mu_sim_client_cancelled(sim);
+    bool failed = oracle->state == MU_JOB_FAILED && sim->params.may_fail && oracle->restore_lost;
+    if (oracle->state != MU_JOB_FINISHED && !cancelled && !failed)
+        mu_sim_violate(sim, "the job ended as %s%s", job_state_name(oracle->state), where);
+}

@@ -1,0 +1,46 @@
+/* The oracle's own data, shared by its two files. */
+#ifndef MU_TESTS_SIM_ORACLE_H
+#define MU_TESTS_SIM_ORACLE_H
+
+#include "tests/sim/sim.h"
+
+struct mu_sim_rank {
+    bool assigned, prepared, running;
+    uint32_t slot, runner;
+    uint64_t life;
+};
+
+/* What one generation decided about one step: every rank must decide the same. */
+struct mu_sim_decision {
+    bool set, boundary_set, park;
+    struct mu_step_result result;
+    uint64_t checkpoint;
+};
+
+struct mu_sim_generation {
+    uint64_t number;
+    uint32_t world;
+    uint8_t secret[32];
+    bool go; /* durable */
+    uint64_t start_step;
+    struct mu_sim_rank *ranks;
+    struct mu_sim_decision decisions[2]; /* by parity of the step: ranks are at most one step apart */
+};
+
+struct mu_sim_oracle {
+    uint64_t (*values)[MU_SIM_CHUNKS]; /* [steps + 2] state after so many updates */
+    uint64_t *gradients;
+    uint64_t known; /* values up to here are computed */
+    struct mu_sim_generation *generations; /* whose record was durable at some time, in that order */
+    uint32_t generation_count, generation_capacity;
+    uint64_t newest_generation, newest_go, newest_step;
+    uint64_t newest_event, newest_watched;
+    enum mu_job_state state; /* durable */
+    bool committed_once;     /* some checkpoint became durable */
+    bool restore_lost;       /* a committed checkpoint was damaged by a fault: going back further is legitimate */
+};
+
+struct mu_sim_generation *mu_sim_oracle_generation(struct mu_sim *sim, uint64_t number);
+struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint64_t number, uint32_t world, const uint8_t secret[32]);
+
+#endif

@@ -1,0 +1,219 @@
+/* Invariants of what becomes durable: jobs, generations, checkpoints, events. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "tests/sim/oracle.h"
+
+bool mu_sim_oracle_job_over(const struct mu_sim *sim)
+{
+    enum mu_job_state state = sim->oracle->state;
+    return state == MU_JOB_FINISHED || state == MU_JOB_FAILED || state == MU_JOB_CANCELLED;
+}
+
+static bool over(enum mu_job_state state)
+{
+    return state == MU_JOB_FINISHED || state == MU_JOB_FAILED || state == MU_JOB_CANCELLED;
+}
+
+/* ---- jobs ---- */
+
+static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, const struct mu_job_record *before)
+{
+    uint8_t expected[32];
+    if (before) {
+        if (job->generation < before->generation)
+            mu_sim_violate(sim, "the job's generation goes back from %" PRIu64 " to %" PRIu64, before->generation, job->generation);
+        if (job->next_checkpoint < before->next_checkpoint)
+            mu_sim_violate(sim, "the next checkpoint number goes back from %" PRIu64 " to %" PRIu64, before->next_checkpoint,
+                           job->next_checkpoint);
+        if (job->command.number < before->command.number)
+            mu_sim_violate(sim, "the command number goes back from %" PRIu64 " to %" PRIu64, before->command.number, job->command.number);
+        if (before->checkpoint_seen && !job->checkpoint_seen)
+            mu_sim_violate(sim, "the job record forgets that there was a checkpoint");
+        if (over(before->state) && job->state != before->state)
+            mu_sim_violate(sim, "an ended job comes back (state %d to %d)", (int)before->state, (int)job->state);
+    }
+    sim->oracle->state = job->state;
+    if (job->state == MU_JOB_FINISHED && !(before && before->state == MU_JOB_FINISHED)) {
+        mu_sim_hash_weights(mu_sim_oracle_values(sim, sim->spec.steps), expected);
+        if (memcmp(expected, job->weights_sha256, 32) != 0)
+            mu_sim_violate(sim, "the final weights differ from the undisturbed run's");
+        if (job->steps_done != sim->spec.steps)
+            mu_sim_violate(sim, "the job is finished after %" PRIu64 " of %" PRIu64 " steps", job->steps_done, sim->spec.steps);
+        if (sim->params.checkpoints && mu_sim_oracle_committed_step(sim) != sim->spec.steps)
+            mu_sim_violate(sim, "the job is finished, but its newest checkpoint is of step %" PRIu64, mu_sim_oracle_committed_step(sim));
+    }
+}
+
+/* ---- generations ---- */
+
+static void generation_durable(struct mu_sim *sim, const struct mu_generation_record *record)
+{
+    struct mu_sim_oracle *oracle = sim->oracle;
+    struct mu_sim_generation *generation = mu_sim_oracle_generation(sim, record->generation);
+    if (generation && memcmp(generation->secret, record->secret, 32) != 0) {
+        mu_sim_violate(sim, "generation number %" PRIu64 " is used twice", record->generation);
+        return;
+    }
+    if (record->generation < oracle->newest_generation)
+        mu_sim_violate(sim, "generation %" PRIu64 " becomes durable after %" PRIu64, record->generation, oracle->newest_generation);
+    if (!generation) {
+        generation = mu_sim_oracle_add_generation(sim, record->generation, record->world, record->secret);
+        generation->start_step = record->start_step;
+        oracle->newest_generation = record->generation;
+    }
+    if (!record->go || generation->go)
+        return;
+    generation->go = true;
+    oracle->newest_go = record->generation;
+    if (oracle->newest_step > record->start_step)
+        sim->stats.replayed += oracle->newest_step - record->start_step;
+    oracle->newest_step = record->start_step;
+    for (uint32_t rank = 0; rank < record->world; rank++) {
+        if (!generation->ranks[rank].prepared) {
+            mu_sim_violate(sim, "generation %" PRIu64 " may go although rank %u never was prepared", record->generation, rank);
+            return;
+        }
+    }
+}
+
+/* ---- checkpoints ---- */
+
+static uint32_t count_committed(const struct mu_sim *sim, uint64_t above)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
+        const struct mu_record *record = mu_sim_store_at(sim->store, i);
+        if (record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED && record->checkpoint->number > above)
+            count++;
+    }
+    return count;
+}
+
+uint64_t mu_sim_oracle_committed_step(const struct mu_sim *sim)
+{
+    uint64_t number = 0, step = 0;
+    for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
+        const struct mu_record *record = mu_sim_store_at(sim->store, i);
+        if (record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED && record->checkpoint->number > number) {
+            number = record->checkpoint->number;
+            step = record->checkpoint->step;
+        }
+    }
+    return step;
+}
+
+static void committed(struct mu_sim *sim, const struct mu_checkpoint_record *record)
+{
+    const char *why = "";
+    uint64_t step = 0, values[MU_SIM_CHUNKS] = {0};
+    sim->oracle->committed_once = true;
+    sim->stats.commits++;
+    if (!mu_sim_files_complete(sim, record, false, &why))
+        mu_sim_violate(sim, "checkpoint %" PRIu64 " is committed, but %s", record->number, why);
+    else if (!mu_sim_files_load(sim, record->dir, &step, values))
+        mu_sim_violate(sim, "checkpoint %" PRIu64 " is committed without a manifest", record->number);
+    else if (step != record->step || step > sim->spec.steps || memcmp(values, mu_sim_oracle_values(sim, step), sizeof values) != 0)
+        mu_sim_violate(sim, "checkpoint %" PRIu64 " of step %" PRIu64 " differs from the undisturbed run", record->number, record->step);
+}
+
+static void retired(struct mu_sim *sim, const struct mu_checkpoint_record *record)
+{
+    const char *why = "";
+    bool good = mu_sim_files_complete(sim, record, false, &why);
+    if (record->state == MU_CKPT_BAD) {
+        if (good)
+            mu_sim_violate(sim, "checkpoint %" PRIu64 " is whole and is declared bad", record->number);
+        return;
+    }
+    uint32_t newer = count_committed(sim, record->number);
+    if (newer < sim->params.keep)
+        mu_sim_violate(sim, "checkpoint %" PRIu64 " is deleted although only %u newer ones exist (keep %" PRIu64 ")", record->number, newer,
+                       sim->params.keep);
+    if (sim->params.keep_every && record->step % sim->params.keep_every == 0 && good)
+        mu_sim_violate(sim, "checkpoint %" PRIu64 " of step %" PRIu64 " is deleted although every %" PRIu64 "th is kept", record->number,
+                       record->step, sim->params.keep_every);
+}
+
+static void checkpoint_durable(struct mu_sim *sim, const struct mu_checkpoint_record *record, const struct mu_checkpoint_record *before)
+{
+    bool was_committed = before && before->state == MU_CKPT_COMMITTED;
+    if (record->state == MU_CKPT_COMMITTED && !was_committed) {
+        if (before && before->state != MU_CKPT_INTENT)
+            mu_sim_violate(sim, "checkpoint %" PRIu64 " comes back from state %d", record->number, (int)before->state);
+        committed(sim, record);
+    }
+    if (was_committed && record->state == MU_CKPT_INTENT)
+        mu_sim_violate(sim, "checkpoint %" PRIu64 " was committed and is an intent again", record->number);
+    if (was_committed && (record->state == MU_CKPT_DELETING || record->state == MU_CKPT_BAD))
+        retired(sim, record);
+    if (before && strcmp(before->dir, record->dir) != 0)
+        mu_sim_violate(sim, "checkpoint %" PRIu64 " moves from %s to %s", record->number, before->dir, record->dir);
+}
+
+/* A directory is about to go: no durable record may still list it. */
+void mu_sim_oracle_deleted(struct mu_sim *sim, const char *path)
+{
+    for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
+        const struct mu_record *record = mu_sim_store_at(sim->store, i);
+        if (record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED && strcmp(record->checkpoint->dir, path) == 0)
+            mu_sim_violate(sim, "the directory of committed checkpoint %" PRIu64 " is removed", record->checkpoint->number);
+    }
+}
+
+/* ---- events ---- */
+
+static void event_durable(struct mu_sim *sim, const struct mu_event_record *event)
+{
+    if (event->number <= sim->oracle->newest_event)
+        mu_sim_violate(sim, "event number %" PRIu64 " is written after %" PRIu64, event->number, sim->oracle->newest_event);
+    sim->oracle->newest_event = event->number;
+}
+
+void mu_sim_oracle_event(struct mu_sim *sim, const struct mu_event_record *event)
+{
+    mu_sim_trace(sim, "event %" PRIu64 " %s %s: %s", event->number, event->kind, event->worker, event->text);
+    if (event->number <= sim->oracle->newest_watched)
+        mu_sim_violate(sim, "event number %" PRIu64 " is shown after %" PRIu64, event->number, sim->oracle->newest_watched);
+    if (event->number > sim->oracle->newest_event)
+        mu_sim_violate(sim, "event %" PRIu64 " is shown before it is durable", event->number);
+    sim->oracle->newest_watched = event->number;
+}
+
+void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, const struct mu_record *before)
+{
+    switch (record->kind) {
+    case MU_RECORD_JOB:
+        job_durable(sim, record->job, before ? before->job : NULL);
+        break;
+    case MU_RECORD_GENERATION:
+        generation_durable(sim, record->generation);
+        break;
+    case MU_RECORD_CHECKPOINT:
+        checkpoint_durable(sim, record->checkpoint, before ? before->checkpoint : NULL);
+        break;
+    case MU_RECORD_EVENT:
+        event_durable(sim, record->event);
+        break;
+    case MU_RECORD_WORKER:
+    case MU_RECORD_KIND_COUNT:
+        break;
+    }
+}
+
+/* ---- views ---- */
+
+/* The catalog that users see never lists what is not whole. */
+void mu_sim_oracle_views(struct mu_sim *sim)
+{
+    struct mu_checkpoint_record shown;
+    uint64_t last = 0;
+    for (uint32_t i = 0; mu_coord_checkpoint_view(sim->coord.core, sim->spec.name, i, &shown); i++) {
+        if (shown.number <= last)
+            mu_sim_violate(sim, "the list of checkpoints is not in order at %" PRIu64, shown.number);
+        last = shown.number;
+        struct mu_sim_directory *directory = mu_sim_files_find(&sim->files, shown.dir);
+        if (shown.state == MU_CKPT_COMMITTED && (!directory || !directory->manifest))
+            mu_sim_violate(sim, "checkpoint %" PRIu64 " is listed as committed, but it is not there", shown.number);
+    }
+}
