@@ -207,9 +207,9 @@ int main(int argc, char **argv)
         sum.optimizer += t.optimizer;
     }
     qsort(totals, s.steps, sizeof totals[0], compare_doubles);
-    double median = totals[s.steps / 2], floor = floor_seconds(&s, &flops), count = s.steps;
     struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
+    getrusage(RUSAGE_SELF, &usage); /* before the floor allocates its own operands */
+    double median = totals[s.steps / 2], floor = floor_seconds(&s, &flops), count = s.steps;
     printf("GPT-2 %.0fM parameters, B%u x T%u x %u, fp32, %u threads, %s kernels\n", (double)st.spec.parameter_count * 1e-6, s.micro,
            s.length, s.accumulate, s.threads, mu_isa_name(mu_isa_active()));
     printf("  step        %8.1f ms  (median of %u; loss %.4f)\n", 1e3 * median, s.steps, loss);

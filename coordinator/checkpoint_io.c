@@ -65,7 +65,7 @@ static enum mu_status find_place(const struct mu_checkpoint_record *checkpoint, 
 
 static bool has_manifest(const char *dir)
 {
-    char path[MU_PATH_SIZE + 32];
+    char path[MU_PATH_SIZE + MU_CATALOG_NAME_SIZE + 32];
     struct stat st;
     snprintf(path, sizeof path, "%s/" MU_MANIFEST_FILE, dir);
     return lstat(path, &st) == 0;
@@ -86,8 +86,8 @@ static enum mu_status check_size(const char *path, uint64_t size_bytes, struct m
 
 static bool same_entry(const struct mu_piece_entry *a, const struct mu_piece_entry *b)
 {
-    return a->kind == b->kind && a->cell == b->cell && a->first_chunk == b->first_chunk && a->chunk_count == b->chunk_count &&
-           a->offset == b->offset && a->size == b->size;
+    return a->kind == b->kind && a->cell == b->cell && a->first_chunk == b->first_chunk &&
+           a->chunk_count == b->chunk_count && a->offset == b->offset && a->size == b->size;
 }
 
 static enum mu_status check_entries(const char *path, const struct mu_model_spec *model, uint32_t first, uint32_t count,
@@ -104,12 +104,13 @@ static enum mu_status check_entries(const char *path, const struct mu_model_spec
     free(wanted);
     if (same)
         return MU_OK;
-    return mu_fail(err, MU_ERR_CORRUPT, "checkpoint piece '%s' does not hold the chunks %u to %u that are its part", path,
-                   first, first + count);
+    return mu_fail(err, MU_ERR_CORRUPT, "checkpoint piece '%s' does not hold the chunks %u to %u that are its part",
+                   path, first, first + count);
 }
 
-static enum mu_status check_piece(const struct mu_checkpoint_task *task, uint32_t number, const struct mu_model_spec *model,
-                                  uint32_t first, uint32_t count, struct mu_error *err)
+static enum mu_status check_piece(const struct mu_checkpoint_task *task, uint32_t number,
+                                  const struct mu_model_spec *model, uint32_t first, uint32_t count,
+                                  struct mu_error *err)
 {
     const struct mu_checkpoint_record *checkpoint = &task->checkpoint;
     const struct mu_piece_record *piece = &task->pieces[number];
@@ -130,8 +131,8 @@ static enum mu_status check_piece(const struct mu_checkpoint_task *task, uint32_
     if (strcmp(identity.job, checkpoint->job) != 0 || identity.seq != checkpoint->number ||
         identity.step != checkpoint->step || identity.generation != checkpoint->generation)
         status = mu_fail(err, MU_ERR_CORRUPT,
-                         "checkpoint piece '%s' is of job %s, checkpoint %" PRIu64 ", step %" PRIu64 ", generation %" PRIu64
-                         "; wanted %s, %" PRIu64 ", %" PRIu64 ", %" PRIu64,
+                         "checkpoint piece '%s' is of job %s, checkpoint %" PRIu64 ", step %" PRIu64
+                         ", generation %" PRIu64 "; wanted %s, %" PRIu64 ", %" PRIu64 ", %" PRIu64,
                          path, identity.job, identity.seq, identity.step, identity.generation, checkpoint->job,
                          checkpoint->number, checkpoint->step, checkpoint->generation);
     else
@@ -140,8 +141,8 @@ static enum mu_status check_piece(const struct mu_checkpoint_task *task, uint32_
     return status;
 }
 
-static enum mu_status build_manifest(const struct mu_checkpoint_task *task, struct mu_manifest *manifest, uint64_t *ret_size_bytes,
-                                     struct mu_error *err)
+static enum mu_status build_manifest(const struct mu_checkpoint_task *task, struct mu_manifest *manifest,
+                                     uint64_t *ret_size_bytes, struct mu_error *err)
 {
     const struct mu_checkpoint_record *checkpoint = &task->checkpoint;
     struct mu_model_spec model;
@@ -168,7 +169,8 @@ static enum mu_status build_manifest(const struct mu_checkpoint_task *task, stru
         status = check_piece(task, i, &model, first, count, err);
         if (status)
             break;
-        status = mu_manifest_add_chunks(manifest, &model, piece->file, piece->size_bytes, piece->checksum, first, count);
+        status =
+            mu_manifest_add_chunks(manifest, &model, piece->file, piece->size_bytes, piece->checksum, first, count);
         if (status)
             mu_fail(err, status, "piece '%s' does not fit into the manifest", piece->file);
         *ret_size_bytes += piece->size_bytes;
@@ -176,7 +178,8 @@ static enum mu_status build_manifest(const struct mu_checkpoint_task *task, stru
     return status ? status : mu_manifest_check_tiling(manifest, &model, err);
 }
 
-static enum mu_status publish(const struct mu_checkpoint_task *task, struct mu_checkpoint_done *done, struct mu_error *err)
+static enum mu_status publish(const struct mu_checkpoint_task *task, struct mu_checkpoint_done *done,
+                              struct mu_error *err)
 {
     const struct mu_checkpoint_record *checkpoint = &task->checkpoint;
     struct place place;
@@ -184,8 +187,8 @@ static enum mu_status publish(const struct mu_checkpoint_task *task, struct mu_c
     MU_FAULT("coord.publish.before");
     enum mu_status status = find_place(checkpoint, &place, err);
     if (status == MU_OK && !has_manifest(checkpoint->dir)) /* its owner file makes it deletable one day */
-        status = mu_catalog_create(place.root, checkpoint->job, checkpoint->number, place.ordered_step, checkpoint->nonce,
-                                   path, err);
+        status = mu_catalog_create(place.root, checkpoint->job, checkpoint->number, place.ordered_step,
+                                   checkpoint->nonce, path, err);
     if (status)
         return status;
     struct mu_manifest *manifest = mu_manifest_new();
@@ -203,7 +206,8 @@ static enum mu_status publish(const struct mu_checkpoint_task *task, struct mu_c
 
 /* ---- probe ---- */
 
-static enum mu_status probe(const struct mu_checkpoint_task *task, struct mu_checkpoint_done *done, struct mu_error *err)
+static enum mu_status probe(const struct mu_checkpoint_task *task, struct mu_checkpoint_done *done,
+                            struct mu_error *err)
 {
     const struct mu_checkpoint_record *checkpoint = &task->checkpoint;
     struct mu_manifest *manifest = NULL;
@@ -342,8 +346,8 @@ struct mu_checkpoint_task *mu_checkpoint_task_delete(const struct mu_checkpoint_
     return new_task(TASK_DELETE, checkpoint);
 }
 
-struct mu_checkpoint_task *mu_checkpoint_task_sweep(const char *root, const char *job, uint64_t before, const uint64_t *known,
-                                                    size_t known_count)
+struct mu_checkpoint_task *mu_checkpoint_task_sweep(const char *root, const char *job, uint64_t before,
+                                                    const uint64_t *known, size_t known_count)
 {
     struct mu_checkpoint_task *task = new_task(TASK_SWEEP, NULL);
     if (!task)

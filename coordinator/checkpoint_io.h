@@ -1,9 +1,10 @@
-/* The thread that works on checkpoint directories: proves and publishes, deletes, sweeps. Never the core thread, because a file system may
- * take its time. Results come back to the core thread as posted items, in order of submission.
+/* The thread that works on checkpoint directories: proves and publishes, deletes, sweeps. Never the core thread,
+ * because a file system may take its time. Results come back to the core thread as posted items, in order of
+ * submission.
  *
- * Publishing trusts no report: every piece must be on disk with the reported size, carry the checkpoint's identity, and declare (under its
- * own checksum) exactly the chunks that its number says; together they must tile the model. The bytes themselves were hashed by their
- * writer before they were written and are verified by every reader. */
+ * Publishing trusts no report: every piece must be on disk with the reported size, carry the checkpoint's identity, and
+ * declare (under its own checksum) exactly the chunks that its number says; together they must tile the model. The
+ * bytes themselves were hashed by their writer before they were written and are verified by every reader. */
 #ifndef MU_COORDINATOR_CHECKPOINT_IO_H
 #define MU_COORDINATOR_CHECKPOINT_IO_H
 
@@ -29,14 +30,14 @@ enum mu_status mu_checkpoint_io_new(struct mu_rpc_server *server, size_t capacit
 void mu_checkpoint_io_free(struct mu_checkpoint_io *io);
 
 /* Deep copies of what an action carries. NULL: no memory. */
-struct mu_checkpoint_task *mu_checkpoint_task_publish(const struct mu_job_record *job, const struct mu_checkpoint_record *checkpoint,
-                                                      bool probe);
+struct mu_checkpoint_task *mu_checkpoint_task_publish(const struct mu_job_record *job,
+                                                      const struct mu_checkpoint_record *checkpoint, bool probe);
 struct mu_checkpoint_task *mu_checkpoint_task_delete(const struct mu_checkpoint_record *checkpoint);
 
-/* Removes from the job's directory what earlier, aborted checkpoints left: numbers below `before` that are not in `known` and have no
- * manifest. Also finishes interrupted deletes. Nothing is posted. */
-struct mu_checkpoint_task *mu_checkpoint_task_sweep(const char *root, const char *job, uint64_t before, const uint64_t *known,
-                                                    size_t known_count);
+/* Removes from the job's directory what earlier, aborted checkpoints left: numbers below `before` that are not in
+ * `known` and have no manifest. Also finishes interrupted deletes. Nothing is posted. */
+struct mu_checkpoint_task *mu_checkpoint_task_sweep(const char *root, const char *job, uint64_t before,
+                                                    const uint64_t *known, size_t known_count);
 void mu_checkpoint_task_free(struct mu_checkpoint_task *task); /* NULL is fine */
 
 /* Takes the task. When too many wait it is answered with MU_ERR_BUSY. */

@@ -61,7 +61,8 @@ void mu_events_free(struct mu_events *events)
     free(events);
 }
 
-struct mu_rpc_bytes *mu_event_encode(struct mu_wire_arena *arena, const struct mu_event_record *event, struct mu_error *err)
+struct mu_rpc_bytes *mu_event_encode(struct mu_wire_arena *arena, const struct mu_event_record *event,
+                                     struct mu_error *err)
 {
     Muster__V1__WatchEventsResponse response = MUSTER__V1__WATCH_EVENTS_RESPONSE__INIT;
     Muster__V1__Event pb;
@@ -95,7 +96,8 @@ static void end_watch(struct mu_events *events, struct watcher *watcher, enum mu
 static void cut_off(struct mu_events *events, struct watcher *watcher)
 {
     char text[160];
-    snprintf(text, sizeof text, "this watcher reads too slowly and is %" PRIu64 " events behind: resume with after_event = %" PRIu64,
+    snprintf(text, sizeof text,
+             "this watcher reads too slowly and is %" PRIu64 " events behind: resume with after_event = %" PRIu64,
              events->newest + 1 - watcher->next_number, watcher->next_number - 1);
     end_watch(events, watcher, MU_RPC_RESOURCE_EXHAUSTED, text);
 }

@@ -1,8 +1,9 @@
 /* Events that are still told, and who watches them.
  *
- * The newest `capacity` events are kept encoded, one payload shared by all watchers; the store holds the same ones. A watcher is a position
- * in this list: it costs no queue of its own, and gets as much as its stream takes. One that has once been up to date and then falls
- * MU_WATCH_LAG_MAX behind, or one whose next event is no longer kept, is cut off with the number to resume from.
+ * The newest `capacity` events are kept encoded, one payload shared by all watchers; the store holds the same ones. A
+ * watcher is a position in this list: it costs no queue of its own, and gets as much as its stream takes. One that has
+ * once been up to date and then falls MU_WATCH_LAG_MAX behind, or one whose next event is no longer kept, is cut off
+ * with the number to resume from.
  *
  * Core thread only. */
 #ifndef MU_COORDINATOR_EVENTS_H
@@ -26,7 +27,8 @@ enum mu_status mu_events_new(uint32_t capacity, struct mu_events **ret_events, s
 void mu_events_free(struct mu_events *events);
 
 /* An event as watchers get it. NULL without memory, or when it cannot be encoded (err says why). */
-struct mu_rpc_bytes *mu_event_encode(struct mu_wire_arena *arena, const struct mu_event_record *event, struct mu_error *err);
+struct mu_rpc_bytes *mu_event_encode(struct mu_wire_arena *arena, const struct mu_event_record *event,
+                                     struct mu_error *err);
 
 /* Adds the next one (numbers ascend) and gives it to the watchers. Takes the reference. `job` is copied. */
 void mu_events_add(struct mu_events *events, uint64_t number, const char *job, struct mu_rpc_bytes *bytes);

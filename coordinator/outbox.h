@@ -4,10 +4,12 @@
  *    core --SEND, REPLY, EVENT, ...--> FIFO ---------------------------------------^ released in order, when everything
  *                                                                                    persisted before it is durable
  *
- * So nobody hears of anything that a crash could undo. While the disk is full the storage thread waits and so does the FIFO; workers do not
- * need it to keep stepping. Any other failure of the store is final: mu_outbox_failure, and the process must end.
+ * So nobody hears of anything that a crash could undo. While the disk is full the storage thread waits and so does the
+ * FIFO; workers do not need it to keep stepping. Any other failure of the store is final: mu_outbox_failure, and the
+ * process must end.
  *
- * Threads: one core thread calls everything. Ownership: an item belongs to the outbox from hold on until its function runs. */
+ * Threads: one core thread calls everything. Ownership: an item belongs to the outbox from hold on until its function
+ * runs. */
 #ifndef MU_COORDINATOR_OUTBOX_H
 #define MU_COORDINATOR_OUTBOX_H
 
@@ -19,14 +21,16 @@
 #include "storage/store.h"
 
 enum {
-    MU_OUTBOX_HELD_MAX = 1 << 20, /* items waiting; more means that the disk has been full for long while the cluster churns */
-    MU_OUTBOX_BATCHES_MAX = 256,  /* submitted and not durable; later turns are merged into one */
+    MU_OUTBOX_HELD_MAX =
+        1 << 20, /* items waiting; more means that the disk has been full for long while the cluster churns */
+    MU_OUTBOX_BATCHES_MAX = 256, /* submitted and not durable; later turns are merged into one */
 };
 
 struct mu_outbox;
 struct mu_outbox_item;
 
-/* Carries the item out and frees it. With `drop` it only frees (shutdown). It may hold further items, but not release. */
+/* Carries the item out and frees it. With `drop` it only frees (shutdown). It may hold further items, but not release.
+ */
 typedef void mu_outbox_fn(void *ctx, struct mu_outbox_item *item, bool drop);
 
 /* First member of what is held. */
@@ -36,7 +40,8 @@ struct mu_outbox_item {
     uint64_t batch; /* the outbox's */
 };
 
-/* `wake` is called on the storage thread when something became durable or failed. `ctx` goes to the items' functions. */
+/* `wake` is called on the storage thread when something became durable or failed. `ctx` goes to the items' functions.
+ */
 enum mu_status mu_outbox_new(struct mu_store *store, void (*wake)(void *wake_arg), void *wake_arg, void *ctx,
                              struct mu_outbox **ret_outbox, struct mu_error *err) MU_WARN_UNUSED;
 /* Writes what was submitted, drops what is held. NULL is fine. The store still belongs to the caller. */
@@ -44,7 +49,8 @@ void mu_outbox_free(struct mu_outbox *outbox);
 
 enum mu_status mu_outbox_persist(struct mu_outbox *outbox, struct mu_wire_arena *arena, const struct mu_record *record,
                                  struct mu_error *err) MU_WARN_UNUSED;
-enum mu_status mu_outbox_forget(struct mu_outbox *outbox, const struct mu_record *record, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_outbox_forget(struct mu_outbox *outbox, const struct mu_record *record,
+                                struct mu_error *err) MU_WARN_UNUSED;
 void mu_outbox_hold(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run);
 
 /* Runs what may go. Returns how many items ran. */

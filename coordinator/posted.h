@@ -1,4 +1,5 @@
-/* What other threads of the coordinator post to its core thread: the first member of each, so that the core can tell them apart. */
+/* What other threads of the coordinator post to its core thread: the first member of each, so that the core can tell
+ * them apart. */
 #ifndef MU_COORDINATOR_POSTED_H
 #define MU_COORDINATOR_POSTED_H
 

@@ -83,8 +83,8 @@ static enum mu_status no_memory(struct mu_error *err)
     return mu_fail(err, MU_ERR_NO_MEMORY, "StoredRecord: no memory");
 }
 
-static enum mu_status put_job(struct mu_wire_arena *arena, const struct mu_job_record *job, Muster__V1__JobRecord **ret_pb,
-                              struct mu_error *err)
+static enum mu_status put_job(struct mu_wire_arena *arena, const struct mu_job_record *job,
+                              Muster__V1__JobRecord **ret_pb, struct mu_error *err)
 {
     struct {
         Muster__V1__JobRecord job;
@@ -247,7 +247,8 @@ enum mu_status mu_event_to_pb(struct mu_wire_arena *arena, const struct mu_event
     if ((status = mu_wire_put_string(event->kind, MU_WIRE_WORD, "Event.kind", sizeof event->kind, &pb->kind, err)) ||
         (status = mu_wire_put_string(event->job, MU_WIRE_NAME_EMPTY, "Event.job", sizeof event->job, &pb->job, err)))
         return status;
-    return mu_wire_put_string(event->worker, MU_WIRE_NAME_EMPTY, "Event.worker", sizeof event->worker, &pb->worker, err);
+    return mu_wire_put_string(event->worker, MU_WIRE_NAME_EMPTY, "Event.worker", sizeof event->worker, &pb->worker,
+                              err);
 }
 
 static enum mu_status put_record(struct mu_wire_arena *arena, const struct mu_record *record,
@@ -325,8 +326,8 @@ static enum mu_status get_members(struct mu_wire_arena *arena, const Muster__V1_
                                   struct mu_generation_record *out, struct mu_error *err)
 {
     if (pb->n_members == 0 || pb->n_members > MU_WORKERS_MAX)
-        return mu_fail(err, MU_ERR_INVALID, "GenerationRecord.members: %zu of them are not allowed: 1 to %d", pb->n_members,
-                       MU_WORKERS_MAX);
+        return mu_fail(err, MU_ERR_INVALID, "GenerationRecord.members: %zu of them are not allowed: 1 to %d",
+                       pb->n_members, MU_WORKERS_MAX);
     struct mu_member_record *members = mu_wire_arena_alloc(arena, sizeof *members * pb->n_members);
     if (!members)
         return no_memory(err);
@@ -335,7 +336,8 @@ static enum mu_status get_members(struct mu_wire_arena *arena, const Muster__V1_
         const Muster__V1__MemberRecord *from = pb->members[rank];
         struct mu_member_record *to = &members[rank];
         to->leaf_count = from->leaf_count;
-        if ((status = mu_wire_get_string(from->name, MU_WIRE_NAME, "MemberRecord.name", to->name, sizeof to->name, err)) ||
+        if ((status =
+                 mu_wire_get_string(from->name, MU_WIRE_NAME, "MemberRecord.name", to->name, sizeof to->name, err)) ||
             (status = mu_wire_get_string(from->address, MU_WIRE_TEXT, "MemberRecord.address", to->address,
                                          sizeof to->address, err)) ||
             (status = mu_wire_get_id(from->incarnation, "MemberRecord.incarnation", &to->incarnation, err)))
@@ -367,8 +369,8 @@ static enum mu_status get_pieces(struct mu_wire_arena *arena, const Muster__V1__
                                  struct mu_checkpoint_record *out, struct mu_error *err)
 {
     if (pb->n_pieces > MU_PIECES_MAX)
-        return mu_fail(err, MU_ERR_INVALID, "CheckpointRecord.pieces: %zu of them are not allowed: at most %d", pb->n_pieces,
-                       MU_PIECES_MAX);
+        return mu_fail(err, MU_ERR_INVALID, "CheckpointRecord.pieces: %zu of them are not allowed: at most %d",
+                       pb->n_pieces, MU_PIECES_MAX);
     struct mu_piece_record *pieces = mu_wire_arena_alloc(arena, sizeof *pieces * pb->n_pieces);
     if (!pieces)
         return no_memory(err);
@@ -400,7 +402,8 @@ static enum mu_status get_checkpoint(struct mu_wire_arena *arena, const Muster__
         (status = mu_wire_get_id(pb->nonce, "CheckpointRecord.nonce", &out->nonce, err)) ||
         (status = mu_wire_get_enum((int)pb->state, 1, MU_CKPT_STATE_COUNT, "CheckpointRecord.state", &state, err)) ||
         (status = mu_wire_get_string(pb->dir, MU_WIRE_TEXT, "CheckpointRecord.dir", out->dir, sizeof out->dir, err)) ||
-        (status = mu_wire_get_string(pb->text, MU_WIRE_TEXT, "CheckpointRecord.text", out->text, sizeof out->text, err)))
+        (status =
+             mu_wire_get_string(pb->text, MU_WIRE_TEXT, "CheckpointRecord.text", out->text, sizeof out->text, err)))
         return status;
     out->state = (enum mu_checkpoint_state)(state - 1);
     out->number = pb->number;
@@ -420,7 +423,8 @@ static enum mu_status get_worker(const Muster__V1__WorkerRecord *pb, struct mu_w
     enum mu_status status =
         mu_wire_get_string(pb->name, MU_WIRE_NAME, "WorkerRecord.name", out->name, sizeof out->name, err);
     if (status == MU_OK)
-        status = mu_wire_get_string(pb->reason, MU_WIRE_TEXT, "WorkerRecord.reason", out->reason, sizeof out->reason, err);
+        status =
+            mu_wire_get_string(pb->reason, MU_WIRE_TEXT, "WorkerRecord.reason", out->reason, sizeof out->reason, err);
     return status;
 }
 
@@ -490,8 +494,8 @@ enum mu_status mu_record_decode(struct mu_wire_arena *arena, const void *key, si
     if (status == MU_OK) {
         const Muster__V1__StoredRecord *pb = (const Muster__V1__StoredRecord *)unpacked;
         if (pb->version == 0 || pb->version > MU_RECORD_VERSION)
-            status = mu_fail(err, MU_ERR_INVALID, "version %u is not one that this program reads (up to %d)", pb->version,
-                             MU_RECORD_VERSION);
+            status = mu_fail(err, MU_ERR_INVALID, "version %u is not one that this program reads (up to %d)",
+                             pb->version, MU_RECORD_VERSION);
         else
             status = get_record(arena, pb, &record, err);
     }
@@ -548,9 +552,10 @@ static enum mu_status check_format(struct mu_store *store, struct mu_error *err)
     enum mu_status status = mu_store_get(store, format_key, sizeof format_key - 1, &value, &value_bytes, err);
     if (status == MU_OK) {
         if (value_bytes != sizeof format_value - 1 || memcmp(value, format_value, value_bytes) != 0)
-            status = mu_fail(err, MU_ERR_CORRUPT,
-                             "data directory: its format is '%.*s', this program reads '%s'; use the version that wrote it",
-                             (int)(value_bytes < 40 ? value_bytes : 40), (const char *)value, format_value);
+            status =
+                mu_fail(err, MU_ERR_CORRUPT,
+                        "data directory: its format is '%.*s', this program reads '%s'; use the version that wrote it",
+                        (int)(value_bytes < 40 ? value_bytes : 40), (const char *)value, format_value);
         free(value);
         return status;
     }

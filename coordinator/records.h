@@ -1,11 +1,12 @@
 /* The stored records: keys, values, and reading all of them back.
  *
  *    m/format            version of the layout              g/<job>                generation
- *    j/<job>             job                                c/<job>/<number>       checkpoint (8 bytes, most significant first)
- *    w/<worker>          worker                             e/<number>             event (likewise)
+ *    j/<job>             job                                c/<job>/<number>       checkpoint (8 bytes, most
+ * significant first) w/<worker>          worker                             e/<number>             event (likewise)
  *
- * Values are muster.v1.StoredRecord. What is read back is judged like anything from outside: a damaged or contradictory record is an error
- * that names its key, never a crash. Not thread-safe; pointers of a decoded record lie in the arena. */
+ * Values are muster.v1.StoredRecord. What is read back is judged like anything from outside: a damaged or contradictory
+ * record is an error that names its key, never a crash. Not thread-safe; pointers of a decoded record lie in the arena.
+ */
 #ifndef MU_COORDINATOR_RECORDS_H
 #define MU_COORDINATOR_RECORDS_H
 
@@ -27,8 +28,8 @@ enum mu_status mu_record_encode(struct mu_wire_arena *arena, const struct mu_rec
 enum mu_status mu_record_decode(struct mu_wire_arena *arena, const void *key, size_t key_bytes, const void *data,
                                 size_t size_bytes, struct mu_record *ret_record, struct mu_error *err) MU_WARN_UNUSED;
 
-/* Calls `fn` for every record: jobs, generations, checkpoints, workers, then events, each in order of the keys. The record is valid during
- * the call. An empty store is given its format version; one of another version is refused. */
+/* Calls `fn` for every record: jobs, generations, checkpoints, workers, then events, each in order of the keys. The
+ * record is valid during the call. An empty store is given its format version; one of another version is refused. */
 typedef enum mu_status (*mu_record_fn)(void *arg, const struct mu_record *record, struct mu_error *err);
 enum mu_status mu_records_load(struct mu_store *store, mu_record_fn fn, void *arg, struct mu_error *err) MU_WARN_UNUSED;
 

@@ -76,7 +76,8 @@ struct mu_session *mu_sessions_open(struct mu_sessions *sessions, struct mu_rpc_
         return NULL;
     struct mu_session *session = &sessions->slots[slot];
     uint32_t uses = session->uses + 1;
-    *session = (struct mu_session){.number = (uint64_t)uses << SLOT_BITS | slot, .call = call, .opened_us = now_us, .uses = uses};
+    *session = (struct mu_session){
+        .number = (uint64_t)uses << SLOT_BITS | slot, .call = call, .opened_us = now_us, .uses = uses};
     append(sessions, &sessions->silent, slot);
     sessions->count++;
     return session;

@@ -1,5 +1,5 @@
-/* The workers' streams: a table with O(1) look-up by session number. A number is a slot and how often that was used, so it never comes
- * again. Core thread only. The table is allocated once. */
+/* The workers' streams: a table with O(1) look-up by session number. A number is a slot and how often that was used, so
+ * it never comes again. Core thread only. The table is allocated once. */
 #ifndef MU_COORDINATOR_SESSIONS_H
 #define MU_COORDINATOR_SESSIONS_H
 
@@ -22,7 +22,8 @@ struct mu_session {
 
 struct mu_sessions;
 
-enum mu_status mu_sessions_new(uint32_t capacity, struct mu_sessions **ret_sessions, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_sessions_new(uint32_t capacity, struct mu_sessions **ret_sessions,
+                               struct mu_error *err) MU_WARN_UNUSED;
 void mu_sessions_free(struct mu_sessions *sessions); /* NULL is fine */
 
 /* NULL when the table is full. It has not said Hello. */

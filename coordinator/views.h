@@ -1,4 +1,5 @@
-/* What the core shows of itself, as messages of the service. Messages borrow from the views they are made from and from the arena. */
+/* What the core shows of itself, as messages of the service. Messages borrow from the views they are made from and from
+ * the arena. */
 #ifndef MU_COORDINATOR_VIEWS_H
 #define MU_COORDINATOR_VIEWS_H
 
@@ -7,9 +8,11 @@
 
 /* NULL and err: no memory, or a text that may not be sent. */
 Muster__V1__Job *mu_view_job(struct mu_wire_arena *arena, const struct mu_job_view *view, struct mu_error *err);
-Muster__V1__Worker *mu_view_worker(struct mu_wire_arena *arena, const struct mu_worker_view *view, struct mu_error *err);
+Muster__V1__Worker *mu_view_worker(struct mu_wire_arena *arena, const struct mu_worker_view *view,
+                                   struct mu_error *err);
 Muster__V1__Checkpoint *mu_view_checkpoint(struct mu_wire_arena *arena, const struct mu_checkpoint_record *record,
                                            struct mu_error *err);
-Muster__V1__Timing *mu_view_timing(struct mu_wire_arena *arena, const struct mu_timing_view *view, struct mu_error *err);
+Muster__V1__Timing *mu_view_timing(struct mu_wire_arena *arena, const struct mu_timing_view *view,
+                                   struct mu_error *err);
 
 #endif

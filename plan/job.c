@@ -103,6 +103,11 @@ static enum mu_status check_model(const struct mu_job_spec *spec, struct mu_erro
                        "model.channels: value %" PRIu32 " is not allowed: a multiple of model.heads (%" PRIu32
                        "); use %" PRIu32 " channels or another number of heads",
                        m->channels, m->heads, (m->channels / m->heads + 1) * m->heads);
+    if (m->channels / m->heads > MU_HEAD_CHANNELS_MAX)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "model.heads: value %" PRIu32 " is not allowed: channels / heads = %" PRIu32
+                       ", at most %d; use more heads",
+                       m->heads, m->channels / m->heads, MU_HEAD_CHANNELS_MAX);
     return MU_OK;
 }
 
@@ -128,17 +133,35 @@ static enum mu_status check_data(const struct mu_job_spec *spec, struct mu_error
     return MU_OK;
 }
 
+/* Elements of one head's keys, in whole attention tiles (64 tokens) and vector lanes (16 channels). */
+static uint64_t attention_area(const struct mu_model_config *model, uint32_t length)
+{
+    uint64_t tokens = (length + 63ull) / 64 * 64, channels = (model->channels / model->heads + 15ull) / 16 * 16;
+    return tokens * channels;
+}
+
 static enum mu_status check_batch(const struct mu_job_spec *spec, struct mu_error *err)
 {
     uint32_t sequences = spec->batch.sequences, micro = spec->batch.micro, accumulate = spec->batch.accumulate;
     enum mu_status status = MU_OK;
     if ((status = check_uint(err, "batch.sequences", sequences, 1, MU_SEQUENCES_MAX, "set the sequences of a step")) ||
-        (status = check_uint(err, "batch.micro", micro, 1, MU_SEQUENCES_MAX, "set the sequences of a micro-batch")) ||
+        (status = check_uint(err, "batch.micro", micro, 1, MU_MICRO_MAX, "set the sequences of a micro-batch")) ||
         (status =
-             check_uint(err, "batch.accumulate", accumulate, 1, MU_SEQUENCES_MAX, "set the micro-batches of a leaf")) ||
+             check_uint(err, "batch.accumulate", accumulate, 1, MU_ACCUMULATE_STEPS_MAX, "set the micro-batches of a leaf")) ||
         (status = check_uint(err, "batch.length", spec->batch.length, 1, spec->model.context,
                              "a sequence cannot be longer than model.context")))
         return status;
+    uint32_t length = spec->batch.length;
+    if ((uint64_t)micro * length > MU_MICRO_BATCH_TOKENS_MAX)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "batch.micro: value %" PRIu32 " is not allowed: at most %d tokens in a micro-batch of length %" PRIu32
+                       "; use at most %" PRIu32 " sequences and raise accumulate",
+                       micro, MU_MICRO_BATCH_TOKENS_MAX, length, MU_MICRO_BATCH_TOKENS_MAX / length);
+    if (attention_area(&spec->model, length) > MU_ATTENTION_AREA_MAX)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "batch.length: value %" PRIu32 " is not allowed: length * channels / heads (%" PRIu32
+                       " a head) at most %d; use shorter sequences or more heads",
+                       length, spec->model.channels / spec->model.heads, MU_ATTENTION_AREA_MAX);
     uint64_t leaf = (uint64_t)micro * accumulate;
     if (sequences % leaf != 0)
         return mu_fail(err, MU_ERR_INVALID,

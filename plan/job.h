@@ -23,6 +23,11 @@ enum {
     MU_CHANNELS_MAX = 65536,
     MU_CONTEXT_MAX = 1 << 20, /* tokens */
     MU_VOCAB_MAX = 1 << 24,
+    MU_HEAD_CHANNELS_MAX = 256,          /* channels / heads: what the attention kernels hold in scratch memory ... */
+    MU_ATTENTION_AREA_MAX = 1 << 18,     /* ... and so for length * (channels / heads), rounded up to 64 and 16 */
+    MU_MICRO_MAX = 4096,                 /* sequences in a micro-batch */
+    MU_MICRO_BATCH_TOKENS_MAX = 1 << 20, /* micro * length */
+    MU_ACCUMULATE_STEPS_MAX = 4096,      /* micro-batches in a leaf */
     MU_SEQUENCES_MAX = 1 << 24, /* global batch, evaluation set */
     MU_KEEP_MAX = 100000,       /* checkpoints kept */
 };

@@ -116,9 +116,12 @@ static bool is_holder(const struct mu_plan_member *member, const struct start *s
 static uint32_t leave_out_bad_links(const struct mu_plan_input *input, const struct start *start,
                                     struct mu_plan_rank *scratch)
 {
-    uint32_t left_out = 0;
-    for (uint32_t i = 0; i < input->member_count; i++)
+    uint32_t left_out = 0, holders = 0; /* the last holder of the state is never left out */
+    bool needs_holder = start->found && !start->from_checkpoint;
+    for (uint32_t i = 0; i < input->member_count; i++) {
         scratch[i].member = 1; /* 1: in */
+        holders += is_holder(&input->members[i], start);
+    }
     for (;;) {
         uint32_t worst = UINT32_MAX, worst_degree = 0;
         for (uint32_t i = 0; i < input->member_count && input->bad_link_count > 0; i++) {
@@ -129,6 +132,8 @@ static uint32_t leave_out_bad_links(const struct mu_plan_input *input, const str
             }
             if (!scratch[i].member || degree == 0 || degree < worst_degree)
                 continue;
+            if (needs_holder && holders == 1 && is_holder(&input->members[i], start))
+                continue;
             bool tie = degree == worst_degree && worst != UINT32_MAX;
             if (tie && is_holder(&input->members[i], start) && !is_holder(&input->members[worst], start))
                 continue;
@@ -138,6 +143,7 @@ static uint32_t leave_out_bad_links(const struct mu_plan_input *input, const str
         if (worst == UINT32_MAX)
             return left_out;
         scratch[worst].member = 0;
+        holders -= is_holder(&input->members[worst], start);
         left_out++;
     }
 }

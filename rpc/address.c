@@ -17,7 +17,8 @@ static enum mu_status parse_unix(const char *text, struct mu_error *err, struct 
     const char *path = text + sizeof unix_prefix - 1;
     size_t length = strlen(path), max = sizeof((struct sockaddr_un *)0)->sun_path - 1;
     if (length == 0 || length > max)
-        return mu_fail(err, MU_ERR_INVALID, "address '%s': the path of a Unix socket has 1 to %zu characters, not %zu", text, max, length);
+        return mu_fail(err, MU_ERR_INVALID, "address '%s': the path of a Unix socket has 1 to %zu characters, not %zu",
+                       text, max, length);
     ret_address->kind = MU_RPC_ADDRESS_UNIX;
     ret_address->port = 0;
     memcpy(ret_address->host, path, length + 1);
@@ -56,7 +57,8 @@ enum mu_status mu_rpc_address_parse(const char *text, struct mu_error *err, stru
     if (!colon)
         return mu_fail(err, MU_ERR_INVALID, "address '%.200s' has no port; %s", text, wanted);
     if (!parse_port(colon + 1, &address.port))
-        return mu_fail(err, MU_ERR_INVALID, "address '%.200s': port '%.40s' is not a number from 0 to 65535", text, colon + 1);
+        return mu_fail(err, MU_ERR_INVALID, "address '%.200s': port '%.40s' is not a number from 0 to 65535", text,
+                       colon + 1);
     const char *host = text;
     size_t length = (size_t)(colon - text);
     bool bracketed = length >= 2 && text[0] == '[' && text[length - 1] == ']';
@@ -65,8 +67,8 @@ enum mu_status mu_rpc_address_parse(const char *text, struct mu_error *err, stru
         length -= 2;
     }
     if (length == 0 || length >= sizeof address.host)
-        return mu_fail(err, MU_ERR_INVALID, "address '%.200s': the host has 1 to %zu characters; %s", text, sizeof address.host - 1,
-                       wanted);
+        return mu_fail(err, MU_ERR_INVALID, "address '%.200s': the host has 1 to %zu characters; %s", text,
+                       sizeof address.host - 1, wanted);
     memcpy(address.host, host, length);
     struct in6_addr binary;
     if (bracketed) {
@@ -93,8 +95,9 @@ void mu_rpc_address_format(const struct mu_rpc_address *address, char out[MU_RPC
 
 void mu_rpc_address_dial_target(const struct mu_rpc_address *address, char out[MU_RPC_TARGET_SIZE])
 {
-    static const char *const formats[] = {
-        [MU_RPC_ADDRESS_IPV4] = "ipv4:%s:%u", [MU_RPC_ADDRESS_IPV6] = "ipv6:[%s]:%u", [MU_RPC_ADDRESS_NAME] = "dns:///%s:%u"};
+    static const char *const formats[] = {[MU_RPC_ADDRESS_IPV4] = "ipv4:%s:%u",
+                                          [MU_RPC_ADDRESS_IPV6] = "ipv6:[%s]:%u",
+                                          [MU_RPC_ADDRESS_NAME] = "dns:///%s:%u"};
     if (address->kind == MU_RPC_ADDRESS_UNIX)
         mu_rpc_address_format(address, out);
     else
@@ -119,7 +122,8 @@ enum mu_status mu_rpc_address_check_free(const struct mu_rpc_address *address, s
     int failed = connect(fd, (struct sockaddr *)&to, sizeof to) == 0 ? 0 : errno;
     close(fd);
     if (failed == 0 || failed == EAGAIN)
-        return mu_fail(err, MU_ERR_BUSY, "cannot listen on unix:%s: another process listens there; stop it or choose another address",
+        return mu_fail(err, MU_ERR_BUSY,
+                       "cannot listen on unix:%s: another process listens there; stop it or choose another address",
                        address->host);
     return MU_OK;
 }
@@ -144,14 +148,19 @@ static enum mu_status explain_errno(int failed, const char *text, struct mu_erro
 {
     switch (failed) {
     case 0:
-        return mu_fail(err, MU_ERR_UNAVAILABLE, "cannot listen on %s: the address was in use a moment ago; try again", text);
+        return mu_fail(err, MU_ERR_UNAVAILABLE, "cannot listen on %s: the address was in use a moment ago; try again",
+                       text);
     case EADDRINUSE:
         return mu_fail(err, MU_ERR_BUSY,
-                       "cannot listen on %s: the port is in use by another process; stop it or choose another port (0: any free one)", text);
+                       "cannot listen on %s: the port is in use by another process; stop it or choose another port (0: "
+                       "any free one)",
+                       text);
     case EADDRNOTAVAIL:
-        return mu_fail(err, MU_ERR_INVALID, "cannot listen on %s: this machine does not have that address (see `ip address`)", text);
+        return mu_fail(err, MU_ERR_INVALID,
+                       "cannot listen on %s: this machine does not have that address (see `ip address`)", text);
     case EACCES:
-        return mu_fail(err, MU_ERR_DENIED, "cannot listen on %s: not permitted; choose a port from 1024 on or a directory you may write to",
+        return mu_fail(err, MU_ERR_DENIED,
+                       "cannot listen on %s: not permitted; choose a port from 1024 on or a directory you may write to",
                        text);
     default:
         return mu_fail_errno(err, failed, "cannot listen on %s", text);
@@ -170,10 +179,14 @@ enum mu_status mu_rpc_address_explain(const struct mu_rpc_address *address, stru
         return explain_errno(failed, text, err);
     }
     snprintf(port, sizeof port, "%u", (unsigned)address->port);
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV}, *found = NULL;
+    struct addrinfo hints = {.ai_family = AF_UNSPEC,
+                             .ai_socktype = SOCK_STREAM,
+                             .ai_flags = AI_PASSIVE | AI_NUMERICSERV},
+                    *found = NULL;
     int unresolved = getaddrinfo(address->host, port, &hints, &found);
     if (unresolved != 0)
-        return mu_fail(err, MU_ERR_INVALID, "cannot listen on %s: %s; use a literal address of this machine", text, gai_strerror(unresolved));
+        return mu_fail(err, MU_ERR_INVALID, "cannot listen on %s: %s; use a literal address of this machine", text,
+                       gai_strerror(unresolved));
     int failed = 0;
     for (const struct addrinfo *at = found; at && failed == 0; at = at->ai_next)
         failed = try_bind(at->ai_family, at->ai_addr, at->ai_addrlen);

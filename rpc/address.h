@@ -1,4 +1,5 @@
-/* Addresses as people write them: "host:port", "[::1]:port", "unix:/path"; and as the gRPC C core wants them. Internal to rpc/. */
+/* Addresses as people write them: "host:port", "[::1]:port", "unix:/path"; and as the gRPC C core wants them. Internal
+ * to rpc/. */
 #ifndef MU_RPC_ADDRESS_H
 #define MU_RPC_ADDRESS_H
 
@@ -18,7 +19,8 @@ struct mu_rpc_address {
     uint16_t port;
 };
 
-enum mu_status mu_rpc_address_parse(const char *text, struct mu_error *err, struct mu_rpc_address *ret_address) MU_WARN_UNUSED;
+enum mu_status mu_rpc_address_parse(const char *text, struct mu_error *err,
+                                    struct mu_rpc_address *ret_address) MU_WARN_UNUSED;
 
 /* "127.0.0.1:7070", "[::1]:7070", "unix:/path": for people, and what the core listens on. */
 void mu_rpc_address_format(const struct mu_rpc_address *address, char out[MU_RPC_TARGET_SIZE]);

@@ -1,7 +1,8 @@
 /* Immutable, reference-counted bytes: one payload may be queued on many streams at once and is copied by none of them.
  *
- * Fill the memory before the first send, then never write to it again. Reference counts are thread-safe. Like the gRPC core underneath,
- * allocation never returns NULL: the process aborts when memory is out (sizes are bounded by the message limits of the caller). */
+ * Fill the memory before the first send, then never write to it again. Reference counts are thread-safe. Like the gRPC
+ * core underneath, allocation never returns NULL: the process aborts when memory is out (sizes are bounded by the
+ * message limits of the caller). */
 #ifndef MU_RPC_BYTES_H
 #define MU_RPC_BYTES_H
 

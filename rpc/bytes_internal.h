@@ -10,7 +10,8 @@
 /* A byte buffer that shares the memory of `bytes`. The caller destroys it when the send is complete. */
 grpc_byte_buffer *mu_rpc_bytes_to_buffer(struct mu_rpc_bytes *bytes);
 
-/* The content of `buffer` in one piece (shared when it is in one piece already), and destroys `buffer`. The caller unrefs the slice. */
+/* The content of `buffer` in one piece (shared when it is in one piece already), and destroys `buffer`. The caller
+ * unrefs the slice. */
 grpc_slice mu_rpc_slice_of_buffer(grpc_byte_buffer *buffer);
 
 /* Takes over the reference to `slice`. */

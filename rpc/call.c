@@ -6,8 +6,9 @@
  *       core:        open --OP_CLOSE--> over
  *       reading:     OP_RECV pending --message--> MESSAGE, again --nothing--> recv_done
  *
- * The three run beside each other. CLOSED is told when the handle is held and either the core says over, or the peer half-closed; for
- * a bidi stream not before recv_done, so that MESSAGE never follows CLOSED. Memory goes when ended, over and nothing is pending. */
+ * The three run beside each other. CLOSED is told when the handle is held and either the core says over, or the peer
+ * half-closed; for a bidi stream not before recv_done, so that MESSAGE never follows CLOSED. Memory goes when ended,
+ * over and nothing is pending. */
 #include "rpc/server_internal.h"
 
 #include <grpc/byte_buffer.h>
@@ -28,7 +29,8 @@ static void init_op(struct rpc_op *op, enum op_kind kind, struct mu_rpc_call *ca
     op->call = call;
 }
 
-struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct rpc_method *method, struct rpc_poller *poller)
+struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct rpc_method *method,
+                                    struct rpc_poller *poller)
 {
     struct mu_rpc_call *call = calloc(1, sizeof *call);
     MU_ASSERT(call);
@@ -254,7 +256,8 @@ static enum mu_rpc_closed reason_when_over(const struct mu_rpc_call *call)
     uint64_t deadline_us = mu_rpc_call_deadline_us(call);
     if (deadline_us == UINT64_MAX)
         return MU_RPC_CLOSED_CANCELLED;
-    /* The client's own timer fires first and resets the stream: what it told us was rounded up and took time to arrive. */
+    /* The client's own timer fires first and resets the stream: what it told us was rounded up and took time to arrive.
+     */
     uint64_t span_us = deadline_us > call->accepted_us ? deadline_us - call->accepted_us : 0;
     uint64_t slack_us = DEADLINE_SLACK_US + span_us / 32;
     return mu_clock_mono_us() + slack_us >= deadline_us ? MU_RPC_CLOSED_DEADLINE : MU_RPC_CLOSED_CANCELLED;
@@ -442,7 +445,8 @@ uint64_t mu_rpc_call_deadline_us(const struct mu_rpc_call *call)
     return at.tv_sec < 0 ? 0 : (uint64_t)at.tv_sec * 1000000u + (uint64_t)at.tv_nsec / 1000u;
 }
 
-bool mu_rpc_call_metadata(const struct mu_rpc_call *call, const char *key, const char **ret_value, size_t *ret_size_bytes)
+bool mu_rpc_call_metadata(const struct mu_rpc_call *call, const char *key, const char **ret_value,
+                          size_t *ret_size_bytes)
 {
     for (size_t i = 0; i < call->headers.count; i++) {
         const grpc_metadata *header = &call->headers.metadata[i];

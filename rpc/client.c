@@ -39,7 +39,8 @@ static void *poller_main(void *arg)
 enum mu_status mu_rpc_pool_new(unsigned pollers, struct mu_error *err, struct mu_rpc_pool **ret_pool)
 {
     if (pollers < 1 || pollers > MU_RPC_CLIENT_POLLERS_MAX)
-        return mu_fail(err, MU_ERR_INVALID, "client pool: %u pollers; 1 to %d are allowed", pollers, MU_RPC_CLIENT_POLLERS_MAX);
+        return mu_fail(err, MU_ERR_INVALID, "client pool: %u pollers; 1 to %d are allowed", pollers,
+                       MU_RPC_CLIENT_POLLERS_MAX);
     struct mu_rpc_pool *pool = calloc(1, sizeof *pool);
     if (!pool)
         return mu_fail(err, MU_ERR_NO_MEMORY, "client pool: out of memory");
@@ -79,16 +80,20 @@ void mu_rpc_pool_free(struct mu_rpc_pool *pool)
 static enum mu_status check_config(const struct mu_rpc_client_config *config, struct mu_error *err)
 {
     if (config->header_count > MU_RPC_HEADERS_MAX)
-        return mu_fail(err, MU_ERR_INVALID, "client: %zu headers; at most %d are allowed", config->header_count, MU_RPC_HEADERS_MAX);
+        return mu_fail(err, MU_ERR_INVALID, "client: %zu headers; at most %d are allowed", config->header_count,
+                       MU_RPC_HEADERS_MAX);
     if (config->max_receive_bytes == 0 || config->max_send_queue_messages == 0 || config->connect_timeout_ms == 0)
-        return mu_fail(err, MU_ERR_INVALID, "client: max_receive_bytes, max_send_queue_messages and connect_timeout_ms must be 1 or more");
+        return mu_fail(err, MU_ERR_INVALID,
+                       "client: max_receive_bytes, max_send_queue_messages and connect_timeout_ms must be 1 or more");
     if (config->keepalive_time_ms == 0 || config->keepalive_timeout_ms == 0)
         return mu_fail(err, MU_ERR_INVALID, "client: keepalive_time_ms and keepalive_timeout_ms must be 1 or more");
     for (size_t i = 0; i < config->header_count; i++) {
         grpc_slice key = grpc_slice_from_static_string(config->headers[i].key);
         grpc_slice value = grpc_slice_from_static_string(config->headers[i].value);
         if (!grpc_header_key_is_legal(key) || !grpc_header_nonbin_value_is_legal(value))
-            return mu_fail(err, MU_ERR_INVALID, "client: header '%.60s' is not allowed: lower-case key, printable value", config->headers[i].key);
+            return mu_fail(err, MU_ERR_INVALID,
+                           "client: header '%.60s' is not allowed: lower-case key, printable value",
+                           config->headers[i].key);
     }
     return MU_OK;
 }
@@ -117,8 +122,8 @@ static grpc_channel *create_channel(const struct mu_rpc_client_config *config, c
     return channel;
 }
 
-enum mu_status mu_rpc_client_new(struct mu_rpc_pool *pool, const struct mu_rpc_client_config *config, struct mu_error *err,
-                                 struct mu_rpc_client **ret_client)
+enum mu_status mu_rpc_client_new(struct mu_rpc_pool *pool, const struct mu_rpc_client_config *config,
+                                 struct mu_error *err, struct mu_rpc_client **ret_client)
 {
     struct mu_rpc_address address;
     enum mu_status status = mu_rpc_address_parse(config->address, err, &address);
@@ -180,7 +185,8 @@ void mu_rpc_outcome_fini(struct client_outcome *outcome)
     grpc_slice_unref(outcome->details);
 }
 
-enum mu_status mu_rpc_outcome_fail(const struct client_outcome *outcome, const char *address, const char *method, struct mu_error *err)
+enum mu_status mu_rpc_outcome_fail(const struct client_outcome *outcome, const char *address, const char *method,
+                                   struct mu_error *err)
 {
     char text[MU_ERROR_TEXT_SIZE];
     mu_rpc_slice_text(outcome->details, text, sizeof text);
@@ -193,8 +199,8 @@ grpc_call *mu_rpc_client_open(struct mu_rpc_client *client, const char *method, 
     if (timeout_ms > 0)
         deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(timeout_ms, GPR_TIMESPAN));
     grpc_slice path = grpc_slice_from_copied_string(method);
-    grpc_call *call =
-        grpc_channel_create_call(client->channel, NULL, GRPC_PROPAGATE_DEFAULTS, client->poller->cq, path, NULL, deadline, NULL);
+    grpc_call *call = grpc_channel_create_call(client->channel, NULL, GRPC_PROPAGATE_DEFAULTS, client->poller->cq, path,
+                                               NULL, deadline, NULL);
     grpc_slice_unref(path);
     return call;
 }
@@ -252,19 +258,20 @@ static void unary_wait(struct unary *unary)
     pthread_mutex_destroy(&unary->lock);
 }
 
-enum mu_status mu_rpc_client_call(struct mu_rpc_client *client, const char *method, struct mu_rpc_bytes *request, unsigned timeout_ms,
-                                  struct mu_error *err, struct mu_rpc_bytes **ret_reply)
+enum mu_status mu_rpc_client_call(struct mu_rpc_client *client, const char *method, struct mu_rpc_bytes *request,
+                                  unsigned timeout_ms, struct mu_error *err, struct mu_rpc_bytes **ret_reply)
 {
     struct unary unary = {.op.done = unary_done, .lock = PTHREAD_MUTEX_INITIALIZER, .filled = PTHREAD_COND_INITIALIZER};
     struct client_outcome outcome;
     mu_rpc_outcome_init(&outcome);
     grpc_call *call = mu_rpc_client_open(client, method, timeout_ms > 0 ? timeout_ms : 1);
     grpc_byte_buffer *sending = mu_rpc_bytes_to_buffer(request), *received = NULL;
-    grpc_op send = {.op = GRPC_OP_SEND_MESSAGE}, close = {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT}, recv = {.op = GRPC_OP_RECV_MESSAGE};
+    grpc_op send = {.op = GRPC_OP_SEND_MESSAGE}, close = {.op = GRPC_OP_SEND_CLOSE_FROM_CLIENT},
+            recv = {.op = GRPC_OP_RECV_MESSAGE};
     send.data.send_message.send_message = sending;
     recv.data.recv_message.recv_message = &received;
-    grpc_op ops[] = {
-        mu_rpc_client_op_headers(client), send, close, mu_rpc_client_op_initial(&outcome), recv, mu_rpc_client_op_status(&outcome)};
+    grpc_op ops[] = {mu_rpc_client_op_headers(client),   send, close,
+                     mu_rpc_client_op_initial(&outcome), recv, mu_rpc_client_op_status(&outcome)};
     mu_rpc_start(call, ops, sizeof ops / sizeof ops[0], &unary.op.tag);
     unary_wait(&unary);
 
@@ -272,7 +279,8 @@ enum mu_status mu_rpc_client_call(struct mu_rpc_client *client, const char *meth
     if (outcome.code != GRPC_STATUS_OK) {
         status = mu_rpc_outcome_fail(&outcome, client->address_text, method, err);
     } else if (!received) {
-        status = mu_fail(err, MU_ERR_INTERNAL, "%s answered %s with no message: not a Muster server?", client->address_text, method);
+        status = mu_fail(err, MU_ERR_INTERNAL, "%s answered %s with no message: not a Muster server?",
+                         client->address_text, method);
     } else {
         *ret_reply = mu_rpc_bytes_of_slice(mu_rpc_slice_of_buffer(received));
         received = NULL;

@@ -1,4 +1,5 @@
-/* The inside of the client, shared by client.c (pool, client, unary calls) and stream.c (streams, readers). Internal to rpc/. */
+/* The inside of the client, shared by client.c (pool, client, unary calls) and stream.c (streams, readers). Internal to
+ * rpc/. */
 #ifndef MU_RPC_CLIENT_INTERNAL_H
 #define MU_RPC_CLIENT_INTERNAL_H
 
@@ -12,7 +13,8 @@
 struct client_op;
 typedef void client_op_fn(struct client_op *op, bool ok);
 
-/* One operation that the core may have in progress; `done` runs on the poller thread. `tag` first: the core's void * is this struct. */
+/* One operation that the core may have in progress; `done` runs on the poller thread. `tag` first: the core's void * is
+ * this struct. */
 struct client_op {
     struct mu_rpc_tag tag;
     client_op_fn *done;
@@ -47,7 +49,8 @@ struct client_outcome {
 
 void mu_rpc_outcome_init(struct client_outcome *outcome);
 void mu_rpc_outcome_fini(struct client_outcome *outcome);
-enum mu_status mu_rpc_outcome_fail(const struct client_outcome *outcome, const char *address, const char *method, struct mu_error *err);
+enum mu_status mu_rpc_outcome_fail(const struct client_outcome *outcome, const char *address, const char *method,
+                                   struct mu_error *err);
 
 /* timeout_ms 0: none. The caller unrefs the call. */
 grpc_call *mu_rpc_client_open(struct mu_rpc_client *client, const char *method, unsigned timeout_ms);

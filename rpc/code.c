@@ -91,24 +91,29 @@ static const char *last_cause(const char *text)
     return last;
 }
 
-/* UNAVAILABLE has three authors: our channel before it had a connection, our channel that lost it, and the server itself. */
+/* UNAVAILABLE has three authors: our channel before it had a connection, our channel that lost it, and the server
+ * itself. */
 static enum mu_status fail_unavailable(struct mu_error *err, const char *text, const char *address)
 {
-    static const char *const lost[] = {"Socket closed", "recvmsg:",  "Broken pipe",    "Connection reset", "keepalive",
-                                       "ping timeout",  "GOAWAY",    "Transport closed", "sendmsg",         "Connection timed out",
-                                       "Stream removed", "EOF"};
-    if (starts_with(text, "failed to connect") || strstr(text, "Failed to connect") || strstr(text, "connection attempt"))
-        return mu_fail(err, MU_ERR_UNAVAILABLE, "cannot connect to %s: %s; check the address and that musterd runs there", address,
+    static const char *const lost[] = {
+        "Socket closed", "recvmsg:",         "Broken pipe", "Connection reset",     "keepalive",      "ping timeout",
+        "GOAWAY",        "Transport closed", "sendmsg",     "Connection timed out", "Stream removed", "EOF"};
+    if (starts_with(text, "failed to connect") || strstr(text, "Failed to connect") ||
+        strstr(text, "connection attempt"))
+        return mu_fail(err, MU_ERR_UNAVAILABLE,
+                       "cannot connect to %s: %s; check the address and that musterd runs there", address,
                        last_cause(text));
     if (strstr(text, "DNS resolution failed"))
-        return mu_fail(err, MU_ERR_UNAVAILABLE, "cannot connect to %s: the host name does not resolve; use a literal address", address);
+        return mu_fail(err, MU_ERR_UNAVAILABLE,
+                       "cannot connect to %s: the host name does not resolve; use a literal address", address);
     for (size_t i = 0; i < sizeof lost / sizeof lost[0]; i++)
         if (strstr(text, lost[i]))
             return mu_fail(err, MU_ERR_UNAVAILABLE, "connection to %s lost: %s", address, last_cause(text));
     return mu_fail(err, MU_ERR_UNAVAILABLE, "%s is unavailable: %s", address, text[0] ? text : "no reason given");
 }
 
-enum mu_status mu_rpc_fail(struct mu_error *err, enum mu_rpc_code code, const char *text, const char *address, const char *method)
+enum mu_status mu_rpc_fail(struct mu_error *err, enum mu_rpc_code code, const char *text, const char *address,
+                           const char *method)
 {
     enum mu_status status = mu_rpc_status_of_code(code);
     switch (code) {

@@ -1,5 +1,5 @@
-/* gRPC status codes as this project sees them, and their translation from and to `enum mu_status`: the only place where it is done.
- * Pure, thread-safe. The numbers are those of the wire. */
+/* gRPC status codes as this project sees them, and their translation from and to `enum mu_status`: the only place where
+ * it is done. Pure, thread-safe. The numbers are those of the wire. */
 #ifndef MU_RPC_CODE_H
 #define MU_RPC_CODE_H
 
@@ -28,15 +28,17 @@ enum mu_rpc_code {
 /* "NOT_FOUND". Never NULL ("UNKNOWN" for a number outside the table). */
 const char *mu_rpc_code_name(enum mu_rpc_code code);
 
-/* What a server answers for a status of its own. STALE is ABORTED; BUSY, NO_MEMORY, NO_SPACE and LIMIT are RESOURCE_EXHAUSTED;
- * CONFLICT is FAILED_PRECONDITION; CORRUPT is DATA_LOSS; IO is INTERNAL. */
+/* What a server answers for a status of its own. STALE is ABORTED; BUSY, NO_MEMORY, NO_SPACE and LIMIT are
+ * RESOURCE_EXHAUSTED; CONFLICT is FAILED_PRECONDITION; CORRUPT is DATA_LOSS; IO is INTERNAL. */
 enum mu_rpc_code mu_rpc_code_of_status(enum mu_status status);
 
 /* What a client reports for a code on the wire. */
 enum mu_status mu_rpc_status_of_code(enum mu_rpc_code code);
 
-/* Fills `err` with one line for a failed call of `method` at `address`: "cannot connect to ADDR: Connection refused", "connection to ADDR
- * lost: ...", "ADDR does not know METHOD ...", or the text that the server sent. Returns mu_rpc_status_of_code(code). code is not OK. */
-enum mu_status mu_rpc_fail(struct mu_error *err, enum mu_rpc_code code, const char *text, const char *address, const char *method);
+/* Fills `err` with one line for a failed call of `method` at `address`: "cannot connect to ADDR: Connection refused",
+ * "connection to ADDR lost: ...", "ADDR does not know METHOD ...", or the text that the server sent. Returns
+ * mu_rpc_status_of_code(code). code is not OK. */
+enum mu_status mu_rpc_fail(struct mu_error *err, enum mu_rpc_code code, const char *text, const char *address,
+                           const char *method);
 
 #endif

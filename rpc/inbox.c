@@ -2,7 +2,6 @@
 
 #include <time.h>
 
-
 void mu_rpc_list_init(struct mu_rpc_list *list)
 {
     list->first = NULL;

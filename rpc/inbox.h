@@ -1,6 +1,6 @@
-/* Hand-over from many threads to one: two intrusive lists and a wake flag under one lock. The consumer takes everything at once, so the
- * lock is taken once a batch; the producer signals only when the consumer sleeps, so there is no system call a message under load. No
- * wake-up is lost: the consumer decides to sleep under the lock. Internal to rpc/. */
+/* Hand-over from many threads to one: two intrusive lists and a wake flag under one lock. The consumer takes everything
+ * at once, so the lock is taken once a batch; the producer signals only when the consumer sleeps, so there is no system
+ * call a message under load. No wake-up is lost: the consumer decides to sleep under the lock. Internal to rpc/. */
 #ifndef MU_RPC_INBOX_H
 #define MU_RPC_INBOX_H
 

@@ -66,7 +66,8 @@ void mu_rpc_args_int(struct mu_rpc_args *args, const char *key, uint64_t value)
     arg->value.integer = value < INT_MAX ? (int)value : INT_MAX;
 }
 
-void mu_rpc_args_common(struct mu_rpc_args *args, size_t max_receive_bytes, unsigned keepalive_time_ms, unsigned keepalive_timeout_ms)
+void mu_rpc_args_common(struct mu_rpc_args *args, size_t max_receive_bytes, unsigned keepalive_time_ms,
+                        unsigned keepalive_timeout_ms)
 {
     mu_rpc_args_int(args, GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, max_receive_bytes);
     mu_rpc_args_int(args, GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_time_ms);

@@ -13,13 +13,14 @@
 
 #include "common/status.h"
 
-/* Every server and every pool holds the core up between these two. Thread-safe. The core's own log is silenced (libraries return, they
- * do not log) unless GRPC_VERBOSITY is set in the environment. */
+/* Every server and every pool holds the core up between these two. Thread-safe. The core's own log is silenced
+ * (libraries return, they do not log) unless GRPC_VERBOSITY is set in the environment. */
 void mu_rpc_runtime_acquire(void);
 void mu_rpc_runtime_release(void);
 
 /* A thread with all signals blocked: signals belong to the threads of the program. */
-enum mu_status mu_rpc_thread_start(pthread_t *thread, void *(*main)(void *), void *arg, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_rpc_thread_start(pthread_t *thread, void *(*main)(void *), void *arg,
+                                   struct mu_error *err) MU_WARN_UNUSED;
 
 /* The one place where credentials are chosen. The caller releases them. */
 grpc_server_credentials *mu_rpc_server_credentials(void);
@@ -35,12 +36,14 @@ struct mu_rpc_args {
 
 void mu_rpc_args_init(struct mu_rpc_args *args);
 void mu_rpc_args_int(struct mu_rpc_args *args, const char *key, uint64_t value); /* clamped to INT_MAX */
-/* What holds for both sides: message and metadata limits, keepalive, no compression (a small message may inflate to gigabytes), no
- * bandwidth probing (a ping for every heartbeat). */
-void mu_rpc_args_common(struct mu_rpc_args *args, size_t max_receive_bytes, unsigned keepalive_time_ms, unsigned keepalive_timeout_ms);
+/* What holds for both sides: message and metadata limits, keepalive, no compression (a small message may inflate to
+ * gigabytes), no bandwidth probing (a ping for every heartbeat). */
+void mu_rpc_args_common(struct mu_rpc_args *args, size_t max_receive_bytes, unsigned keepalive_time_ms,
+                        unsigned keepalive_timeout_ms);
 
-/* Tag of one operation that the core may have in progress. The flag catches a tag used twice. The core orders what we wrote before the
- * start with what the poller does after the completion, but by synchronisation that the thread sanitizer does not see: it is told. */
+/* Tag of one operation that the core may have in progress. The flag catches a tag used twice. The core orders what we
+ * wrote before the start with what the poller does after the completion, but by synchronisation that the thread
+ * sanitizer does not see: it is told. */
 struct mu_rpc_tag {
     bool armed;
 };

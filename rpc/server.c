@@ -10,9 +10,10 @@
 #include "common/clock.h"
 
 enum {
-    ARMED_PER_METHOD = 16,       /* calls that the core may hand over before the core thread has looked at the first */
-    POLLER_BATCH = 64,           /* completed operations handed over at once */
-    HANDSHAKE_TIMEOUT_MS = 20000, /* a connection that does not say what it is; a thousand at once take a while on a busy machine */
+    ARMED_PER_METHOD = 16, /* calls that the core may hand over before the core thread has looked at the first */
+    POLLER_BATCH = 64,     /* completed operations handed over at once */
+    HANDSHAKE_TIMEOUT_MS =
+        20000, /* a connection that does not say what it is; a thousand at once take a while on a busy machine */
 };
 
 struct mu_rpc_server_config mu_rpc_server_config_default(void)
@@ -36,8 +37,8 @@ struct mu_rpc_server_config mu_rpc_server_config_default(void)
 
 /* --- pollers --- */
 
-/* Blocks for the first operation, then takes what else is ready without waiting, so that one hand-over (and at most one wake-up of the
- * core thread) serves them all. */
+/* Blocks for the first operation, then takes what else is ready without waiting, so that one hand-over (and at most one
+ * wake-up of the core thread) serves them all. */
 static void *poller_main(void *arg)
 {
     struct rpc_poller *poller = arg;
@@ -72,10 +73,11 @@ void mu_rpc_server_arm(struct mu_rpc_server *server, const struct rpc_method *me
     grpc_call_error error;
     if (method) {
         grpc_byte_buffer **payload = method->kind == MU_RPC_BIDI_STREAM ? NULL : &call->received;
-        error = grpc_server_request_registered_call(server->grpc, method->registered, &call->grpc, &call->deadline, &call->headers, payload,
-                                                    poller->cq, poller->cq, &call->accept.tag);
+        error = grpc_server_request_registered_call(server->grpc, method->registered, &call->grpc, &call->deadline,
+                                                    &call->headers, payload, poller->cq, poller->cq, &call->accept.tag);
     } else {
-        error = grpc_server_request_call(server->grpc, &call->grpc, &call->details, &call->headers, poller->cq, poller->cq, &call->accept.tag);
+        error = grpc_server_request_call(server->grpc, &call->grpc, &call->details, &call->headers, poller->cq,
+                                         poller->cq, &call->accept.tag);
     }
     MU_ASSERT(error == GRPC_CALL_OK);
 }
@@ -96,11 +98,16 @@ static void arm_all(struct mu_rpc_server *server)
 static enum mu_status check_config(const struct mu_rpc_server_config *config, struct mu_error *err)
 {
     if (config->pollers < 1 || config->pollers > MU_RPC_POLLERS_MAX)
-        return mu_fail(err, MU_ERR_INVALID, "server: pollers is %u; 1 to %d are allowed", config->pollers, MU_RPC_POLLERS_MAX);
+        return mu_fail(err, MU_ERR_INVALID, "server: pollers is %u; 1 to %d are allowed", config->pollers,
+                       MU_RPC_POLLERS_MAX);
     if (config->method_count > MU_RPC_METHODS_MAX)
-        return mu_fail(err, MU_ERR_INVALID, "server: %zu methods; at most %d are allowed", config->method_count, MU_RPC_METHODS_MAX);
-    if (config->max_receive_bytes == 0 || config->max_send_queue_messages == 0 || config->max_streams_per_connection == 0)
-        return mu_fail(err, MU_ERR_INVALID, "server: max_receive_bytes, max_send_queue_messages and max_streams_per_connection must be 1 or more");
+        return mu_fail(err, MU_ERR_INVALID, "server: %zu methods; at most %d are allowed", config->method_count,
+                       MU_RPC_METHODS_MAX);
+    if (config->max_receive_bytes == 0 || config->max_send_queue_messages == 0 ||
+        config->max_streams_per_connection == 0)
+        return mu_fail(
+            err, MU_ERR_INVALID,
+            "server: max_receive_bytes, max_send_queue_messages and max_streams_per_connection must be 1 or more");
     if (config->keepalive_time_ms == 0 || config->keepalive_timeout_ms == 0)
         return mu_fail(err, MU_ERR_INVALID, "server: keepalive_time_ms and keepalive_timeout_ms must be 1 or more");
     return MU_OK;
@@ -130,10 +137,12 @@ static enum mu_status register_methods(struct mu_rpc_server *server, struct mu_e
         const struct mu_rpc_method *from = &config->methods[i];
         struct rpc_method *method = &server->methods[i];
         bool streams_in = from->kind == MU_RPC_BIDI_STREAM;
-        *method = (struct rpc_method){.path = strdup(from->path), .kind = from->kind, .id = from->id, .priority = from->priority};
+        *method = (struct rpc_method){
+            .path = strdup(from->path), .kind = from->kind, .id = from->id, .priority = from->priority};
         server->method_count++;
-        method->registered = grpc_server_register_method(server->grpc, method->path, NULL,
-                                                         streams_in ? GRPC_SRM_PAYLOAD_NONE : GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
+        method->registered = grpc_server_register_method(
+            server->grpc, method->path, NULL,
+            streams_in ? GRPC_SRM_PAYLOAD_NONE : GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
         if (!method->registered)
             return mu_fail(err, MU_ERR_INVALID, "server: method %s is listed twice", from->path);
     }
@@ -170,7 +179,8 @@ static enum mu_status start_pollers(struct mu_rpc_server *server, struct mu_erro
     return MU_OK;
 }
 
-enum mu_status mu_rpc_server_new(const struct mu_rpc_server_config *config, struct mu_error *err, struct mu_rpc_server **ret_server)
+enum mu_status mu_rpc_server_new(const struct mu_rpc_server_config *config, struct mu_error *err,
+                                 struct mu_rpc_server **ret_server)
 {
     struct mu_rpc_address address;
     enum mu_status status = mu_rpc_address_parse(config->listen, err, &address);

@@ -1,25 +1,29 @@
 /* RPC server over the gRPC C core: bytes in, bytes out.
  *
  *    poller thread(s) --completed operations--+
- *    other threads ------ post, wake ---------+--> inbox --> core thread: mu_rpc_server_next -> event -> reply / send / finish
+ *    other threads ------ post, wake ---------+--> inbox --> core thread: mu_rpc_server_next -> event -> reply / send /
+ * finish
  *
- * Threads. ONE thread (the core thread: any thread, but always the same one) calls everything here, except mu_rpc_server_post and
- * mu_rpc_server_wake, which any thread may call until mu_rpc_server_free begins. Pollers belong to this module and are never seen.
+ * Threads. ONE thread (the core thread: any thread, but always the same one) calls everything here, except
+ * mu_rpc_server_post and mu_rpc_server_wake, which any thread may call until mu_rpc_server_free begins. Pollers belong
+ * to this module and are never seen.
  *
- * Calls. A `struct mu_rpc_call *` is a handle that the core thread owns from the event that brings it (CALL or OPENED) until it passes
- * it to exactly one of mu_rpc_call_reply, mu_rpc_call_fail, mu_rpc_call_finish, which end the call and consume the handle. There is no
- * other way to lose or free a handle (but mu_rpc_server_free, which ends them all), and after the end no event names it any more.
+ * Calls. A `struct mu_rpc_call *` is a handle that the core thread owns from the event that brings it (CALL or OPENED)
+ * until it passes it to exactly one of mu_rpc_call_reply, mu_rpc_call_fail, mu_rpc_call_finish, which end the call and
+ * consume the handle. There is no other way to lose or free a handle (but mu_rpc_server_free, which ends them all), and
+ * after the end no event names it any more.
  *
  *    UNARY          CALL -> reply | fail
  *    SERVER_STREAM  CALL -> send* -> finish
  *    BIDI_STREAM    OPENED -> (MESSAGE | send)* -> finish
  *
- * If the peer ends first, exactly one CLOSED event says why. The handle stays valid (so a result that is still being computed or
- * persisted needs no special care): the owner ends the call as usual, and nothing is sent to a peer that is gone. After
- * MU_RPC_CLOSED_HALF the peer still listens: sends work, and finish gives it its status.
+ * If the peer ends first, exactly one CLOSED event says why. The handle stays valid (so a result that is still being
+ * computed or persisted needs no special care): the owner ends the call as usual, and nothing is sent to a peer that is
+ * gone. After MU_RPC_CLOSED_HALF the peer still listens: sends work, and finish gives it its status.
  *
- * Flow control. One message per stream is in flight towards the core thread; the next is asked for when MESSAGE is returned, so a peer
- * that talks too fast is slowed down by HTTP/2. Sends queue per stream up to max_send_queue_*; over that, MU_ERR_LIMIT. */
+ * Flow control. One message per stream is in flight towards the core thread; the next is asked for when MESSAGE is
+ * returned, so a peer that talks too fast is slowed down by HTTP/2. Sends queue per stream up to max_send_queue_*; over
+ * that, MU_ERR_LIMIT. */
 #ifndef MU_RPC_SERVER_H
 #define MU_RPC_SERVER_H
 
@@ -40,12 +44,14 @@ struct mu_rpc_method {
     const char *path; /* "/muster.v1.Session/Attach" */
     enum mu_rpc_kind kind;
     int id;        /* comes back in every event of its calls */
-    bool priority; /* counted against max_priority_calls instead of max_calls, so that ordinary calls never keep it out */
+    bool priority; /* counted against max_priority_calls instead of max_calls, so that ordinary calls never keep it out
+                    */
 };
 
 /* Start from mu_rpc_server_config_default(). Strings and the table are copied. */
 struct mu_rpc_server_config {
-    const char *listen; /* "host:port" (port 0: any free one), "[::1]:7070", "unix:/path"; a name must be literal or in /etc/hosts */
+    const char *listen; /* "host:port" (port 0: any free one), "[::1]:7070", "unix:/path"; a name must be literal or in
+                           /etc/hosts */
     const struct mu_rpc_method *methods;
     size_t method_count;
     unsigned pollers;                    /* completion queues, each with its thread; 1..MU_RPC_POLLERS_MAX */
@@ -80,7 +86,8 @@ enum mu_rpc_event_type {
 
 enum mu_rpc_closed {
     MU_RPC_CLOSED_HALF,      /* bidi: the peer said that it has no more to send; it still listens */
-    MU_RPC_CLOSED_CANCELLED, /* cancelled, or its process, machine or connection is gone (the C core does not tell these apart) */
+    MU_RPC_CLOSED_CANCELLED, /* cancelled, or its process, machine or connection is gone (the C core does not tell these
+                                apart) */
     MU_RPC_CLOSED_DEADLINE,  /* the deadline that the peer set is over */
     MU_RPC_CLOSED_BAD_MESSAGE, /* bidi: a message over max_receive_bytes, or one that is not gRPC; the peer was told */
 };
@@ -103,7 +110,8 @@ struct mu_rpc_event {
     struct mu_rpc_item *item; /* ITEM */
 };
 
-/* Binds, listens, starts the pollers; calls are accepted from now on. MU_ERR_BUSY: the address is in use; MU_ERR_INVALID: bad config. */
+/* Binds, listens, starts the pollers; calls are accepted from now on. MU_ERR_BUSY: the address is in use;
+ * MU_ERR_INVALID: bad config. */
 enum mu_status mu_rpc_server_new(const struct mu_rpc_server_config *config, struct mu_error *err,
                                  struct mu_rpc_server **ret_server) MU_WARN_UNUSED;
 
@@ -111,9 +119,9 @@ enum mu_status mu_rpc_server_new(const struct mu_rpc_server_config *config, stru
 uint16_t mu_rpc_server_port(const struct mu_rpc_server *server);
 const char *mu_rpc_server_address(const struct mu_rpc_server *server);
 
-/* Waits until mu_clock_mono_us() reaches `until_us` (0: does not wait; UINT64_MAX: for ever) for the next event. False: none came.
- * Events of one call come in order, as do items of one poster. While it is not called nothing is accepted, read or sent further, so
- * call it often; with until_us 0 it returns false exactly when nothing was waiting. */
+/* Waits until mu_clock_mono_us() reaches `until_us` (0: does not wait; UINT64_MAX: for ever) for the next event. False:
+ * none came. Events of one call come in order, as do items of one poster. While it is not called nothing is accepted,
+ * read or sent further, so call it often; with until_us 0 it returns false exactly when nothing was waiting. */
 bool mu_rpc_server_next(struct mu_rpc_server *server, uint64_t until_us, struct mu_rpc_event *ret_event);
 
 /* From any thread. The item comes back as one ITEM event; until then it must stay in memory. */
@@ -124,12 +132,13 @@ void mu_rpc_server_wake(struct mu_rpc_server *server);
 /* Open calls: accepted and not ended, or ended and not yet delivered to the peer. */
 size_t mu_rpc_server_call_count(const struct mu_rpc_server *server);
 
-/* Stops listening and refuses new calls (a client sees UNAVAILABLE); open ones go on. Goes on with mu_rpc_server_next until DRAINED
- * or until the patience of the caller is over. May be called once. */
+/* Stops listening and refuses new calls (a client sees UNAVAILABLE); open ones go on. Goes on with mu_rpc_server_next
+ * until DRAINED or until the patience of the caller is over. May be called once. */
 void mu_rpc_server_drain(struct mu_rpc_server *server);
 
-/* Ends everything: cancels what is still open, waits for the core to let go of it (milliseconds), joins the pollers, frees. Handles are
- * dead afterwards, and items not yet taken are forgotten: other threads must have stopped posting. NULL is fine. */
+/* Ends everything: cancels what is still open, waits for the core to let go of it (milliseconds), joins the pollers,
+ * frees. Handles are dead afterwards, and items not yet taken are forgotten: other threads must have stopped posting.
+ * NULL is fine. */
 void mu_rpc_server_free(struct mu_rpc_server *server);
 
 /* --- calls: core thread only --- */
@@ -143,8 +152,9 @@ void mu_rpc_call_fail_error(struct mu_rpc_call *call, const struct mu_error *err
 /* Streams: sends what is queued, then the status, and ends the call. code may be MU_RPC_OK; text NULL is "". */
 void mu_rpc_call_finish(struct mu_rpc_call *call, enum mu_rpc_code code, const char *text);
 
-/* Streams: queues one message (a reference of its own is taken). MU_ERR_LIMIT: the queue is full, nothing was queued, WRITABLE will come.
- * MU_ERR_CANCELLED: the peer is gone (CLOSED has come or will). A message larger than max_send_queue_bytes is let into an empty queue. */
+/* Streams: queues one message (a reference of its own is taken). MU_ERR_LIMIT: the queue is full, nothing was queued,
+ * WRITABLE will come. MU_ERR_CANCELLED: the peer is gone (CLOSED has come or will). A message larger than
+ * max_send_queue_bytes is let into an empty queue. */
 enum mu_status mu_rpc_call_send(struct mu_rpc_call *call, struct mu_rpc_bytes *message) MU_WARN_UNUSED;
 
 void mu_rpc_call_set_user(struct mu_rpc_call *call, void *user);
@@ -154,8 +164,10 @@ int mu_rpc_call_method_id(const struct mu_rpc_call *call);
 const char *mu_rpc_call_peer(struct mu_rpc_call *call);
 /* The monotonic microsecond at which the peer gives up; UINT64_MAX: never. */
 uint64_t mu_rpc_call_deadline_us(const struct mu_rpc_call *call);
-/* The first header named `key` (lower case) of the call; false when it has none. Not terminated; lives as long as the handle. */
-bool mu_rpc_call_metadata(const struct mu_rpc_call *call, const char *key, const char **ret_value, size_t *ret_size_bytes);
+/* The first header named `key` (lower case) of the call; false when it has none. Not terminated; lives as long as the
+ * handle. */
+bool mu_rpc_call_metadata(const struct mu_rpc_call *call, const char *key, const char **ret_value,
+                          size_t *ret_size_bytes);
 /* Messages waiting to be sent, and their bytes (the one on the wire included). */
 size_t mu_rpc_call_queued_messages(const struct mu_rpc_call *call);
 size_t mu_rpc_call_queued_bytes(const struct mu_rpc_call *call);

@@ -1,4 +1,5 @@
-/* The inside of the server, shared by server.c (life, accepting, the turn of the core thread) and call.c (one call). Internal to rpc/. */
+/* The inside of the server, shared by server.c (life, accepting, the turn of the core thread) and call.c (one call).
+ * Internal to rpc/. */
 #ifndef MU_RPC_SERVER_INTERNAL_H
 #define MU_RPC_SERVER_INTERNAL_H
 
@@ -35,7 +36,8 @@ struct rpc_method {
     void *registered;
 };
 
-/* The pending operations, not the states, keep a call in memory: it is freed when none is left and its handle has been consumed. */
+/* The pending operations, not the states, keep a call in memory: it is freed when none is left and its handle has been
+ * consumed. */
 struct mu_rpc_call {
     struct mu_rpc_server *server;
     const struct rpc_method *method; /* NULL: unknown method */
@@ -44,7 +46,7 @@ struct mu_rpc_call {
     grpc_metadata_array headers;
     grpc_call_details details; /* unknown method only */
     gpr_timespec deadline;
-    uint64_t accepted_us; /* when there is a deadline */
+    uint64_t accepted_us;       /* when there is a deadline */
     grpc_byte_buffer *received; /* the request, or what OP_RECV brings */
     grpc_byte_buffer *sending;
     int cancelled; /* written by the core for OP_CLOSE */
@@ -90,8 +92,8 @@ struct mu_rpc_server {
     grpc_slice payload;        /* of the last event */
 
     struct mu_rpc_call *calls;
-    size_t object_count;                      /* calls in memory, armed ones included */
-    size_t ordinary_count, priority_count;    /* open */
+    size_t object_count;                   /* calls in memory, armed ones included */
+    size_t ordinary_count, priority_count; /* open */
     struct mu_rpc_call *linger_first, *linger_last;
 };
 
@@ -101,7 +103,8 @@ void mu_rpc_server_linger(struct mu_rpc_call *call);
 void mu_rpc_server_unlinger(struct mu_rpc_call *call);
 
 /* call.c */
-struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct rpc_method *method, struct rpc_poller *poller);
+struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct rpc_method *method,
+                                    struct rpc_poller *poller);
 /* Works one completed operation off. True when it makes an event. May free the call. */
 bool mu_rpc_call_step(struct mu_rpc_call *call, struct rpc_op *op, struct mu_rpc_event *ret_event);
 /* The server goes: consumes the handle and cancels. May free the call. */

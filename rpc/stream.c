@@ -1,9 +1,11 @@
 /* A stream on the client's side, and the reader on top of it.
  *
- *    opening --headers of the server--> open --status--> ended --nothing pending--> CLOSED told --freed by its owner--> gone
+ *    opening --headers of the server--> open --status--> ended --nothing pending--> CLOSED told --freed by its owner-->
+ * gone
  *
- * Everything the core completes arrives on one poller thread, so events of a stream are in order and never two at a time. The lock guards
- * what other threads touch: the send queue, the flags, the count of pending operations. No callback runs under it. */
+ * Everything the core completes arrives on one poller thread, so events of a stream are in order and never two at a
+ * time. The lock guards what other threads touch: the send queue, the flags, the count of pending operations. No
+ * callback runs under it. */
 #include "rpc/client_internal.h"
 
 #include <grpc/slice.h>
@@ -174,7 +176,8 @@ static void recv_done(struct client_op *op, bool ok)
     if (ok && stream->received) {
         grpc_slice slice = mu_rpc_slice_of_buffer(stream->received);
         stream->received = NULL;
-        struct mu_rpc_stream_event event = {.type = MU_RPC_STREAM_MESSAGE, .data = "", .size_bytes = GRPC_SLICE_LENGTH(slice)};
+        struct mu_rpc_stream_event event = {
+            .type = MU_RPC_STREAM_MESSAGE, .data = "", .size_bytes = GRPC_SLICE_LENGTH(slice)};
         if (event.size_bytes > 0)
             event.data = GRPC_SLICE_START_PTR(slice);
         tell_opened(stream); /* at the latest now, if the server does not mark */
@@ -223,7 +226,8 @@ static void status_done(struct client_op *op, bool ok)
 
 /* --- for the owner --- */
 
-static struct mu_rpc_stream *make(struct mu_rpc_client *client, const char *method, mu_rpc_stream_fn *fn, void *user, bool paced)
+static struct mu_rpc_stream *make(struct mu_rpc_client *client, const char *method, mu_rpc_stream_fn *fn, void *user,
+                                  bool paced)
 {
     struct mu_rpc_stream *stream = calloc(1, sizeof *stream);
     if (!stream)
@@ -251,8 +255,8 @@ static struct mu_rpc_stream *make(struct mu_rpc_client *client, const char *meth
     return stream;
 }
 
-static enum mu_status open_stream(struct mu_rpc_client *client, const char *method, mu_rpc_stream_fn *fn, void *user, bool paced,
-                                  struct mu_error *err, struct mu_rpc_stream **ret_stream)
+static enum mu_status open_stream(struct mu_rpc_client *client, const char *method, mu_rpc_stream_fn *fn, void *user,
+                                  bool paced, struct mu_error *err, struct mu_rpc_stream **ret_stream)
 {
     struct mu_rpc_stream *stream = make(client, method, fn, user, paced);
     if (!stream)
@@ -268,8 +272,8 @@ static enum mu_status open_stream(struct mu_rpc_client *client, const char *meth
     return MU_OK;
 }
 
-enum mu_status mu_rpc_stream_new(struct mu_rpc_client *client, const char *method, mu_rpc_stream_fn *fn, void *user, struct mu_error *err,
-                                 struct mu_rpc_stream **ret_stream)
+enum mu_status mu_rpc_stream_new(struct mu_rpc_client *client, const char *method, mu_rpc_stream_fn *fn, void *user,
+                                 struct mu_error *err, struct mu_rpc_stream **ret_stream)
 {
     return open_stream(client, method, fn, user, false, err, ret_stream);
 }
@@ -375,8 +379,8 @@ static void free_reader(struct mu_rpc_reader *reader)
     free(reader);
 }
 
-enum mu_status mu_rpc_reader_new(struct mu_rpc_client *client, const char *method, struct mu_rpc_bytes *request, struct mu_error *err,
-                                 struct mu_rpc_reader **ret_reader)
+enum mu_status mu_rpc_reader_new(struct mu_rpc_client *client, const char *method, struct mu_rpc_bytes *request,
+                                 struct mu_error *err, struct mu_rpc_reader **ret_reader)
 {
     struct mu_rpc_reader *reader = calloc(1, sizeof *reader);
     if (!reader)
@@ -413,7 +417,8 @@ static struct timespec in_ms(int timeout_ms)
     return until;
 }
 
-enum mu_status mu_rpc_reader_next(struct mu_rpc_reader *reader, int timeout_ms, struct mu_error *err, struct mu_rpc_bytes **ret_message)
+enum mu_status mu_rpc_reader_next(struct mu_rpc_reader *reader, int timeout_ms, struct mu_error *err,
+                                  struct mu_rpc_bytes **ret_message)
 {
     struct timespec until = in_ms(timeout_ms > 0 ? timeout_ms : 0);
     enum mu_status status = MU_OK;

@@ -97,8 +97,9 @@ enum mu_status mu_catalog_create(const char *root, const char *job, uint64_t seq
         return mu_fail(err, MU_ERR_INVALID, "checkpoint directory '%s': the job name '%s' is not allowed", root, job);
     mu_catalog_name(seq, step, nonce, name);
     if ((size_t)snprintf(path, sizeof path, "%s/%s", root, name) >= sizeof path)
-        return mu_fail(err, MU_ERR_LIMIT, "checkpoint directory '%s': the path is too long: at most %zu characters",
-                       root, sizeof path - sizeof name - 1);
+        return mu_fail(err, MU_ERR_LIMIT,
+                       "checkpoint directory '%.60s...': a path of %zu characters is too long: at most %zu", root,
+                       strlen(root), sizeof path - sizeof name);
     enum mu_status status = mu_file_make_dirs(root, err);
     if (status != MU_OK)
         return status;

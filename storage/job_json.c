@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "storage/json_load.h"
+
 enum kind { KIND_TEXT, KIND_U32, KIND_U64, KIND_U64_TEXT, KIND_F32, KIND_F64, KIND_CHOICE };
 
 struct choice {
@@ -16,8 +18,8 @@ struct field {
     const char *group; /* NULL: top level */
     const char *key;
     enum kind kind;
-    size_t offset;               /* in struct mu_job_spec */
-    size_t size;                 /* KIND_TEXT: capacity in bytes */
+    size_t offset;                /* in struct mu_job_spec */
+    size_t size;                  /* KIND_TEXT: capacity in bytes */
     const struct choice *choices; /* KIND_CHOICE */
 };
 
@@ -26,9 +28,15 @@ static const struct choice formats[] = {{"bytes", MU_TOKENS_BYTES}, {"llmc", MU_
 static const struct choice kinds[] = {{"shared", MU_CHECKPOINT_SHARED}, {"local", MU_CHECKPOINT_LOCAL}, {NULL, 0}};
 static const struct choice numerics[] = {{"exact", MU_NUMERICS_EXACT}, {"fast", MU_NUMERICS_FAST}, {NULL, 0}};
 
-#define AT(member)             offsetof(struct mu_job_spec, member), sizeof(((struct mu_job_spec *)0)->member)
-#define FIELD(group, key, k)   {#group, #key, k, AT(group.key), NULL}
-#define CHOICE(group, key, of) {#group, #key, KIND_CHOICE, AT(group.key), of}
+#define AT(member) offsetof(struct mu_job_spec, member), sizeof(((struct mu_job_spec *)0)->member)
+#define FIELD(group, key, k)                                                                                           \
+    {                                                                                                                  \
+#group, #key, k, AT(group.key), NULL                                                                           \
+    }
+#define CHOICE(group, key, of)                                                                                         \
+    {                                                                                                                  \
+#group, #key, KIND_CHOICE, AT(group.key), of                                                                   \
+    }
 
 /* Every field of the record, once; test_job_json changes each byte of a record to see that none is forgotten. */
 static const struct field fields[] = {
@@ -87,7 +95,7 @@ static json_t *value_to_json(const struct field *field, const void *at)
     case KIND_U32:
         return json_integer(*(const uint32_t *)at);
     case KIND_U64:
-        return json_integer((json_int_t)*(const uint64_t *)at);
+        return json_integer((json_int_t) * (const uint64_t *)at);
     case KIND_U64_TEXT:
         snprintf(digits, sizeof digits, "%" PRIu64, *(const uint64_t *)at);
         return json_string(digits);
@@ -147,8 +155,8 @@ static enum mu_status wrong(const struct field *field, const char *allowed, stru
     return mu_fail(err, MU_ERR_INVALID, "%s: not %s; write the record as muster writes it", name, allowed);
 }
 
-static enum mu_status integer_from_json(const struct field *field, const json_t *value, uint64_t max, uint64_t *ret_value,
-                                        struct mu_error *err)
+static enum mu_status integer_from_json(const struct field *field, const json_t *value, uint64_t max,
+                                        uint64_t *ret_value, struct mu_error *err)
 {
     if (!json_is_integer(value) || json_integer_value(value) < 0 || (uint64_t)json_integer_value(value) > max)
         return wrong(field, max == UINT32_MAX ? "a whole number of 32 bits" : "a whole number", err);
@@ -157,7 +165,8 @@ static enum mu_status integer_from_json(const struct field *field, const json_t 
 }
 
 /* Decimal, canonical: no sign, no leading zero. */
-static enum mu_status digits_from_json(const struct field *field, const json_t *value, uint64_t *ret_value, struct mu_error *err)
+static enum mu_status digits_from_json(const struct field *field, const json_t *value, uint64_t *ret_value,
+                                       struct mu_error *err)
 {
     const char *text = json_string_value(value);
     char canonical[32] = "";
@@ -221,7 +230,7 @@ static enum mu_status value_from_json(const struct field *field, const json_t *v
     return choice_from_json(field, value, at, err);
 }
 
-/* Every known key was there, so the record has another key exactly when some object has more keys than fields. */
+/* `group` is NULL at the top level. */
 static enum mu_status refuse_other_keys(const json_t *object, const char *group, struct mu_error *err)
 {
     const char *key;
@@ -237,8 +246,8 @@ static enum mu_status refuse_other_keys(const json_t *object, const char *group,
                 known = own && strcmp(own, group) == 0 && strcmp(fields[i].key, key) == 0;
         }
         if (!known)
-            return mu_fail(err, MU_ERR_INVALID, "%s%s%.40s: unknown key; written by a newer version?", group ? group : "",
-                           group ? "." : "", key);
+            return mu_fail(err, MU_ERR_INVALID, "%s%s%.40s: unknown key; written by a newer version?",
+                           group ? group : "", group ? "." : "", key);
         if (!group && json_is_object(value)) {
             enum mu_status status = refuse_other_keys(value, key, err);
             if (status)
@@ -273,17 +282,16 @@ enum mu_status mu_job_spec_from_json(const json_t *json, struct mu_job_spec *ret
     return MU_OK;
 }
 
-enum mu_status mu_job_spec_from_text(const char *text, size_t size_bytes, const char *what, struct mu_job_spec *ret_spec,
-                                     struct mu_error *err)
+enum mu_status mu_job_spec_from_text(const char *text, size_t size_bytes, const char *what,
+                                     struct mu_job_spec *ret_spec, struct mu_error *err)
 {
-    json_error_t problem;
-    json_t *root = json_loadb(text, size_bytes, JSON_REJECT_DUPLICATES, &problem);
-    if (!root)
-        return mu_fail(err, MU_ERR_INVALID, "%s: not a JSON job record: line %d column %d: %.100s", what, problem.line, problem.column,
-                       problem.text);
-    enum mu_status status = mu_job_spec_from_json(root, ret_spec, err);
+    json_t *root = NULL;
+    enum mu_status status = mu_json_load(text, size_bytes, what, &root, err);
+    if (status)
+        return status;
+    status = mu_job_spec_from_json(root, ret_spec, err);
     json_decref(root);
     if (status && err)
-        return mu_error_prefix(err, "%s", what);
+        return mu_error_prefix(err, "'%s'", what);
     return status;
 }

@@ -273,7 +273,8 @@ static void make_ballast(const struct rocksdb_store *store, uint64_t ballast_byt
     close(fd);
 }
 
-/* RocksDB would make a new, empty database where the file CURRENT is missing, also in the middle of the files of an old one. */
+/* RocksDB would make a new, empty database where the file CURRENT is missing, also in the middle of the files of an old
+ * one. */
 static enum mu_status check_not_beheaded(const struct rocksdb_store *store, bool *ret_is_new, struct mu_error *err)
 {
     DIR *dir = opendir(store->path);

@@ -229,9 +229,16 @@ void checkpoint_writer_lost(struct mu_coord *coord, struct job *job, const struc
 void checkpoint_after_park(struct mu_coord *coord, struct job *job)
 {
     const struct checkpoint *checkpoint = job->intent && !job->publishing ? find_checkpoint(job, job->intent) : NULL;
-    if (!checkpoint || checkpoint->record.command == 0)
+    if (!checkpoint)
         return;
     const struct mu_checkpoint_record *record = &checkpoint->record;
+    if (record->command == 0) { /* ordered of parked workers, who may not have heard of it before a restart */
+        for (uint32_t piece = 0; piece < record->piece_count; piece++) {
+            if (!job->pieces[piece].done && job->piece_slots[piece] != NONE)
+                resend_checkpoint(coord, job, &coord->workers[job->piece_slots[piece]]);
+        }
+        return;
+    }
     for (uint32_t piece = 0; piece < record->piece_count; piece++) {
         const struct worker *writer = job->piece_slots[piece] == NONE ? NULL : &coord->workers[job->piece_slots[piece]];
         bool taken =

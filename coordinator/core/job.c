@@ -187,6 +187,7 @@ static void all_arrived(struct mu_coord *coord, struct job *job)
         go(coord, job);
         break;
     case MU_JP_STEPPING:
+        checkpoint_after_park(coord, job); /* one may have been ordered when the last boundary was past already */
         if (all_finished(coord, job))
             finalize(coord, job);
         break;

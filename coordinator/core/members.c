@@ -178,6 +178,11 @@ static bool accept_identity(struct mu_coord *coord, struct job *job, const struc
     return true;
 }
 
+static bool claims_membership(const struct mu_hello *hello)
+{
+    return hello->status.generation > 0;
+}
+
 static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const struct mu_hello *hello)
 {
     if (hello->protocol_version != MU_PROTOCOL_VERSION) {
@@ -201,7 +206,9 @@ static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const s
         return NULL;
     }
     const struct mu_worker_record *record = hello->name[0] ? find_worker_record(coord, hello->name) : NULL;
-    if (record && (record->quarantined || record->draining)) {
+    const struct worker *known = record ? find_worker(coord, hello->name) : NULL;
+    bool member = known && claims_membership(hello) && mu_id_equal(known->incarnation, hello->incarnation);
+    if (record && !member && (record->quarantined || record->draining)) { /* a member leaves in good order */
         reject(coord, session, MU_REJECT_QUARANTINED, "worker '%s' is %s (%s); lift it with: muster undrain %s",
                hello->name, record->quarantined ? "quarantined" : "drained", record->reason, hello->name);
         return NULL;
@@ -209,15 +216,42 @@ static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const s
     return job;
 }
 
-static bool claims_membership(const struct mu_hello *hello)
+/* A member that was declared lost comes back before anything was planned without it, and nobody else has what it holds:
+ * then it is worth more than the rule. */
+static bool is_last_holder(struct mu_coord *coord, const struct job *job, const struct worker *known,
+                           const struct mu_hello *hello)
 {
-    return hello->status.generation > 0;
+    const struct mu_held *held = &hello->status.held;
+    if (!known || !known->lost || !mu_id_equal(known->incarnation, hello->incarnation) || known->rank == NONE ||
+        job_of(coord, known) != job || hello->status.generation != job->record.generation || !held->has_state)
+        return false;
+    const struct checkpoint *newest = newest_committed(job);
+    if (held->step == 0 || (newest && newest->record.step >= held->step))
+        return false;
+    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
+        const struct mu_held *other = &w->status.held;
+        if (!w->lost && other->has_state &&
+            (other->step >= held->step || (other->step + 1 == held->step && other->has_gradient)))
+            return false;
+    }
+    return true;
+}
+
+/* Lost no more: it parks and is planned with. */
+static void revive(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    event(coord, MU_EVENT_WARNING, "worker_returned", job, worker,
+          "worker %s came back with the only copy of step %llu: it is taken in again", worker->name,
+          (unsigned long long)worker->status.held.step);
+    park_all(coord, job);
 }
 
 /* The worker that this Hello speaks for: known, or new; NULL after a rejection. */
 static struct worker *identify(struct mu_coord *coord, struct job *job, uint64_t session, const struct mu_hello *hello)
 {
     struct worker *known = hello->name[0] ? find_worker(coord, hello->name) : NULL;
+    if (is_last_holder(coord, job, known, hello))
+        return known;
     if (known && mu_id_equal(known->incarnation, hello->incarnation) && !known->lost && job_of(coord, known) == job) {
         if (known->session != session) { /* the old stream may be half open */
             map_remove(&coord->by_session, known->session);
@@ -254,7 +288,7 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     struct worker *worker = identify(coord, job, session, hello);
     if (!worker)
         return;
-    bool was_known = worker->session != 0 || worker->rank != NONE, was_ready = worker->ready;
+    bool was_known = worker->session != 0 || worker->rank != NONE, was_ready = worker->ready, was_lost = worker->lost;
     if (hello->prepared_job && !was_ready && !accept_identity(coord, job, hello, session)) {
         if (worker->rank == NONE)
             free_worker(coord, worker);
@@ -272,6 +306,12 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     worker->status = hello->status;
     worker->suspect = false;
     worker->ready = hello->prepared_job;
+    worker->lost = false;
+    const struct mu_worker_record *record = find_worker_record(coord, worker->name);
+    if (record && record->draining && !worker->draining) { /* ordered before a restart of the coordinator */
+        worker->draining = true;
+        copy_text(worker->reason, sizeof worker->reason, record->reason);
+    }
     count_ready(coord, worker);
     worker->seen_us = worker->progress_us = lease_now(coord);
     if (fresh_stream)
@@ -281,7 +321,11 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
               worker->name, worker->host, (unsigned long long)worker->pid, worker->threads);
     else if (fresh_stream)
         event(coord, MU_EVENT_INFO, "worker_reattached", job, worker, "worker %s re-attached", worker->name);
+    if (was_lost)
+        revive(coord, job, worker);
     reconcile(coord, worker);
+    if (worker->used && worker->draining && !worker->lost)
+        settle(coord, job);
 }
 
 /* ---- signs of life ---- */

@@ -1,11 +1,12 @@
-/* A server whose core thread behaves as its methods say, and a client beside it, in one process. Header-only: two test executables use it.
+/* A server whose core thread behaves as its methods say, and a client beside it, in one process. Header-only: two test
+ * executables use it.
  *
  *   /t/Echo   unary          replies the request               /t/Hold   unary   never answers by itself
- *   /t/Fail   unary          NOT_FOUND "no such job 'x'"        /t/Big    unary   replies as many bytes as the request says (decimal)
- *   /t/Count  server stream  as many messages as the request says, then OK      /t/Flood  server stream  64 KiB messages until refused; all of
- *                                                                               them were sent when the reader has read `flooded`; then OK
- *   /t/Bidi   bidi, priority echoes; after half-close finishes OK
- *   /t/Deaf   bidi           sends nothing back; "bye" makes the server finish with ABORTED "stale generation 7"
+ *   /t/Fail   unary          NOT_FOUND "no such job 'x'"        /t/Big    unary   replies as many bytes as the request
+ * says (decimal) /t/Count  server stream  as many messages as the request says, then OK      /t/Flood  server stream 64
+ * KiB messages until refused; all of them were sent when the reader has read `flooded`; then OK /t/Bidi   bidi,
+ * priority echoes; after half-close finishes OK /t/Deaf   bidi           sends nothing back; "bye" makes the server
+ * finish with ABORTED "stale generation 7"
  */
 #ifndef TESTS_LIB_RPC_FIXTURE_H
 #define TESTS_LIB_RPC_FIXTURE_H
@@ -26,10 +27,10 @@
 enum { M_ECHO = 1, M_FAIL, M_HOLD, M_BIG, M_COUNT, M_FLOOD, M_BIDI, M_DEAF };
 
 static const struct mu_rpc_method fixture_methods[] = {
-    {"/t/Echo", MU_RPC_UNARY, M_ECHO, false},          {"/t/Fail", MU_RPC_UNARY, M_FAIL, false},
-    {"/t/Hold", MU_RPC_UNARY, M_HOLD, false},          {"/t/Big", MU_RPC_UNARY, M_BIG, false},
+    {"/t/Echo", MU_RPC_UNARY, M_ECHO, false},           {"/t/Fail", MU_RPC_UNARY, M_FAIL, false},
+    {"/t/Hold", MU_RPC_UNARY, M_HOLD, false},           {"/t/Big", MU_RPC_UNARY, M_BIG, false},
     {"/t/Count", MU_RPC_SERVER_STREAM, M_COUNT, false}, {"/t/Flood", MU_RPC_SERVER_STREAM, M_FLOOD, false},
-    {"/t/Bidi", MU_RPC_BIDI_STREAM, M_BIDI, true},     {"/t/Deaf", MU_RPC_BIDI_STREAM, M_DEAF, false},
+    {"/t/Bidi", MU_RPC_BIDI_STREAM, M_BIDI, true},      {"/t/Deaf", MU_RPC_BIDI_STREAM, M_DEAF, false},
 };
 
 enum { FLOOD_BYTES = 65536, FIXTURE_WAIT_MS = 20000 };
@@ -96,7 +97,8 @@ static inline void fixture_send_count(struct fixture *fixture, struct session *s
     }
 }
 
-static inline void fixture_end(struct fixture *fixture, struct session *session, enum mu_rpc_code code, const char *text)
+static inline void fixture_end(struct fixture *fixture, struct session *session, enum mu_rpc_code code,
+                               const char *text)
 {
     if (session->method_id == M_HOLD && code == MU_RPC_OK) {
         struct mu_rpc_bytes *reply = mu_rpc_bytes_copy("late", 4);
@@ -150,7 +152,8 @@ static inline void fixture_call(struct fixture *fixture, const struct mu_rpc_eve
     char text[32];
     struct mu_rpc_bytes *reply;
     void *data;
-    snprintf(text, sizeof text, "%.*s", (int)(event->size_bytes < 31 ? event->size_bytes : 31), (const char *)event->data);
+    snprintf(text, sizeof text, "%.*s", (int)(event->size_bytes < 31 ? event->size_bytes : 31),
+             (const char *)event->data);
     switch (event->method_id) {
     case M_ECHO:
         reply = mu_rpc_bytes_copy(event->data, event->size_bytes);
@@ -368,17 +371,26 @@ static inline void fixture_stop(struct fixture *fixture)
 }
 
 /* Waits until `expr` (over what the core thread has seen) holds; evaluates to whether it did. */
-#define FIXTURE_WAIT(fixture, expr)                                                                                                        \
-    ({                                                                                                                                     \
-        struct timespec until_;                                                                                                            \
-        clock_gettime(CLOCK_MONOTONIC, &until_);                                                                                           \
-        until_.tv_sec += FIXTURE_WAIT_MS / 1000;                                                                                           \
-        pthread_mutex_lock(&(fixture)->lock);                                                                                              \
-        while (!(expr) && pthread_cond_timedwait(&(fixture)->changed, &(fixture)->lock, &until_) == 0)                                      \
-            ;                                                                                                                              \
-        bool held_ = (expr);                                                                                                               \
-        pthread_mutex_unlock(&(fixture)->lock);                                                                                            \
-        held_;                                                                                                                             \
+#define FIXTURE_WAIT(fixture, expr)                                                                                    \
+    ({                                                                                                                 \
+        struct timespec until_;                                                                                        \
+        clock_gettime(CLOCK_MONOTONIC, &until_);                                                                       \
+        until_.tv_sec += FIXTURE_WAIT_MS / 1000;                                                                       \
+        pthread_mutex_lock(&(fixture)->lock);                                                                          \
+        while (!(expr) && pthread_cond_timedwait(&(fixture)->changed, &(fixture)->lock, &until_) == 0)                 \
+            ;                                                                                                          \
+        bool held_ = (expr);                                                                                           \
+        pthread_mutex_unlock(&(fixture)->lock);                                                                        \
+        held_;                                                                                                         \
+    })
+
+/* Reads what another thread writes. */
+#define FIXTURE_GET(fixture, field)                                                                                    \
+    ({                                                                                                                 \
+        pthread_mutex_lock(&(fixture)->lock);                                                                          \
+        __auto_type got_ = (fixture)->field;                                                                           \
+        pthread_mutex_unlock(&(fixture)->lock);                                                                        \
+        got_;                                                                                                          \
     })
 
 /* --- a bidi stream that records what happens to it --- */
@@ -407,7 +419,8 @@ static inline void recorder_event(void *user, const struct mu_rpc_stream_event *
         break;
     case MU_RPC_STREAM_MESSAGE: {
         char text[32];
-        snprintf(text, sizeof text, "%.*s", (int)(event->size_bytes < 31 ? event->size_bytes : 31), (const char *)event->data);
+        snprintf(text, sizeof text, "%.*s", (int)(event->size_bytes < 31 ? event->size_bytes : 31),
+                 (const char *)event->data);
         if (atol(text) != recorder->messages)
             recorder->out_of_order = true;
         if (recorder->opened == 0)

@@ -17,7 +17,7 @@ struct mu_sim_output {
     struct mu_record *record, *job; /* PERSIST, FORGET, EVENT, PUBLISH, DELETE: a copy; job: PUBLISH, DELETE */
     uint64_t cookie;
     enum mu_status status;
-    bool existed;
+    bool existed, probe;
     char text[MU_TEXT_SIZE];
 };
 
@@ -63,28 +63,44 @@ static void planned(struct mu_sim *sim, struct mu_sim_event *event)
 struct io_done {
     enum mu_coord_event_kind kind;
     enum mu_status status;
-    uint64_t checkpoint;
+    uint64_t checkpoint, step;
     const char *text;
 };
 
 static void io_reported(struct mu_sim *sim, struct mu_sim_event *event)
 {
     const struct io_done *done = event->payload;
-    struct mu_coord_event out = {.kind = done->kind, .checkpoint_io = {.checkpoint = done->checkpoint, .status = done->status, .size_bytes = 4096, .text = done->text}};
+    struct mu_coord_event out = {.kind = done->kind, .checkpoint_io = {.checkpoint = done->checkpoint,
+                                                                         .status = done->status,
+                                                                         .step = done->step,
+                                                                         .size_bytes = 4096,
+                                                                         .text = done->text}};
     strcpy(out.checkpoint_io.job, sim->spec.name);
     mu_sim_coord_event(sim, &out);
 }
 
+/* After a restart only a manifest that is there already counts. */
+static enum mu_status probe(struct mu_sim *sim, const struct mu_checkpoint_record *record, uint64_t *ret_step)
+{
+    uint64_t values[MU_SIM_CHUNKS];
+    return mu_sim_files_load(sim, record->dir, ret_step, values) ? MU_OK : MU_ERR_NOT_FOUND;
+}
+
+enum { IO_PUBLISH, IO_PROBE, IO_DELETE };
+
 static void io_happens(struct mu_sim *sim, struct mu_sim_event *event)
 {
     const struct mu_record *record = event->payload;
-    bool publish = event->a == MU_CA_PUBLISH;
+    bool publish = event->a != IO_DELETE;
     bool dead = !node(sim)->alive || node(sim)->life != event->b;
     if (dead && mu_sim_below(sim, 2))
         return;
     struct io_done done = {.kind = publish ? MU_CE_PUBLISHED : MU_CE_DELETED, .checkpoint = record->checkpoint->number, .text = ""};
-    if (publish) {
+    if (event->a == IO_PROBE) {
+        done.status = probe(sim, record->checkpoint, &done.step);
+    } else if (publish) {
         done.status = mu_sim_files_publish(sim, record->checkpoint, &done.text);
+        done.step = record->checkpoint->step;
     } else {
         mu_sim_oracle_deleted(sim, record->checkpoint->dir);
         done.status = mu_sim_files_delete(sim, record->checkpoint->dir);
@@ -115,7 +131,11 @@ static void release(struct mu_sim *sim, struct mu_sim_output *output)
         break;
     case MU_CA_PUBLISH:
     case MU_CA_DELETE:
-        mu_sim_after(sim, mu_sim_delay(sim, sim->params.io_us), MU_SIM_NODE_NONE, io_happens, output->record, output->kind, node(sim)->life);
+        mu_sim_after(sim, mu_sim_delay(sim, sim->params.io_us), MU_SIM_NODE_NONE, io_happens, output->record,
+                     output->kind == MU_CA_DELETE ? IO_DELETE
+                     : output->probe              ? IO_PROBE
+                                                  : IO_PUBLISH,
+                     node(sim)->life);
         output->record = NULL;
         break;
     case MU_CA_EVENT:
@@ -263,6 +283,7 @@ static void fill_output(struct mu_sim_output *output, const struct mu_coord_acti
     case MU_CA_DELETE:
         output->record = mu_sim_copy_record(
             &(struct mu_record){.kind = MU_RECORD_CHECKPOINT, .checkpoint = action->checkpoint_io.checkpoint});
+        output->probe = action->checkpoint_io.probe;
         break;
     case MU_CA_EVENT:
         output->record = mu_sim_copy_record(&(struct mu_record){.kind = MU_RECORD_EVENT, .event = action->event});
@@ -327,7 +348,7 @@ static const char *coord_event_name(const struct mu_coord_event *event)
 
 static void trace_event(struct mu_sim *sim, const struct mu_coord_event *event)
 {
-    static const char *const kinds[] = {"HELLO", "HEARTBEAT", "STATUS", "STEP", "PEER_FAILED", "PIECE", "EVAL", "GOODBYE"};
+    static const char *const kinds[] = {"HELLO", "HEARTBEAT", "STATUS", "STEP", "PIECE", "EVAL", "GOODBYE"};
     if (!sim->trace || event->kind == MU_CE_TICK)
         return;
     if (event->kind != MU_CE_MESSAGE) {
@@ -404,8 +425,9 @@ void mu_sim_coord_start(struct mu_sim *sim)
     uint32_t count = mu_sim_store_count(sim->store);
     uint32_t first = (uint32_t)mu_sim_below(sim, count);
     mu_sim_trace(sim, "coord starts, %u records", count);
-    for (uint32_t i = 0; i < count; i++) {
-        if (mu_coord_restore(coord->core, mu_sim_store_at(sim->store, (first + i) % count), &err) != MU_OK)
+    for (uint32_t i = 0; i < 2 * count; i++) { /* jobs first, then the rest in any order */
+        const struct mu_record *record = mu_sim_store_at(sim->store, (first + i) % count);
+        if ((record->kind == MU_RECORD_JOB) == (i < count) && mu_coord_restore(coord->core, record, &err) != MU_OK)
             mu_sim_violate(sim, "the coordinator cannot restore its own records: %s", err.text);
     }
     struct mu_coord_event now = {0};

@@ -215,7 +215,8 @@ static bool serve(struct mu_sim *sim, uint32_t slot)
         frame->held = engine->held;
         memcpy(frame->values, engine->values, sizeof frame->values);
         end->state_sent = true;
-        end->last_us = sim->now_us + mu_sim_delay(sim, sim->params.io_us / 2); /* as long as a load of a good part of it */
+        uint64_t copied_us = sim->now_us + mu_sim_delay(sim, sim->params.io_us / 2); /* about as long as a load */
+        end->last_us = copied_us > end->last_us ? copied_us : end->last_us;
         mu_sim_engine_send(sim, slot, end, frame);
         if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_TRANSFER))
             return false;

@@ -154,7 +154,7 @@ bool mu_sim_files_load(struct mu_sim *sim, const char *path, uint64_t *ret_step,
         const struct mu_sim_piece *piece = &directory->pieces[i];
         if (!piece->listed) /* of a writer that was replaced */
             continue;
-        if (piece->corrupt)
+        if (piece->corrupt || (found && piece->step != *ret_step))
             return false;
         for (uint32_t c = 0; c < piece->chunk_count; c++) {
             values[piece->first_chunk + c] = piece->values[c];

@@ -55,9 +55,10 @@ static void worker_loses(struct mu_sim *sim, struct mu_sim_event *event)
 {
     struct mu_sim_session *session = mu_sim_session(sim, event->a);
     struct mu_sim_worker *worker = &sim->workers[session->slot];
-    if (!session->worker_open || worker->session != event->a)
+    bool current = session->worker_open && worker->session == event->a;
+    session->worker_open = false; /* it may not have been told yet that it was open */
+    if (!current)
         return;
-    session->worker_open = false;
     worker->session = 0;
     mu_sim_trace(sim, "net  s%llu lost for w%u", (unsigned long long)event->a, session->slot);
     mu_sim_worker_event(sim, session->slot, &(struct mu_worker_event){.kind = MU_WE_DISCONNECTED, .text = "stream reset"});
@@ -139,6 +140,10 @@ static void connected(struct mu_sim *sim, struct mu_sim_event *event)
     struct mu_sim_worker *worker = &sim->workers[session->slot];
     if (worker->connect_attempt != event->b)
         return;
+    if (!session->worker_open) {
+        mu_sim_worker_event(sim, session->slot, &(struct mu_worker_event){.kind = MU_WE_DISCONNECTED, .text = "stream reset"});
+        return;
+    }
     worker->session = event->a;
     mu_sim_worker_event(sim, session->slot, &(struct mu_worker_event){.kind = MU_WE_CONNECTED});
 }

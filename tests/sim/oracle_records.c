@@ -109,7 +109,10 @@ static void committed(struct mu_sim *sim, const struct mu_checkpoint_record *rec
     uint64_t step = 0, values[MU_SIM_CHUNKS] = {0};
     sim->oracle->committed_once = true;
     sim->stats.commits++;
-    if (!mu_sim_files_complete(sim, record, false, &why))
+    bool reported = true; /* false: found after a restart, by its manifest */
+    for (uint32_t i = 0; i < record->piece_count; i++)
+        reported = reported && record->pieces[i].done;
+    if (reported && !mu_sim_files_complete(sim, record, false, &why))
         mu_sim_violate(sim, "checkpoint %" PRIu64 " is committed, but %s", record->number, why);
     else if (!mu_sim_files_load(sim, record->dir, &step, values))
         mu_sim_violate(sim, "checkpoint %" PRIu64 " is committed without a manifest", record->number);
@@ -119,8 +122,8 @@ static void committed(struct mu_sim *sim, const struct mu_checkpoint_record *rec
 
 static void retired(struct mu_sim *sim, const struct mu_checkpoint_record *record)
 {
-    const char *why = "";
-    bool good = mu_sim_files_complete(sim, record, false, &why);
+    uint64_t step, values[MU_SIM_CHUNKS];
+    bool good = mu_sim_files_load(sim, record->dir, &step, values);
     if (record->state == MU_CKPT_BAD) {
         if (good)
             mu_sim_violate(sim, "checkpoint %" PRIu64 " is whole and is declared bad", record->number);
@@ -161,6 +164,11 @@ void mu_sim_oracle_deleted(struct mu_sim *sim, const char *path)
     }
 }
 
+void mu_sim_oracle_damaged(struct mu_sim *sim)
+{
+    sim->oracle->restore_lost = true;
+}
+
 /* ---- events ---- */
 
 static void event_durable(struct mu_sim *sim, const struct mu_event_record *event)
@@ -168,6 +176,8 @@ static void event_durable(struct mu_sim *sim, const struct mu_event_record *even
     if (event->number <= sim->oracle->newest_event)
         mu_sim_violate(sim, "event number %" PRIu64 " is written after %" PRIu64, event->number, sim->oracle->newest_event);
     sim->oracle->newest_event = event->number;
+    if (sim->params.nobody_lost && strcmp(event->kind, "worker_lost") == 0)
+        mu_sim_violate(sim, "%s is declared lost although only the coordinator slept: %s", event->worker, event->text);
 }
 
 void mu_sim_oracle_event(struct mu_sim *sim, const struct mu_event_record *event)

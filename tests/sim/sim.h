@@ -38,8 +38,8 @@ enum {
     MU_SIM_FAILURE_SIZE = 640,
 };
 #define MU_SIM_NEVER UINT64_MAX
-#define MU_SIM_MS 1000ull
-#define MU_SIM_S 1000000ull
+#define MU_SIM_MS UINT64_C(1000)
+#define MU_SIM_S UINT64_C(1000000)
 
 struct mu_sim;
 struct mu_sim_event;
@@ -106,7 +106,7 @@ struct mu_sim_params {
     uint32_t crash_limit;             /* 0: the core's default */
     uint64_t restart_us;              /* mean time until a dead process is started again; 0 = never during the faults */
     uint64_t horizon_us;              /* liveness: over by then, or it counts as hung */
-    bool same_names, no_names, mixed_hosts, hosts_vanish, strangers, may_fail;
+    bool same_names, no_names, mixed_hosts, hosts_vanish, strangers, may_fail, nobody_lost;
 };
 
 struct mu_sim_profile {
@@ -353,6 +353,9 @@ void mu_sim_node_continue(struct mu_sim *sim, int32_t node);
 void *mu_sim_alloc(size_t size_bytes); /* zeroed; exits when memory is out */
 void *mu_sim_grow(void *array, uint32_t count, uint32_t *capacity, size_t item_bytes);
 
+/* Not 0: instead of what the profile draws. */
+extern uint32_t mu_sim_override_workers;
+extern uint64_t mu_sim_override_steps;
 void mu_sim_init(struct mu_sim *sim, uint64_t seed, const struct mu_sim_profile *profile, bool trace);
 void mu_sim_run(struct mu_sim *sim);
 void mu_sim_fini(struct mu_sim *sim);
@@ -487,6 +490,7 @@ void mu_sim_oracle_prepared(struct mu_sim *sim, uint32_t slot);
 void mu_sim_oracle_runs(struct mu_sim *sim, uint32_t slot, bool runs);
 void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const char *why);    /* gives its state up by its own will */
 void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, const struct mu_record *before);
+void mu_sim_oracle_damaged(struct mu_sim *sim); /* a fault has damaged a checkpoint */
 void mu_sim_oracle_deleted(struct mu_sim *sim, const char *path);
 void mu_sim_oracle_event(struct mu_sim *sim, const struct mu_event_record *event);
 void mu_sim_oracle_views(struct mu_sim *sim);                                    /* what the coordinator shows */

@@ -7,6 +7,9 @@
 
 #include "common/rng.h"
 
+uint32_t mu_sim_override_workers;
+uint64_t mu_sim_override_steps;
+
 enum { EVENTS_MAX = 40 * 1000 * 1000 }; /* of one history: more is an endless loop */
 
 void *mu_sim_alloc(size_t size_bytes)
@@ -290,6 +293,18 @@ static void fill_spec(struct mu_sim *sim)
     MU_ASSERT(sim->model.chunk_count == MU_SIM_CHUNKS);
 }
 
+static void override(struct mu_sim_params *params)
+{
+    if (mu_sim_override_steps)
+        params->steps = mu_sim_override_steps;
+    if (!mu_sim_override_workers)
+        return;
+    params->slots = mu_sim_override_workers + (params->slots - params->workers);
+    params->workers = mu_sim_override_workers;
+    params->min_workers = params->min_workers > params->workers ? params->workers : params->min_workers;
+    params->leaves = params->leaves > params->slots ? params->leaves : params->slots;
+}
+
 void mu_sim_init(struct mu_sim *sim, uint64_t seed, const struct mu_sim_profile *profile, bool trace)
 {
     memset(sim, 0, sizeof *sim);
@@ -298,6 +313,7 @@ void mu_sim_init(struct mu_sim *sim, uint64_t seed, const struct mu_sim_profile 
     sim->profile = profile;
     sim->trace = trace;
     profile->fill(sim, &sim->params);
+    override(&sim->params);
     MU_ASSERT(sim->params.workers <= sim->params.slots);
     fill_spec(sim);
     mu_coord_config_init(&sim->coord_config);

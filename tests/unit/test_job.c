@@ -102,6 +102,7 @@ static void test_job_bad_model_is_named(void **state)
     BAD(s.model.layers = 513, "model.layers", "513", "1 to 512");
     BAD(s.model.heads = 0, "model.heads", "0", "1 to 1024");
     BAD(s.model.heads = 1025, "model.heads", "1025", "1 to 1024");
+    BAD((s.model.heads = 1, s.model.channels = 257), "model.heads", "1", "channels / heads = 257, at most 256");
     BAD(s.model.heads = 5, "model.channels", "384", "multiple of model.heads (5); use 385");
     BAD(s.model.channels = 0, "model.channels", "0", "1 to 65536");
     BAD(s.model.channels = 65537, "model.channels", "65537", "1 to 65536");
@@ -123,11 +124,15 @@ static void test_job_bad_data_and_batch_are_named(void **state)
     BAD(s.data.holdout = -0.1, "data.holdout", "-0.1", "0 to 0.5");
     BAD(s.data.holdout = NAN, "data.holdout", "", "0 to 0.5");
     BAD(s.batch.sequences = 0, "batch.sequences", "0", "1 to 16777216");
-    BAD(s.batch.micro = 0, "batch.micro", "0", "1 to 16777216");
-    BAD(s.batch.accumulate = 0, "batch.accumulate", "0", "1 to 16777216");
-    BAD(s.batch.accumulate = 16777217, "batch.accumulate", "16777217", "1 to 16777216");
+    BAD(s.batch.micro = 0, "batch.micro", "0", "1 to 4096");
+    BAD(s.batch.micro = 4097, "batch.micro", "4097", "1 to 4096");
+    BAD(s.batch.accumulate = 0, "batch.accumulate", "0", "1 to 4096");
+    BAD(s.batch.accumulate = 4097, "batch.accumulate", "4097", "1 to 4096");
+    BAD((s.model.context = s.batch.length = 1024, s.batch.micro = 1025, s.batch.sequences = 2050), "batch.micro", "1025",
+        "use at most 1024 sequences");
+    BAD((s.model.context = s.batch.length = 4097), "batch.length", "4097", "length * channels / heads (64 a head) at most 262144");
     BAD(s.batch.micro = 3, "batch.sequences", "32", "multiple of micro * accumulate (3 * 2 = 6); use 36");
-    BAD((s.batch.micro = 1 << 23, s.batch.accumulate = 1 << 23), "batch.sequences", "32", "70368744177664");
+    BAD((s.batch.micro = 4096, s.batch.accumulate = 4096), "batch.sequences", "32", "16777216");
     BAD((s.batch.sequences = 131072, s.batch.micro = 1, s.batch.accumulate = 1), "batch.sequences", "131072",
         "131072 leaves");
     BAD(s.batch.length = 0, "batch.length", "0", "1 to 256");

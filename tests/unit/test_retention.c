@@ -57,7 +57,8 @@ static void test_pins_and_multiples_stay(void **state)
     (void)state;
     assert_deletes("1p 2v 3v 4v", (struct mu_retention_policy){.keep = 1}, "2 3");
     assert_deletes("1v 2v 3v 4v 5v 6v 7v", (struct mu_retention_policy){.keep = 2, .keep_every = 30}, "1 2 4 5");
-    assert_deletes("3q 4v 5v", (struct mu_retention_policy){.keep = 1, .keep_every = 30}, "3 4"); /* a bad multiple does not */
+    assert_deletes("3q 4v 5v", (struct mu_retention_policy){.keep = 1, .keep_every = 30},
+                   "3 4"); /* a bad multiple does not */
 }
 
 static void test_quarantined_are_not_counted_and_stay_for_a_while(void **state)
@@ -104,7 +105,8 @@ static void test_random_lists_never_lose_what_must_stay(void **state)
                     newer++;
                     newer_verified += list[j].verified;
                 }
-            size_t keep = policy.keep ? policy.keep : 1, keep_verified = policy.keep_verified ? policy.keep_verified : 1;
+            size_t keep = policy.keep ? policy.keep : 1,
+                   keep_verified = policy.keep_verified ? policy.keep_verified : 1;
             bool must_stay = list[i].pinned || newer < keep ||
                              (!list[i].quarantined && ((list[i].verified && newer_verified < keep_verified) ||
                                                        (policy.keep_every && list[i].step % policy.keep_every == 0)));

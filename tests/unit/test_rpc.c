@@ -15,8 +15,8 @@
 
 #include "tests/lib/rpc_fixture.h"
 
-static enum mu_status unary(struct mu_rpc_client *client, const char *method, const void *data, size_t size_bytes, unsigned timeout_ms,
-                            struct mu_error *err, struct mu_rpc_bytes **ret_reply)
+static enum mu_status unary(struct mu_rpc_client *client, const char *method, const void *data, size_t size_bytes,
+                            unsigned timeout_ms, struct mu_error *err, struct mu_rpc_bytes **ret_reply)
 {
     struct mu_rpc_bytes *request = mu_rpc_bytes_copy(data, size_bytes);
     enum mu_status status = mu_rpc_client_call(client, method, request, timeout_ms, err, ret_reply);
@@ -103,8 +103,8 @@ static void test_deadline_ends_the_call_on_both_sides(void **state)
     assert_int_equal(unary(fixture.client, "/t/Hold", "x", 1, 150, &err, &reply), MU_ERR_TIMEOUT);
     assert_non_null(strstr(err.text, "no answer from 127.0.0.1:"));
     assert_true(FIXTURE_WAIT(&fixture, fixture.closed[MU_RPC_CLOSED_DEADLINE] == 1));
-    assert_true(fixture.deadline_us != UINT64_MAX);
-    assert_int_equal(fixture.closed[MU_RPC_CLOSED_CANCELLED], 0);
+    assert_true(FIXTURE_GET(&fixture, deadline_us) != UINT64_MAX);
+    assert_int_equal(FIXTURE_GET(&fixture, closed[MU_RPC_CLOSED_CANCELLED]), 0);
     fixture_stop(&fixture);
 }
 
@@ -130,7 +130,7 @@ static void test_oversize_messages_are_refused_and_the_server_goes_on(void **sta
     assert_int_equal(recorder_send(&recorder, big, sizeof big), MU_OK);
     assert_true(FIXTURE_WAIT(&fixture, fixture.closed[MU_RPC_CLOSED_BAD_MESSAGE] == 1));
     assert_true(FIXTURE_WAIT(&recorder, recorder.closed == 1));
-    assert_int_equal(recorder.code, MU_RPC_RESOURCE_EXHAUSTED);
+    assert_int_equal(FIXTURE_GET(&recorder, code), MU_RPC_RESOURCE_EXHAUSTED);
     recorder_free(&recorder);
     assert_echo(fixture.client, "alive", 5);
     fixture_stop(&fixture);
@@ -165,8 +165,8 @@ static void test_call_without_a_message_is_an_invalid_argument(void **state)
     recorder_open(&recorder, fixture.client, "/t/Echo");
     mu_rpc_stream_close_send(recorder.stream);
     assert_true(FIXTURE_WAIT(&recorder, recorder.closed == 1));
-    assert_int_equal(recorder.code, MU_RPC_INVALID_ARGUMENT);
-    assert_int_equal(recorder.opened, 0);
+    assert_int_equal(FIXTURE_GET(&recorder, code), MU_RPC_INVALID_ARGUMENT);
+    assert_int_equal(FIXTURE_GET(&recorder, opened), 0);
     recorder_free(&recorder);
     fixture_stop(&fixture);
 }
@@ -176,7 +176,8 @@ static void test_bytes_that_are_not_http2_end_their_connection_only(void **state
     (void)state;
     struct fixture fixture;
     fixture_start(&fixture, NULL);
-    static const char *const garbage[] = {"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz"};
+    static const char *const garbage[] = {"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+                                          "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzzz"};
     for (size_t i = 0; i < sizeof garbage / sizeof garbage[0]; i++) {
         int fd = connect_raw(mu_rpc_server_port(fixture.server));
         assert_int_equal(write(fd, garbage[i], strlen(garbage[i])), strlen(garbage[i]));
@@ -207,7 +208,7 @@ static void test_call_facts_peer_header_and_deadline_are_known(void **state)
     assert_true(FIXTURE_WAIT(&fixture, fixture.opened == 1));
     assert_string_equal(fixture.header, "token 17");
     assert_memory_equal(fixture.peer, "127.0.0.1:", 10);
-    assert_true(fixture.deadline_us == UINT64_MAX);
+    assert_true(FIXTURE_GET(&fixture, deadline_us) == UINT64_MAX);
     recorder_free(&recorder);
     mu_rpc_client_free(client);
     struct mu_rpc_header bad = {"Bad Key", "v"};
@@ -238,12 +239,12 @@ static void test_bidi_ten_thousand_messages_come_back_in_order(void **state)
     }
     mu_rpc_stream_close_send(recorder.stream);
     assert_true(FIXTURE_WAIT(&recorder, recorder.closed == 1));
-    assert_int_equal(recorder.code, MU_RPC_OK);
-    assert_int_equal(recorder.messages, COUNT);
-    assert_int_equal(recorder.opened, 1);
-    assert_false(recorder.out_of_order);
-    assert_false(recorder.message_before_opened);
-    assert_int_equal(fixture.closed[MU_RPC_CLOSED_HALF], 1);
+    assert_int_equal(FIXTURE_GET(&recorder, code), MU_RPC_OK);
+    assert_int_equal(FIXTURE_GET(&recorder, messages), COUNT);
+    assert_int_equal(FIXTURE_GET(&recorder, opened), 1);
+    assert_false(FIXTURE_GET(&recorder, out_of_order));
+    assert_false(FIXTURE_GET(&recorder, message_before_opened));
+    assert_int_equal(FIXTURE_GET(&fixture, closed[MU_RPC_CLOSED_HALF]), 1);
     struct mu_rpc_bytes *message = mu_rpc_bytes_copy("x", 1);
     assert_int_equal(mu_rpc_stream_send(recorder.stream, message), MU_ERR_CANCELLED);
     mu_rpc_bytes_unref(message);
@@ -264,12 +265,12 @@ static void test_cancel_by_the_client_is_told_once_as_cancelled(void **state)
     mu_rpc_stream_cancel(recorder.stream);
     assert_true(FIXTURE_WAIT(&fixture, fixture.closed[MU_RPC_CLOSED_CANCELLED] == 1));
     assert_true(FIXTURE_WAIT(&recorder, recorder.closed == 1));
-    assert_int_equal(recorder.code, MU_RPC_CANCELLED);
+    assert_int_equal(FIXTURE_GET(&recorder, code), MU_RPC_CANCELLED);
     recorder_free(&recorder);
     assert_echo(fixture.client, "later", 5);
-    assert_int_equal(fixture.closed[MU_RPC_CLOSED_CANCELLED], 1);
-    assert_int_equal(fixture.closed[MU_RPC_CLOSED_HALF], 0);
-    assert_int_equal(fixture.sessions_open, 0);
+    assert_int_equal(FIXTURE_GET(&fixture, closed[MU_RPC_CLOSED_CANCELLED]), 1);
+    assert_int_equal(FIXTURE_GET(&fixture, closed[MU_RPC_CLOSED_HALF]), 0);
+    assert_int_equal(FIXTURE_GET(&fixture, sessions_open), 0);
     fixture_stop(&fixture);
 }
 
@@ -282,14 +283,14 @@ static void test_finish_by_the_server_carries_code_and_text(void **state)
     recorder_open(&recorder, fixture.client, "/t/Deaf");
     assert_int_equal(recorder_send(&recorder, "bye", 3), MU_OK);
     assert_true(FIXTURE_WAIT(&recorder, recorder.closed == 1));
-    assert_int_equal(recorder.code, MU_RPC_ABORTED);
+    assert_int_equal(FIXTURE_GET(&recorder, code), MU_RPC_ABORTED);
     assert_int_equal(recorder.error.status, MU_ERR_STALE);
     assert_string_equal(recorder.error.text, "stale generation 7");
-    assert_false(recorder.event_after_closed);
+    assert_false(FIXTURE_GET(&recorder, event_after_closed));
     recorder_free(&recorder);
     assert_echo(fixture.client, "later", 5);
     for (int reason = 0; reason < 4; reason++) /* the owner ended it: it is not told */
-        assert_int_equal(fixture.closed[reason], 0);
+        assert_int_equal(FIXTURE_GET(&fixture, closed[reason]), 0);
     fixture_stop(&fixture);
 }
 
@@ -329,7 +330,7 @@ static void test_server_stream_longer_than_its_queue_arrives_whole(void **state)
         assert_int_equal(mu_rpc_reader_next(reader, 10000, &err, &message), MU_OK);
         assert_null(message);
     }
-    assert_true(fixture.writable > 0);
+    assert_true(FIXTURE_GET(&fixture, writable) > 0);
     mu_rpc_reader_free(reader);
     fixture_stop(&fixture);
 }
@@ -345,9 +346,9 @@ static void test_slow_reader_fills_the_queue_and_then_gets_everything(void **sta
     fixture_start(&fixture, &config);
     struct mu_rpc_reader *reader = open_reader(fixture.client, "/t/Flood", "");
     assert_true(FIXTURE_WAIT(&fixture, fixture.flooded > 0));
-    assert_true(fixture.flooded >= 16); /* the queue, and nothing unbounded behind it */
-    assert_true(fixture.flooded < 1000);
-    for (long i = 0; i < fixture.flooded; i++) {
+    assert_true(FIXTURE_GET(&fixture, flooded) >= 16); /* the queue, and nothing unbounded behind it */
+    assert_true(FIXTURE_GET(&fixture, flooded) < 1000);
+    for (long i = 0; i < FIXTURE_GET(&fixture, flooded); i++) {
         assert_int_equal(mu_rpc_reader_next(reader, 10000, &err, &message), MU_OK);
         assert_int_equal(mu_rpc_bytes_size(message), FLOOD_BYTES);
         assert_int_equal(((const char *)mu_rpc_bytes_data(message))[7], (char)(i & 0x7f));
@@ -457,7 +458,7 @@ static void test_stream_freed_inside_its_callback_is_silent_afterwards(void **st
     pthread_mutex_unlock(&freeing.lock);
     assert_true(FIXTURE_WAIT(&freeing, freeing.freed));
     assert_true(FIXTURE_WAIT(&fixture, fixture.closed[MU_RPC_CLOSED_CANCELLED] == 1));
-    assert_int_equal(freeing.events_after, 0);
+    assert_int_equal(FIXTURE_GET(&freeing, events_after), 0);
     fixture_stop(&fixture);
     pthread_cond_destroy(&freeing.changed);
 }
@@ -499,7 +500,7 @@ static void test_broadcast_shares_one_payload(void **state)
     }
     for (int i = 0; i < STREAMS; i++) {
         assert_true(FIXTURE_WAIT(&recorders[i], recorders[i].messages == ROUNDS));
-        assert_false(recorders[i].out_of_order);
+        assert_false(FIXTURE_GET(&recorders[i], out_of_order));
         recorder_free(&recorders[i]);
     }
     fixture_stop(&fixture);
@@ -525,15 +526,15 @@ static void test_call_cap_refuses_at_once_but_leaves_room_for_priority(void **st
     assert_non_null(strstr(err.text, "too many open calls"));
     recorder_open(&refused, fixture.client, "/t/Deaf");
     assert_true(FIXTURE_WAIT(&refused, refused.closed == 1));
-    assert_int_equal(refused.code, MU_RPC_RESOURCE_EXHAUSTED);
-    assert_int_equal(refused.opened, 0);
+    assert_int_equal(FIXTURE_GET(&refused, code), MU_RPC_RESOURCE_EXHAUSTED);
+    assert_int_equal(FIXTURE_GET(&refused, opened), 0);
     for (int i = 0; i < 2; i++) {
         recorder_open(&attach[i], fixture.client, "/t/Bidi");
         assert_true(FIXTURE_WAIT(&attach[i], attach[i].opened == 1));
     }
     recorder_open(&third, fixture.client, "/t/Bidi");
     assert_true(FIXTURE_WAIT(&third, third.closed == 1));
-    assert_int_equal(third.code, MU_RPC_RESOURCE_EXHAUSTED);
+    assert_int_equal(FIXTURE_GET(&third, code), MU_RPC_RESOURCE_EXHAUSTED);
     recorder_free(&held[0]);
     assert_true(FIXTURE_WAIT(&fixture, fixture.closed[MU_RPC_CLOSED_CANCELLED] == 1));
     assert_echo(fixture.client, "room again", 10);
@@ -581,9 +582,9 @@ static void test_post_and_wake_from_threads_beside_calls_lose_nothing(void **sta
     assert_true(FIXTURE_WAIT(&fixture, fixture.items == POSTERS * ITEMS));
     for (int p = 0; p < POSTERS; p++)
         pthread_join(threads[p], NULL);
-    assert_false(fixture.items_out_of_order);
+    assert_false(FIXTURE_GET(&fixture, items_out_of_order));
     assert_true(FIXTURE_WAIT(&fixture, fixture.wakes >= 1));
-    assert_true(fixture.wakes <= POSTERS * ITEMS);
+    assert_true(FIXTURE_GET(&fixture, wakes) <= POSTERS * ITEMS);
     fixture_stop(&fixture);
 }
 
@@ -676,7 +677,7 @@ static void test_server_freed_with_open_calls_ends_them_all(void **state)
     assert_true(mu_clock_mono_us() - before_us < 5000000);
     for (int i = 0; i < STREAMS; i++) {
         assert_true(FIXTURE_WAIT(&recorders[i], recorders[i].closed == 1));
-        assert_int_equal(recorders[i].code, MU_RPC_UNAVAILABLE);
+        assert_int_equal(FIXTURE_GET(&recorders[i], code), MU_RPC_UNAVAILABLE);
         recorder_free(&recorders[i]);
     }
     struct mu_error err;
@@ -700,12 +701,14 @@ static void test_drain_refuses_new_calls_and_tells_when_the_last_is_over(void **
     assert_int_equal(mu_rpc_pool_new(1, &err, &fixture.pool), MU_OK);
     fixture.client = fixture_client(&fixture, NULL);
     recorder_open(&recorder, fixture.client, "/t/Bidi");
-    assert_true(mu_rpc_server_next(fixture.server, mu_clock_mono_us() + 10000000, &event)); /* this thread is the core thread */
+    assert_true(
+        mu_rpc_server_next(fixture.server, mu_clock_mono_us() + 10000000, &event)); /* this thread is the core thread */
     assert_int_equal(event.type, MU_RPC_EVENT_OPENED);
     assert_int_equal(mu_rpc_server_call_count(fixture.server), 1);
     struct mu_rpc_call *call = event.call;
     mu_rpc_server_drain(fixture.server);
-    assert_false(mu_rpc_server_next(fixture.server, mu_clock_mono_us() + 20000, &event)); /* one stream is open: not drained */
+    assert_false(
+        mu_rpc_server_next(fixture.server, mu_clock_mono_us() + 20000, &event)); /* one stream is open: not drained */
 
     struct mu_rpc_bytes *message = mu_rpc_bytes_copy("0", 1);
     assert_int_equal(mu_rpc_call_send(call, message), MU_OK);
@@ -715,8 +718,8 @@ static void test_drain_refuses_new_calls_and_tells_when_the_last_is_over(void **
     assert_int_equal(event.type, MU_RPC_EVENT_DRAINED);
     assert_int_equal(mu_rpc_server_call_count(fixture.server), 0);
     assert_true(FIXTURE_WAIT(&recorder, recorder.closed == 1));
-    assert_int_equal(recorder.messages, 1);
-    assert_int_equal(recorder.code, MU_RPC_OK);
+    assert_int_equal(FIXTURE_GET(&recorder, messages), 1);
+    assert_int_equal(FIXTURE_GET(&recorder, code), MU_RPC_OK);
     struct mu_rpc_bytes *reply = NULL;
     assert_int_equal(unary(fixture.client, "/t/Echo", "x", 1, 5000, &err, &reply), MU_ERR_UNAVAILABLE);
     recorder_free(&recorder);
@@ -809,9 +812,9 @@ static void test_several_pollers_serve_streams_in_order(void **state)
     for (int i = 0; i < STREAMS; i++) {
         mu_rpc_stream_close_send(recorders[i].stream);
         assert_true(FIXTURE_WAIT(&recorders[i], recorders[i].closed == 1));
-        assert_int_equal(recorders[i].code, MU_RPC_OK);
-        assert_int_equal(recorders[i].messages, COUNT);
-        assert_false(recorders[i].out_of_order);
+        assert_int_equal(FIXTURE_GET(&recorders[i], code), MU_RPC_OK);
+        assert_int_equal(FIXTURE_GET(&recorders[i], messages), COUNT);
+        assert_false(FIXTURE_GET(&recorders[i], out_of_order));
         recorder_free(&recorders[i]);
         mu_rpc_client_free(clients[i]);
     }
@@ -838,8 +841,8 @@ static void test_nobody_listening_fails_fast_and_works_once_somebody_does(void *
     assert_true(mu_clock_mono_us() - before_us < 5000000);
     recorder_open(&recorder, fixture.client, "/t/Bidi");
     assert_true(FIXTURE_WAIT(&recorder, recorder.closed == 1));
-    assert_int_equal(recorder.opened, 0);
-    assert_int_equal(recorder.code, MU_RPC_UNAVAILABLE);
+    assert_int_equal(FIXTURE_GET(&recorder, opened), 0);
+    assert_int_equal(FIXTURE_GET(&recorder, code), MU_RPC_UNAVAILABLE);
     recorder_free(&recorder);
     struct mu_rpc_client_config never = mu_rpc_client_config_default();
     struct mu_rpc_client *client;

@@ -25,25 +25,29 @@ static void test_code_of_every_status_comes_back_as_a_failure(void **state)
         assert_int_not_equal(code, MU_RPC_OK);
         assert_int_not_equal(mu_rpc_status_of_code(code), MU_OK);
     }
-    static const enum mu_status same[] = {MU_ERR_INVALID,   MU_ERR_NOT_FOUND, MU_ERR_EXISTS,  MU_ERR_LIMIT,     MU_ERR_STALE,   MU_ERR_UNAVAILABLE,
-                                          MU_ERR_TIMEOUT,   MU_ERR_CANCELLED, MU_ERR_DENIED,  MU_ERR_CONFLICT,  MU_ERR_CORRUPT, MU_ERR_INTERNAL};
+    static const enum mu_status same[] = {MU_ERR_INVALID, MU_ERR_NOT_FOUND,   MU_ERR_EXISTS,  MU_ERR_LIMIT,
+                                          MU_ERR_STALE,   MU_ERR_UNAVAILABLE, MU_ERR_TIMEOUT, MU_ERR_CANCELLED,
+                                          MU_ERR_DENIED,  MU_ERR_CONFLICT,    MU_ERR_CORRUPT, MU_ERR_INTERNAL};
     for (size_t i = 0; i < sizeof same / sizeof same[0]; i++)
         assert_int_equal(mu_rpc_status_of_code(mu_rpc_code_of_status(same[i])), same[i]);
     assert_int_equal(mu_rpc_status_of_code((enum mu_rpc_code)99), MU_ERR_INTERNAL);
     assert_string_equal(mu_rpc_code_name(MU_RPC_DATA_LOSS), "DATA_LOSS");
-    assert_string_equal(mu_rpc_code_name((enum mu_rpc_code)-1), "UNKNOWN");
+    assert_string_equal(mu_rpc_code_name((enum mu_rpc_code) - 1), "UNKNOWN");
 }
 
 static void test_fail_names_the_peer_and_the_last_cause(void **state)
 {
     (void)state;
     struct mu_error err;
-    assert_int_equal(mu_rpc_fail(&err, MU_RPC_UNAVAILABLE,
-                                 "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote "
-                                 "host: Connection refused",
-                                 "127.0.0.1:1", "/a/B"),
-                     MU_ERR_UNAVAILABLE);
-    assert_string_equal(err.text, "cannot connect to 127.0.0.1:1: Connection refused; check the address and that musterd runs there");
+    assert_int_equal(
+        mu_rpc_fail(
+            &err, MU_RPC_UNAVAILABLE,
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Failed to connect to remote "
+            "host: Connection refused",
+            "127.0.0.1:1", "/a/B"),
+        MU_ERR_UNAVAILABLE);
+    assert_string_equal(
+        err.text, "cannot connect to 127.0.0.1:1: Connection refused; check the address and that musterd runs there");
     assert_int_equal(mu_rpc_fail(&err, MU_RPC_UNAVAILABLE, "Socket closed", "h:1", "/a/B"), MU_ERR_UNAVAILABLE);
     assert_string_equal(err.text, "connection to h:1 lost: Socket closed");
     assert_int_equal(mu_rpc_fail(&err, MU_RPC_NOT_FOUND, "no job 'x'", "h:1", "/a/B"), MU_ERR_NOT_FOUND);
@@ -77,8 +81,9 @@ static void test_address_good_is_parsed_and_formatted(void **state)
 static void test_address_bad_is_refused_with_its_text(void **state)
 {
     (void)state;
-    static const char *const bad[] = {"",          "host",     "host:",       "host:65536", "host:7x", ":7070",   "::1:7070",   "[::1:7070",
-                                      "[zz]:7070", "a b:7070", "a/b:7070",    "unix:",      "h:-1",    "h:+1",    "[127.0.0.1]:1"};
+    static const char *const bad[] = {"",         "host",     "host:",     "host:65536", "host:7x",
+                                      ":7070",    "::1:7070", "[::1:7070", "[zz]:7070",  "a b:7070",
+                                      "a/b:7070", "unix:",    "h:-1",      "h:+1",       "[127.0.0.1]:1"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         struct mu_rpc_address address;
         struct mu_error err = {0};

@@ -82,15 +82,20 @@ static void test_write_refuses_what_readers_would(void **state)
     long_name[sizeof long_name - 1] = 0;
     const char *const bad_names[] = {"", "__metadata__", long_name};
     for (size_t i = 0; i < 3; i++) {
-        struct mu_safetensors_tensor tensor = {.name = bad_names[i], .dtype = MU_ST_F32, .rank = 1, .shape = {1}, .data = weights};
+        struct mu_safetensors_tensor tensor = {
+            .name = bad_names[i], .dtype = MU_ST_F32, .rank = 1, .shape = {1}, .data = weights};
         assert_fails(mu_safetensors_write(path, &tensor, 1, NULL, 0, &err), MU_ERR_INVALID, &err, "tensor name");
     }
-    struct mu_safetensors_tensor twice[] = {{.name = "x", .dtype = MU_ST_F32, .rank = 1, .shape = {1}, .data = weights},
-                                            {.name = "x", .dtype = MU_ST_F32, .rank = 1, .shape = {1}, .data = weights}};
-    assert_fails(mu_safetensors_write(path, twice, 2, NULL, 0, &err), MU_ERR_INVALID, &err, "two tensors are named 'x'");
-    struct mu_safetensors_tensor not_utf8 = {.name = "\xff\xfe", .dtype = MU_ST_F32, .rank = 1, .shape = {1}, .data = weights};
+    struct mu_safetensors_tensor twice[] = {
+        {.name = "x", .dtype = MU_ST_F32, .rank = 1, .shape = {1}, .data = weights},
+        {.name = "x", .dtype = MU_ST_F32, .rank = 1, .shape = {1}, .data = weights}};
+    assert_fails(mu_safetensors_write(path, twice, 2, NULL, 0, &err), MU_ERR_INVALID, &err,
+                 "two tensors are named 'x'");
+    struct mu_safetensors_tensor not_utf8 = {
+        .name = "\xff\xfe", .dtype = MU_ST_F32, .rank = 1, .shape = {1}, .data = weights};
     assert_fails(mu_safetensors_write(path, &not_utf8, 1, NULL, 0, &err), MU_ERR_INVALID, &err, "UTF-8");
-    struct mu_safetensors_tensor huge = {.name = "x", .dtype = MU_ST_F64, .rank = 2, .shape = {1ull << 33, 1ull << 33}, .data = weights};
+    struct mu_safetensors_tensor huge = {
+        .name = "x", .dtype = MU_ST_F64, .rank = 2, .shape = {1ull << 33, 1ull << 33}, .data = weights};
     assert_fails(mu_safetensors_write(path, &huge, 1, NULL, 0, &err), MU_ERR_LIMIT, &err, "does not fit");
     assert_int_equal(count_files(scratch.path), 0);
     scratch_remove(&scratch);
@@ -107,8 +112,9 @@ static void test_hostile_headers_give_one_clear_line(void **state)
         {"[]", 0, "not a safetensors file"},
         {"{", 0, "not a safetensors file"},
         {"{\"a\":", 0, "not valid JSON"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4,
-         "duplicate"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"a\":{\"dtype\":\"F32\",\"shape\":[1],"
+         "\"data_offsets\":[0,4]}}",
+         4, "duplicate"},
         {"{\"a\":5}", 0, "must have dtype, shape and data_offsets"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "must have dtype"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1}}", 4, "and nothing else"},
@@ -120,12 +126,15 @@ static void test_hostile_headers_give_one_clear_line(void **state)
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}}", 4, "outside the file"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[-4,0]}}", 4, "outside the file"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 4, "outside the file"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[9223372036854775804,9223372036854775807]}}", 4, "outside the file"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[9223372036854775804,9223372036854775807]}}", 4,
+         "outside the file"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}}", 4, "do not match its shape"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0, "do not match its shape"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0,
+         "do not match its shape"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", 8, "a hole"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[2,6]}}", 6,
-         "overlap"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"F32\",\"shape\":[1],"
+         "\"data_offsets\":[2,6]}}",
+         6, "overlap"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 9, "5 bytes after the last tensor"},
         {"{\"__metadata__\":{\"a\":1}}", 0, "is not a string"},
         {"{\"__metadata__\":[]}", 0, "must be an object"},
@@ -140,8 +149,10 @@ static void test_hostile_headers_give_one_clear_line(void **state)
         struct mu_error err;
         write_raw(path, cases[i].header, cases[i].data_bytes);
         enum mu_status status = mu_safetensors_open(path, &file, &err);
-        if (status != MU_ERR_CORRUPT || !strstr(err.text, cases[i].part) || !strstr(err.text, path) || strchr(err.text, '\n'))
-            fail_msg("case %zu: %s: '%s', wanted '%s'", i, mu_status_name(status), status ? err.text : "", cases[i].part);
+        if (status != MU_ERR_CORRUPT || !strstr(err.text, cases[i].part) || !strstr(err.text, path) ||
+            strchr(err.text, '\n'))
+            fail_msg("case %zu: %s: '%s', wanted '%s'", i, mu_status_name(status), status ? err.text : "",
+                     cases[i].part);
     }
     scratch_remove(&scratch);
 }
@@ -158,7 +169,8 @@ static void test_hostile_lengths_and_files_give_one_clear_line(void **state)
     file_write(path, "12345", 5);
     assert_fails(mu_safetensors_open(path, &file, &err), MU_ERR_CORRUPT, &err, "only 5 bytes");
     file_write(path, "\xff\xff\xff\xff\xff\xff\xff\xff{}", 10);
-    assert_fails(mu_safetensors_open(path, &file, &err), MU_ERR_CORRUPT, &err, "a header of 18446744073709551615 bytes");
+    assert_fails(mu_safetensors_open(path, &file, &err), MU_ERR_CORRUPT, &err,
+                 "a header of 18446744073709551615 bytes");
     file_write(path, "\x03\0\0\0\0\0\0\0{}", 10);
     assert_fails(mu_safetensors_open(path, &file, &err), MU_ERR_CORRUPT, &err, "a header of 3 bytes");
     assert_int_equal(unlink(path), 0);

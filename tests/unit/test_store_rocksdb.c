@@ -1,6 +1,6 @@
 /* links: mu_storage mu_plan */
-/* RocksDB where it hurts: another process, a full disk, kill -9, damaged files. Child processes are this program again (a forked RocksDB has
- * lost its threads). */
+/* RocksDB where it hurts: another process, a full disk, kill -9, damaged files. Child processes are this program again
+ * (a forked RocksDB has lost its threads). */
 #include "storage_testing.h"
 
 #include <signal.h>
@@ -13,10 +13,11 @@
 
 enum { VALUE_BYTES = 32 << 10, MIB = 1 << 20 };
 
-static enum mu_status open_at(const char *path, uint64_t reserve_bytes, uint64_t ballast_bytes, struct mu_store **ret_store,
-                              struct mu_error *notice, struct mu_error *err)
+static enum mu_status open_at(const char *path, uint64_t reserve_bytes, uint64_t ballast_bytes,
+                              struct mu_store **ret_store, struct mu_error *notice, struct mu_error *err)
 {
-    struct mu_store_rocksdb_config config = {.path = path, .reserve_bytes = reserve_bytes, .ballast_bytes = ballast_bytes};
+    struct mu_store_rocksdb_config config = {
+        .path = path, .reserve_bytes = reserve_bytes, .ballast_bytes = ballast_bytes};
     return mu_store_rocksdb_open(&config, ret_store, notice, err);
 }
 
@@ -76,8 +77,8 @@ static int child_write(const char *path)
         return 3;
     for (uint32_t number = 0; put_number(store, number, NULL) == MU_OK; number++)
         if (write(STDOUT_FILENO, &number, sizeof number) != sizeof number)
-            return 4;
-    return 5;
+            _exit(4);
+    _exit(5); /* a store whose write failed on a full disk is not worth closing */
 }
 
 /* Opens, says so, and holds it until standard input ends. */

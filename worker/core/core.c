@@ -49,6 +49,7 @@ struct mu_worker {
     uint64_t progress;
     bool waiting;
     bool terminating, exited;
+    bool named_by_coordinator;
     char terminate_text[MU_TEXT_SIZE];
 };
 
@@ -215,6 +216,7 @@ static void on_welcome(struct mu_worker *worker, const struct mu_coord_message *
     worker->backoff_ms = worker->config.backoff_min_ms;
     worker->heartbeat_us = (uint64_t)message->welcome.heartbeat_ms * 1000;
     worker->next_heartbeat_us = worker->now_us + worker->heartbeat_us;
+    worker->named_by_coordinator = worker->named_by_coordinator || worker->config.hello.name[0] == 0;
     memcpy(worker->config.hello.name, message->welcome.name, sizeof worker->config.hello.name);
     if (!worker->loading && !worker->loaded && message->welcome.spec) {
         worker->loading = true;
@@ -238,7 +240,11 @@ static void on_reject(struct mu_worker *worker, const struct mu_worker_event *ev
         become_new(worker, event->random, sink);
         break;
     case MU_REJECT_NO_JOB:
+        disconnect(worker, sink);
+        break;
     case MU_REJECT_BUSY:
+        if (worker->named_by_coordinator && !in_a_generation(worker))
+            worker->config.hello.name[0] = 0; /* a restarted coordinator gave it to another one: ask for a new name */
         disconnect(worker, sink);
         break;
     case MU_REJECT_JOB_OVER:

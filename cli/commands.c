@@ -1,0 +1,455 @@
+/* One function per command: parse words, call, print. */
+#include "cli/cli.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/job_file.h"
+#include "common/clock.h"
+#include "common/hash.h"
+#include "storage/manifest.h"
+
+#define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
+
+static void hex_of(ProtobufCBinaryData bytes, char out[65])
+{
+    out[0] = 0;
+    if (bytes.len <= 32)
+        mu_hex(bytes.data, bytes.len, out);
+}
+
+int mu_cmd_submit(struct mu_cli *cli, int argc, char **argv)
+{
+    struct mu_error err;
+    struct mu_job_spec spec;
+    const char *name = NULL;
+    const struct mu_cli_option options[] = {{"--name", &name, NULL}};
+    if (mu_cli_parse("submit", argc, argv, options, COUNT(options), 1, 1) < 0)
+        return MU_EXIT_USAGE;
+    if (mu_job_file_read(argv[0], &spec, &err) != MU_OK) {
+        fprintf(stderr, "muster: %s\n", err.text);
+        return err.status == MU_ERR_NOT_FOUND ? MU_EXIT_NOT_FOUND : MU_EXIT_FAILURE;
+    }
+    if (name) {
+        if (!mu_wire_name_ok(name, sizeof spec.name))
+            return mu_cli_usage("submit",
+                                "--name '%s' is not allowed: 1 to %d of a-z 0-9 . _ -, a letter or digit first", name,
+                                MU_JOB_NAME_SIZE - 1);
+        memset(spec.name, 0, sizeof spec.name);
+        memcpy(spec.name, name, strlen(name));
+    }
+    Muster__V1__SubmitJobRequest request = MUSTER__V1__SUBMIT_JOB_REQUEST__INIT;
+    if (mu_wire_spec_to_pb(&cli->arena, &spec, &request.spec, &err) != MU_OK)
+        return mu_cli_fail(&err);
+    const Muster__V1__SubmitJobResponse *reply;
+    int code = mu_cli_call_or_exit(cli, "SubmitJob", &request, &muster__v1__submit_job_response__descriptor, &reply);
+    if (code != MU_EXIT_OK)
+        return code;
+    if (cli->json)
+        mu_cli_print_json(&reply->base, false);
+    else
+        printf("job %s %s: %" PRIu64
+               " steps, %u leaves a step; add workers with: muster-worker --coordinator %s --job %s\n",
+               spec.name, reply->existed ? "is there already" : "submitted", spec.steps, mu_job_leaves(&spec),
+               cli->address, spec.name);
+    return MU_EXIT_OK;
+}
+
+static void add_job_row(struct mu_cli_table *table, const Muster__V1__Job *job)
+{
+    char tokens[16] = "-", age[16], loss[16] = "-", ckpt[40] = "-";
+    mu_cli_age(job->last_checkpoint_wall_us, age);
+    if (job->tokens_per_second > 0)
+        mu_cli_count(job->tokens_per_second, tokens);
+    if (job->has_result)
+        snprintf(loss, sizeof loss, "%.4f", job->result->loss);
+    if (job->last_checkpoint)
+        snprintf(ckpt, sizeof ckpt, "%" PRIu64 " (%s ago)", job->last_checkpoint_step, age);
+    mu_cli_table_add(table, "%s", job->name);
+    mu_cli_table_add(table, "%s", mu_cli_enum(&muster__v1__job_state__descriptor, (int)job->state));
+    mu_cli_table_add(table, "%s", mu_cli_enum(&muster__v1__job_phase__descriptor, (int)job->phase));
+    mu_cli_table_add(table, "%" PRIu64 "/%" PRIu64, job->steps_done, job->spec ? job->spec->steps : 0);
+    mu_cli_table_add(table, "%s", loss);
+    mu_cli_table_add(table, "%s", tokens);
+    mu_cli_table_add(table, "%u+%u", job->world, job->spares);
+    mu_cli_table_add(table, "%" PRIu64, job->generation);
+    mu_cli_table_add(table, "%s", ckpt);
+}
+
+static struct mu_cli_table *new_table(const char *const *heading, int columns)
+{
+    struct mu_cli_table *table = mu_cli_table_new(columns);
+    for (int i = 0; i < columns; i++)
+        mu_cli_table_add(table, "%s", heading[i]);
+    return table;
+}
+
+static const char *const job_heading[] = {"JOB",      "STATE",   "PHASE",      "STEP",      "LOSS",
+                                          "TOKENS/S", "WORKERS", "GENERATION", "CHECKPOINT"};
+
+static int status_of_one(struct mu_cli *cli, const char *name)
+{
+    Muster__V1__GetJobRequest request = MUSTER__V1__GET_JOB_REQUEST__INIT;
+    request.name = (char *)(uintptr_t)name;
+    const Muster__V1__GetJobResponse *reply;
+    int code = mu_cli_call_or_exit(cli, "GetJob", &request, &muster__v1__get_job_response__descriptor, &reply);
+    if (code != MU_EXIT_OK)
+        return code;
+    if (cli->json) {
+        mu_cli_print_json(&reply->job->base, false);
+        return MU_EXIT_OK;
+    }
+    const Muster__V1__Job *job = reply->job;
+    struct mu_cli_table *table = new_table(job_heading, COUNT(job_heading));
+    add_job_row(table, job);
+    mu_cli_table_print_free(table);
+    if (job->text && job->text[0])
+        printf("%s\n", job->text);
+    if (job->eval_step)
+        printf("evaluation at step %" PRIu64 ": loss %.4f\n", job->eval_step, job->eval_loss);
+    if (job->workers_lost || job->replayed_steps)
+        printf("since the coordinator started: %" PRIu64 " workers lost, %" PRIu64 " generations, %" PRIu64
+               " steps replayed\n",
+               job->workers_lost, job->generations, job->replayed_steps);
+    if (job->weights_sha256.len) {
+        char hex[65];
+        hex_of(job->weights_sha256, hex);
+        printf("weights sha256 %s\n", hex);
+    }
+    return MU_EXIT_OK;
+}
+
+int mu_cmd_status(struct mu_cli *cli, int argc, char **argv)
+{
+    int words = mu_cli_parse("status", argc, argv, NULL, 0, 0, 1);
+    if (words < 0)
+        return MU_EXIT_USAGE;
+    if (words == 1)
+        return status_of_one(cli, argv[0]);
+    Muster__V1__ListJobsRequest request = MUSTER__V1__LIST_JOBS_REQUEST__INIT;
+    struct mu_cli_table *table = cli->json ? NULL : new_table(job_heading, COUNT(job_heading));
+    int code;
+    do {
+        const Muster__V1__ListJobsResponse *reply;
+        code = mu_cli_call_or_exit(cli, "ListJobs", &request, &muster__v1__list_jobs_response__descriptor, &reply);
+        if (code != MU_EXIT_OK)
+            break;
+        for (size_t i = 0; i < reply->n_jobs; i++) {
+            if (cli->json)
+                mu_cli_print_json(&reply->jobs[i]->base, true);
+            else
+                add_job_row(table, reply->jobs[i]);
+        }
+        request.page_token = reply->next_page_token;
+    } while (request.page_token[0]);
+    if (table)
+        mu_cli_table_print_free(table);
+    return code;
+}
+
+static void add_worker_row(struct mu_cli_table *table, const Muster__V1__Worker *worker)
+{
+    bool member = worker->leaves > 0;
+    mu_cli_table_add(table, "%s", worker->name);
+    mu_cli_table_add(table, "%s", worker->job);
+    mu_cli_table_add(table, "%s", worker->host);
+    mu_cli_table_add(table, "%" PRIu64, worker->pid);
+    mu_cli_table_add(table, "%s", mu_cli_enum(&muster__v1__worker_state__descriptor, (int)worker->state));
+    mu_cli_table_add(table, "%s", mu_cli_enum(&muster__v1__worker_phase__descriptor, (int)worker->phase));
+    if (member)
+        mu_cli_table_add(table, "%u", worker->rank);
+    else
+        mu_cli_table_add(table, "-");
+    mu_cli_table_add(table, "%u", worker->leaves);
+    mu_cli_table_add(table, "%" PRIu64, worker->step);
+    if (worker->seconds_per_leaf > 0)
+        mu_cli_table_add(table, "%.1f", worker->seconds_per_leaf * 1e3);
+    else
+        mu_cli_table_add(table, "-");
+    mu_cli_table_add(table, "%.1fs", (double)worker->age_us * 1e-6);
+    mu_cli_table_add(table, "%s", worker->reason);
+}
+
+int mu_cmd_workers(struct mu_cli *cli, int argc, char **argv)
+{
+    static const char *const heading[] = {"WORKER", "JOB",    "HOST", "PID",     "STATE", "PHASE",
+                                          "RANK",   "LEAVES", "STEP", "MS/LEAF", "SEEN",  "REASON"};
+    Muster__V1__ListWorkersRequest request = MUSTER__V1__LIST_WORKERS_REQUEST__INIT;
+    const char *job = "";
+    const struct mu_cli_option options[] = {{"--job", &job, NULL}};
+    if (mu_cli_parse("workers", argc, argv, options, COUNT(options), 0, 0) < 0)
+        return MU_EXIT_USAGE;
+    request.job = (char *)(uintptr_t)job;
+    request.page_size = 1000;
+    struct mu_cli_table *table = cli->json ? NULL : new_table(heading, COUNT(heading));
+    int code;
+    do {
+        const Muster__V1__ListWorkersResponse *reply;
+        code =
+            mu_cli_call_or_exit(cli, "ListWorkers", &request, &muster__v1__list_workers_response__descriptor, &reply);
+        if (code != MU_EXIT_OK)
+            break;
+        for (size_t i = 0; i < reply->n_workers; i++) {
+            if (cli->json)
+                mu_cli_print_json(&reply->workers[i]->base, true);
+            else
+                add_worker_row(table, reply->workers[i]);
+        }
+        request.page_token = reply->next_page_token;
+    } while (request.page_token[0]);
+    if (table)
+        mu_cli_table_print_free(table);
+    return code;
+}
+
+int mu_cmd_checkpoints(struct mu_cli *cli, int argc, char **argv)
+{
+    static const char *const heading[] = {"NUMBER", "STEP", "STATE", "SIZE", "AGE", "GENERATION", "DIRECTORY"};
+    Muster__V1__ListCheckpointsRequest request = MUSTER__V1__LIST_CHECKPOINTS_REQUEST__INIT;
+    if (mu_cli_parse("checkpoints", argc, argv, NULL, 0, 1, 1) < 0)
+        return MU_EXIT_USAGE;
+    request.job = argv[0];
+    struct mu_cli_table *table = cli->json ? NULL : new_table(heading, COUNT(heading));
+    int code;
+    do {
+        const Muster__V1__ListCheckpointsResponse *reply;
+        code = mu_cli_call_or_exit(cli, "ListCheckpoints", &request, &muster__v1__list_checkpoints_response__descriptor,
+                                   &reply);
+        if (code != MU_EXIT_OK)
+            break;
+        for (size_t i = 0; i < reply->n_checkpoints; i++) {
+            const Muster__V1__Checkpoint *ckpt = reply->checkpoints[i];
+            char size[16], age[16];
+            if (cli->json) {
+                mu_cli_print_json(&ckpt->base, true);
+                continue;
+            }
+            mu_cli_bytes(ckpt->size_bytes, size);
+            mu_cli_age(ckpt->committed_wall_us, age);
+            mu_cli_table_add(table, "%" PRIu64, ckpt->number);
+            mu_cli_table_add(table, "%" PRIu64, ckpt->step);
+            mu_cli_table_add(table, "%s", mu_cli_enum(&muster__v1__checkpoint_state__descriptor, (int)ckpt->state));
+            mu_cli_table_add(table, "%s", size);
+            mu_cli_table_add(table, "%s", age);
+            mu_cli_table_add(table, "%" PRIu64, ckpt->generation);
+            mu_cli_table_add(table, "%s", ckpt->dir);
+        }
+        request.page_token = reply->next_page_token;
+    } while (request.page_token[0]);
+    if (table)
+        mu_cli_table_print_free(table);
+    return code;
+}
+
+/* Files alone: no coordinator is asked. */
+static int verify(struct mu_cli *cli, const char *dir)
+{
+    struct mu_error err;
+    struct mu_checkpoint_report report;
+    enum mu_status status = mu_checkpoint_verify(dir, &report, &err);
+    if (cli->json)
+        printf("{\"dir\":\"%s\",\"ok\":%s,\"job\":\"%s\",\"number\":%" PRIu64 ",\"step\":%" PRIu64
+               ",\"pieces\":%zu,\"bad_pieces\":%zu,"
+               "\"size_bytes\":%" PRIu64 "}\n",
+               dir, status == MU_OK ? "true" : "false", report.identity.job, report.identity.seq, report.identity.step,
+               report.piece_count, report.bad_piece_count, report.size_bytes);
+    for (size_t i = 0; i < report.problem_count && i < MU_VERIFY_PROBLEMS_MAX; i++)
+        fprintf(stderr, "muster: %s\n", report.problems[i].text);
+    if (status != MU_OK) {
+        if (report.problem_count == 0)
+            fprintf(stderr, "muster: %s\n", err.text);
+        return status == MU_ERR_NOT_FOUND ? MU_EXIT_NOT_FOUND : MU_EXIT_FAILURE;
+    }
+    if (!cli->json)
+        printf("%s: checkpoint %" PRIu64 " of job %s at step %" PRIu64 " is whole: %zu pieces, %" PRIu64
+               " bytes verified\n",
+               dir, report.identity.seq, report.identity.job, report.identity.step, report.piece_count,
+               report.size_bytes);
+    return MU_EXIT_OK;
+}
+
+int mu_cmd_checkpoint(struct mu_cli *cli, int argc, char **argv)
+{
+    int words = mu_cli_parse("checkpoint", argc, argv, NULL, 0, 1, 2);
+    if (words < 0)
+        return MU_EXIT_USAGE;
+    if (words == 2) {
+        if (strcmp(argv[0], "verify") != 0)
+            return mu_cli_usage("checkpoint", "'%s' is not known: give a job, or 'verify DIR'", argv[0]);
+        return verify(cli, argv[1]);
+    }
+    Muster__V1__TriggerCheckpointRequest request = MUSTER__V1__TRIGGER_CHECKPOINT_REQUEST__INIT;
+    request.job = argv[0];
+    const Muster__V1__TriggerCheckpointResponse *reply;
+    int code = mu_cli_call_or_exit(cli, "TriggerCheckpoint", &request,
+                                   &muster__v1__trigger_checkpoint_response__descriptor, &reply);
+    if (code != MU_EXIT_OK)
+        return code;
+    if (cli->json)
+        mu_cli_print_json(&reply->base, false);
+    else
+        printf("checkpoint %" PRIu64 " of job %s ordered; its end is told by: muster events --job %s\n", reply->number,
+               argv[0], argv[0]);
+    return MU_EXIT_OK;
+}
+
+int mu_cmd_timings(struct mu_cli *cli, int argc, char **argv)
+{
+    static const char *const heading[] = {"WORKER",  "RANK",     "STEP",        "STEPS", "LEAVES",    "TOTAL",   "DATA",
+                                          "FORWARD", "BACKWARD", "COMMUNICATE", "WAIT",  "OPTIMIZER", "SNAPSHOT"};
+    const char *worker = "", *last = "1";
+    const struct mu_cli_option options[] = {{"--worker", &worker, NULL}, {"--last", &last, NULL}};
+    uint64_t per_worker;
+    if (mu_cli_parse("timings", argc, argv, options, COUNT(options), 1, 1) < 0 ||
+        !mu_cli_number("timings", "--last", last, 1, 64, &per_worker))
+        return MU_EXIT_USAGE;
+    Muster__V1__GetTimingsRequest request = MUSTER__V1__GET_TIMINGS_REQUEST__INIT;
+    request.job = argv[0];
+    request.worker = (char *)(uintptr_t)worker;
+    request.per_worker = (uint32_t)per_worker;
+    struct mu_cli_table *table = cli->json ? NULL : new_table(heading, COUNT(heading));
+    int code;
+    do {
+        const Muster__V1__GetTimingsResponse *reply;
+        code = mu_cli_call_or_exit(cli, "GetTimings", &request, &muster__v1__get_timings_response__descriptor, &reply);
+        if (code != MU_EXIT_OK)
+            break;
+        for (size_t i = 0; i < reply->n_timings; i++) {
+            const Muster__V1__Timing *t = reply->timings[i];
+            if (cli->json) {
+                mu_cli_print_json(&t->base, true);
+                continue;
+            }
+            const uint64_t phases_us[] = {t->total_us,       t->data_us, t->forward_us,   t->backward_us,
+                                          t->communicate_us, t->wait_us, t->optimizer_us, t->snapshot_us};
+            mu_cli_table_add(table, "%s", t->worker);
+            mu_cli_table_add(table, "%u", t->rank);
+            mu_cli_table_add(table, "%" PRIu64, t->steps_done);
+            mu_cli_table_add(table, "%u", t->step_count);
+            mu_cli_table_add(table, "%u", t->leaf_count);
+            for (int k = 0; k < COUNT(phases_us); k++)
+                mu_cli_table_add(table, "%.2fms", (double)phases_us[k] * 1e-3 / (t->step_count ? t->step_count : 1));
+        }
+        request.page_token = reply->next_page_token;
+    } while (request.page_token[0]);
+    if (table)
+        mu_cli_table_print_free(table);
+    return code;
+}
+
+int mu_cmd_drain(struct mu_cli *cli, int argc, char **argv)
+{
+    const char *reason = NULL;
+    const struct mu_cli_option options[] = {{"--reason", &reason, NULL}};
+    if (mu_cli_parse("drain", argc, argv, options, COUNT(options), 1, 1) < 0)
+        return MU_EXIT_USAGE;
+    if (!reason || !reason[0])
+        return mu_cli_usage("drain", "--reason TEXT is required: whoever finds the worker drained wants to know why");
+    Muster__V1__DrainWorkerRequest request = MUSTER__V1__DRAIN_WORKER_REQUEST__INIT;
+    request.worker = argv[0];
+    request.reason = (char *)(uintptr_t)reason;
+    const Muster__V1__DrainWorkerResponse *reply;
+    int code =
+        mu_cli_call_or_exit(cli, "DrainWorker", &request, &muster__v1__drain_worker_response__descriptor, &reply);
+    if (code == MU_EXIT_OK && cli->json)
+        mu_cli_print_json(&reply->base, false);
+    else if (code == MU_EXIT_OK)
+        printf("worker %s leaves at the next boundary; it may attach again after: muster undrain %s\n", argv[0],
+               argv[0]);
+    return code;
+}
+
+int mu_cmd_undrain(struct mu_cli *cli, int argc, char **argv)
+{
+    if (mu_cli_parse("undrain", argc, argv, NULL, 0, 1, 1) < 0)
+        return MU_EXIT_USAGE;
+    Muster__V1__UndrainWorkerRequest request = MUSTER__V1__UNDRAIN_WORKER_REQUEST__INIT;
+    request.worker = argv[0];
+    const Muster__V1__UndrainWorkerResponse *reply;
+    int code =
+        mu_cli_call_or_exit(cli, "UndrainWorker", &request, &muster__v1__undrain_worker_response__descriptor, &reply);
+    if (code == MU_EXIT_OK && cli->json)
+        mu_cli_print_json(&reply->base, false);
+    else if (code == MU_EXIT_OK)
+        printf("worker %s may attach again\n", argv[0]);
+    return code;
+}
+
+int mu_cmd_cancel(struct mu_cli *cli, int argc, char **argv)
+{
+    const char *reason = "";
+    const struct mu_cli_option options[] = {{"--reason", &reason, NULL}};
+    if (mu_cli_parse("cancel", argc, argv, options, COUNT(options), 1, 1) < 0)
+        return MU_EXIT_USAGE;
+    Muster__V1__CancelJobRequest request = MUSTER__V1__CANCEL_JOB_REQUEST__INIT;
+    request.name = argv[0];
+    request.reason = (char *)(uintptr_t)reason;
+    const Muster__V1__CancelJobResponse *reply;
+    int code = mu_cli_call_or_exit(cli, "CancelJob", &request, &muster__v1__cancel_job_response__descriptor, &reply);
+    if (code == MU_EXIT_OK && cli->json)
+        mu_cli_print_json(&reply->base, false);
+    else if (code == MU_EXIT_OK)
+        printf("job %s cancelled\n", argv[0]);
+    return code;
+}
+
+static void print_event(const struct mu_cli *cli, const Muster__V1__Event *event)
+{
+    char ts[32];
+    if (cli->json) {
+        mu_cli_print_json(&event->base, true);
+        return;
+    }
+    mu_clock_format(event->wall_us, ts);
+    printf("%" PRIu64 "  %s  %s%s%s%s\n", event->number, ts,
+           event->severity == MUSTER__V1__EVENT_SEVERITY__EVENT_SEVERITY_ERROR ? "ERROR: " : "", event->job,
+           event->job[0] ? ": " : "", event->text);
+    fflush(stdout);
+}
+
+int mu_cmd_events(struct mu_cli *cli, int argc, char **argv)
+{
+    Muster__V1__WatchEventsRequest request = MUSTER__V1__WATCH_EVENTS_REQUEST__INIT;
+    const char *job = "", *after = "0", *newest = "0";
+    bool follow = false, follow_long = false;
+    uint64_t newest_count = 0;
+    const struct mu_cli_option options[] = {{"--job", &job, NULL},
+                                            {"--after", &after, NULL},
+                                            {"--newest", &newest, NULL},
+                                            {"-f", NULL, &follow},
+                                            {"--follow", NULL, &follow_long}};
+    if (mu_cli_parse("events", argc, argv, options, COUNT(options), 0, 0) < 0 ||
+        !mu_cli_number("events", "--after", after, 0, INT64_MAX, &request.after_event) ||
+        !mu_cli_number("events", "--newest", newest, 0, UINT32_MAX, &newest_count))
+        return MU_EXIT_USAGE;
+    request.job = (char *)(uintptr_t)job;
+    request.follow = follow || follow_long;
+    request.newest = (uint32_t)newest_count;
+    int code = mu_cli_open(cli);
+    struct mu_error err;
+    struct mu_rpc_reader *reader = NULL;
+    if (code == MU_EXIT_OK && mu_cli_watch_events(cli, &request, &reader, &err) != MU_OK)
+        code = mu_cli_fail(&err);
+    while (code == MU_EXIT_OK) {
+        struct mu_rpc_bytes *bytes = NULL;
+        const ProtobufCMessage *message;
+        enum mu_status status = mu_rpc_reader_next(reader, -1, &err, &bytes);
+        if (status == MU_OK && !bytes)
+            break;
+        if (status == MU_OK) {
+            mu_wire_arena_reset(&cli->arena);
+            status =
+                mu_wire_unpack(&cli->arena, &muster__v1__watch_events_response__descriptor, mu_rpc_bytes_data(bytes),
+                               mu_rpc_bytes_size(bytes), MU_WIRE_REPLY_BYTES_MAX, &message, &err);
+        }
+        if (status == MU_OK)
+            print_event(cli, ((const Muster__V1__WatchEventsResponse *)message)->event);
+        else
+            code = mu_cli_fail(&err);
+        mu_rpc_bytes_unref(bytes);
+    }
+    mu_rpc_reader_free(reader);
+    return code;
+}

@@ -1,0 +1,120 @@
+/* muster: the command line. */
+#include "cli/cli.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct command {
+    const char *name;
+    int (*run)(struct mu_cli *cli, int argc, char **argv);
+    const char *words, *help;
+};
+
+static const struct command commands[] = {
+    {"submit", mu_cmd_submit, "JOB.yaml [--name NAME]", "add a job"},
+    {"status", mu_cmd_status, "[JOB]", "all jobs, or one"},
+    {"watch", mu_cmd_watch, "JOB [--after EVENT]", "follow a job until it is over: progress and events"},
+    {"workers", mu_cmd_workers, "[--job JOB]", "workers that are attached or expected back"},
+    {"events", mu_cmd_events, "[-f] [--job JOB] [--after N] [--newest N]", "what happened; -f goes on as it happens"},
+    {"timings", mu_cmd_timings, "JOB [--worker W] [--last N]", "where the time of the newest steps went, per worker"},
+    {"checkpoint", mu_cmd_checkpoint, "JOB | verify DIR", "order a checkpoint now; or check one, from its files alone"},
+    {"checkpoints", mu_cmd_checkpoints, "JOB", "checkpoints of a job"},
+    {"drain", mu_cmd_drain, "WORKER --reason TEXT", "a worker leaves at the next boundary, for good"},
+    {"undrain", mu_cmd_undrain, "WORKER", "lift a drain or a quarantine"},
+    {"cancel", mu_cmd_cancel, "JOB [--reason TEXT]", "end a job"},
+    {"up", mu_cmd_up, "JOB.yaml [--workers N] [--threads N] [--data-dir D] [--listen A]",
+     "coordinator, workers and live view on this machine"},
+    {"generate", mu_cmd_generate,
+     "--checkpoint DIR [--prompt TEXT] [--tokens N] [--temperature X] [--top-k N] [--seed N]",
+     "text from a checkpoint"},
+};
+enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
+
+static void help(void)
+{
+    printf("muster %s: elastic, exact training\n\nusage: muster [--coordinator ADDR] [-o table|json] [--timeout "
+           "SECONDS] COMMAND ...\n\n",
+           MU_VERSION);
+    for (int i = 0; i < COMMAND_COUNT; i++)
+        printf("  %-12s %s\n               %s\n", commands[i].name, commands[i].words, commands[i].help);
+    printf("  version\n               this program's version\n\n"
+           "--coordinator is 127.0.0.1:7070 unless MUSTER_COORDINATOR says otherwise. With -o json, lists are one "
+           "object per line.\n"
+           "exit codes: 0 ok, 1 failure, 2 usage, 3 cannot connect, 4 not found, 5 exists already or not possible in "
+           "this state,\n"
+           "            6 refused (a limit, a full disk or missing permission)\n");
+}
+
+/* Global options may stand before or after the command's name; they are taken out of argv. Returns the new argc, or -1.
+ */
+static int take_globals(struct mu_cli *cli, int argc, char **argv)
+{
+    const char *output = "table", *timeout = "10";
+    struct {
+        const char *name, **value;
+    } globals[] = {{"--coordinator", &cli->address}, {"-o", &output}, {"--output", &output}, {"--timeout", &timeout}};
+    int kept = 1;
+    for (int i = 1; i < argc; i++) {
+        const char **value = NULL, *equals = NULL;
+        for (size_t k = 0; k < sizeof globals / sizeof globals[0] && !value; k++) {
+            size_t length = strlen(globals[k].name);
+            if (strncmp(argv[i], globals[k].name, length) == 0 && (argv[i][length] == 0 || argv[i][length] == '=')) {
+                value = globals[k].value;
+                equals = argv[i][length] == '=' ? argv[i] + length + 1 : NULL;
+            }
+        }
+        if (!value) {
+            argv[kept++] = argv[i];
+        } else if (equals) {
+            *value = equals;
+        } else if (i + 1 < argc) {
+            *value = argv[++i];
+        } else {
+            fprintf(stderr, "muster: option '%s' needs a value (see: muster help)\n", argv[i]);
+            return -1;
+        }
+    }
+    uint64_t seconds;
+    if (strcmp(output, "json") != 0 && strcmp(output, "table") != 0) {
+        fprintf(stderr, "muster: -o '%s' is not allowed: table or json\n", output);
+        return -1;
+    }
+    if (!mu_cli_number("", "--timeout", timeout, 1, 3600, &seconds))
+        return -1;
+    cli->json = strcmp(output, "json") == 0;
+    cli->timeout_ms = (unsigned)seconds * 1000;
+    return kept;
+}
+
+int main(int argc, char **argv)
+{
+    struct mu_cli cli = {0};
+    const char *address = getenv("MUSTER_COORDINATOR");
+    cli.address = address && address[0] ? address : "127.0.0.1:7070";
+    mu_wire_arena_init(&cli.arena);
+    argc = take_globals(&cli, argc, argv);
+    if (argc < 0)
+        return MU_EXIT_USAGE;
+    if (argc < 2) {
+        fprintf(stderr, "muster: which command? (see: muster help)\n");
+        return MU_EXIT_USAGE;
+    }
+    if (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        help();
+        return MU_EXIT_OK;
+    }
+    if (strcmp(argv[1], "version") == 0 || strcmp(argv[1], "--version") == 0) {
+        printf("muster %s\n", MU_VERSION);
+        return MU_EXIT_OK;
+    }
+    for (int i = 0; i < COMMAND_COUNT; i++) {
+        if (strcmp(argv[1], commands[i].name) == 0) {
+            int code = commands[i].run(&cli, argc - 2, argv + 2);
+            mu_cli_close(&cli);
+            return code;
+        }
+    }
+    fprintf(stderr, "muster: '%s' is not a command (see: muster help)\n", argv[1]);
+    return MU_EXIT_USAGE;
+}

@@ -1,0 +1,238 @@
+/* Following one job: events as they happen, one plain line each, and its progress (a live line on a terminal, one line
+ * per interval into a file). A second thread reads the event stream; both outlive restarts of the coordinator. */
+#include "cli/cli.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/hash.h"
+
+enum { POLL_MS = 200, GIVE_UP_MS = 60000 };
+
+struct follower {
+    struct mu_cli *cli;
+    const char *job;
+    const volatile bool *stop;
+    bool terminal;
+    uint64_t start_us;
+    pthread_mutex_t lock; /* of the output, `line` and `reader` */
+    char line[256];       /* the live line as it stands */
+    struct mu_rpc_reader *reader;
+    atomic_bool done;          /* the events thread is to end */
+    atomic_ullong last_event;  /* newest one printed */
+    atomic_bool over_was_told; /* the event that ends the job has been printed */
+};
+
+static void pause_ms(unsigned ms)
+{
+    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000}, NULL);
+}
+
+static void print_line(struct follower *follower, const char *text)
+{
+    double seconds = (double)(mu_clock_mono_us() - follower->start_us) * 1e-6;
+    pthread_mutex_lock(&follower->lock);
+    if (follower->terminal)
+        printf("\r\033[K");
+    printf("[%7.2f s] %s\n", seconds, text);
+    if (follower->terminal)
+        printf("%s", follower->line);
+    fflush(stdout);
+    pthread_mutex_unlock(&follower->lock);
+}
+
+static void show_event(struct follower *follower, const Muster__V1__Event *event)
+{
+    atomic_store(&follower->last_event, event->number);
+    if (follower->cli->json)
+        mu_cli_print_json(&event->base, true);
+    else
+        print_line(follower, event->text);
+    if (strcmp(event->kind, "job_finished") == 0 || strcmp(event->kind, "job_failed") == 0 ||
+        strcmp(event->kind, "job_cancelled") == 0)
+        atomic_store(&follower->over_was_told, true);
+}
+
+/* One stream, until it ends. */
+static void read_events(struct follower *follower, struct mu_wire_arena *arena)
+{
+    struct mu_error err;
+    Muster__V1__WatchEventsRequest request = MUSTER__V1__WATCH_EVENTS_REQUEST__INIT;
+    struct mu_rpc_reader *reader;
+    request.job = (char *)(uintptr_t)follower->job;
+    request.after_event = atomic_load(&follower->last_event);
+    request.follow = true;
+    if (mu_cli_watch_events(follower->cli, &request, &reader, &err) != MU_OK)
+        return;
+    pthread_mutex_lock(&follower->lock);
+    follower->reader = reader;
+    pthread_mutex_unlock(&follower->lock);
+    enum mu_status status = MU_OK;
+    while (status == MU_OK && !atomic_load(&follower->done)) {
+        struct mu_rpc_bytes *bytes = NULL;
+        const ProtobufCMessage *message;
+        status = mu_rpc_reader_next(reader, -1, &err, &bytes);
+        if (status == MU_OK && !bytes)
+            break;
+        mu_wire_arena_reset(arena);
+        if (status == MU_OK)
+            status = mu_wire_unpack(arena, &muster__v1__watch_events_response__descriptor, mu_rpc_bytes_data(bytes),
+                                    mu_rpc_bytes_size(bytes), MU_WIRE_REPLY_BYTES_MAX, &message, &err);
+        if (status == MU_OK)
+            show_event(follower, ((const Muster__V1__WatchEventsResponse *)message)->event);
+        mu_rpc_bytes_unref(bytes);
+    }
+    pthread_mutex_lock(&follower->lock);
+    follower->reader = NULL;
+    pthread_mutex_unlock(&follower->lock);
+    mu_rpc_reader_free(reader);
+}
+
+static void *events_thread(void *arg)
+{
+    struct follower *follower = arg;
+    struct mu_wire_arena arena;
+    mu_wire_arena_init(&arena);
+    while (!atomic_load(&follower->done)) {
+        read_events(follower, &arena);
+        if (!atomic_load(&follower->done))
+            pause_ms(POLL_MS);
+    }
+    mu_wire_arena_fini(&arena);
+    return NULL;
+}
+
+static void format_progress(const Muster__V1__Job *job, char *out, size_t size)
+{
+    char tokens[16] = "-", loss[16] = "-", ckpt[32] = "-";
+    if (job->tokens_per_second > 0)
+        mu_cli_count(job->tokens_per_second, tokens);
+    if (job->has_result)
+        snprintf(loss, sizeof loss, "%.4f", job->result->loss);
+    if (job->last_checkpoint)
+        snprintf(ckpt, sizeof ckpt, "%" PRIu64, job->last_checkpoint_step);
+    snprintf(out, size,
+             "%s step %" PRIu64 "/%" PRIu64 "  loss %s  %s tokens/s  %u workers  generation %" PRIu64 "  checkpoint %s",
+             job->name, job->steps_done, job->spec ? job->spec->steps : 0, loss, tokens, job->world, job->generation,
+             ckpt);
+}
+
+static void show_progress(struct follower *follower, const Muster__V1__Job *job, uint64_t *next_line_us,
+                          uint64_t interval_us)
+{
+    char text[sizeof follower->line];
+    if (follower->cli->json)
+        return;
+    format_progress(job, text, sizeof text);
+    if (follower->terminal) {
+        pthread_mutex_lock(&follower->lock);
+        memcpy(follower->line, text, sizeof text);
+        printf("\r\033[K%s", text);
+        fflush(stdout);
+        pthread_mutex_unlock(&follower->lock);
+    } else if (mu_clock_mono_us() >= *next_line_us) {
+        *next_line_us = mu_clock_mono_us() + interval_us;
+        print_line(follower, text);
+    }
+}
+
+static bool is_over(const Muster__V1__Job *job)
+{
+    return job->state == MUSTER__V1__JOB_STATE__JOB_STATE_FINISHED ||
+           job->state == MUSTER__V1__JOB_STATE__JOB_STATE_FAILED ||
+           job->state == MUSTER__V1__JOB_STATE__JOB_STATE_CANCELLED;
+}
+
+static void show_end(struct follower *follower, const Muster__V1__Job *job)
+{
+    if (follower->terminal) {
+        printf("\r\033[K");
+        follower->line[0] = 0;
+    }
+    if (follower->cli->json) {
+        mu_cli_print_json(&job->base, true);
+    } else if (job->weights_sha256.len == 32) {
+        char hex[65];
+        mu_hex(job->weights_sha256.data, 32, hex);
+        printf("weights sha256 %s\n", hex);
+    }
+    fflush(stdout);
+}
+
+static int poll_job(struct follower *follower, uint64_t interval_us)
+{
+    uint64_t next_line_us = mu_clock_mono_us() + interval_us, heard_us = mu_clock_mono_us();
+    for (;;) {
+        if (follower->stop && *follower->stop)
+            return MU_EXIT_OK;
+        struct mu_error err;
+        Muster__V1__GetJobRequest request = MUSTER__V1__GET_JOB_REQUEST__INIT;
+        request.name = (char *)(uintptr_t)follower->job;
+        const ProtobufCMessage *reply;
+        mu_wire_arena_reset(&follower->cli->arena);
+        enum mu_status status =
+            mu_cli_call(follower->cli, "GetJob", &request, &muster__v1__get_job_response__descriptor, &reply, &err);
+        if (status == MU_OK) {
+            const Muster__V1__Job *job = ((const Muster__V1__GetJobResponse *)reply)->job;
+            heard_us = mu_clock_mono_us();
+            if (is_over(job) && atomic_load(&follower->over_was_told)) {
+                show_end(follower, job);
+                return job->state == MUSTER__V1__JOB_STATE__JOB_STATE_FINISHED ? MU_EXIT_OK : MU_EXIT_FAILURE;
+            }
+            if (!is_over(job))
+                show_progress(follower, job, &next_line_us, interval_us);
+        } else if (status != MU_ERR_UNAVAILABLE && status != MU_ERR_TIMEOUT) {
+            return mu_cli_fail(&err);
+        } else if (mu_clock_mono_us() - heard_us > GIVE_UP_MS * 1000ull) {
+            return mu_cli_fail(&err); /* a restart takes a second, not a minute */
+        }
+        pause_ms(POLL_MS);
+    }
+}
+
+int mu_cli_follow(struct mu_cli *cli, const char *job, uint64_t after_event, const volatile bool *stop)
+{
+    enum { INTERVAL_US = 5000000 };
+    struct follower follower = {.cli = cli,
+                                .job = job,
+                                .stop = stop,
+                                .terminal = isatty(STDOUT_FILENO) && !cli->json,
+                                .start_us = mu_clock_mono_us(),
+                                .lock = PTHREAD_MUTEX_INITIALIZER};
+    pthread_t thread;
+    atomic_store(&follower.last_event, after_event);
+    if (pthread_create(&thread, NULL, events_thread, &follower) != 0) {
+        fprintf(stderr, "muster: cannot start a thread\n");
+        return MU_EXIT_FAILURE;
+    }
+    int code = poll_job(&follower, INTERVAL_US);
+    atomic_store(&follower.done, true);
+    pthread_mutex_lock(&follower.lock);
+    if (follower.reader)
+        mu_rpc_reader_cancel(follower.reader);
+    pthread_mutex_unlock(&follower.lock);
+    pthread_join(thread, NULL);
+    return code;
+}
+
+int mu_cmd_watch(struct mu_cli *cli, int argc, char **argv)
+{
+    const char *after = "0";
+    const struct mu_cli_option options[] = {{"--after", &after, NULL}};
+    uint64_t after_event;
+    if (mu_cli_parse("watch", argc, argv, options, 1, 1, 1) < 0 ||
+        !mu_cli_number("watch", "--after", after, 0, INT64_MAX, &after_event))
+        return MU_EXIT_USAGE;
+    Muster__V1__GetJobRequest request = MUSTER__V1__GET_JOB_REQUEST__INIT;
+    request.name = argv[0];
+    const Muster__V1__GetJobResponse
+        *reply; /* fails at once, with its own exit code, when there is no such job or no coordinator */
+    int code = mu_cli_call_or_exit(cli, "GetJob", &request, &muster__v1__get_job_response__descriptor, &reply);
+    return code == MU_EXIT_OK ? mu_cli_follow(cli, argv[0], after_event, NULL) : code;
+}

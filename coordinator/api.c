@@ -1,0 +1,555 @@
+#include "coordinator/api.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "coordinator/views.h"
+
+#define SERVICE "/muster.v1.MusterService/"
+const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
+    {"/muster.v1.WorkerService/Attach", MU_RPC_BIDI_STREAM, MU_METHOD_ATTACH, true},
+    {SERVICE "SubmitJob", MU_RPC_UNARY, MU_METHOD_SUBMIT_JOB, false},
+    {SERVICE "GetJob", MU_RPC_UNARY, MU_METHOD_GET_JOB, false},
+    {SERVICE "ListJobs", MU_RPC_UNARY, MU_METHOD_LIST_JOBS, false},
+    {SERVICE "CancelJob", MU_RPC_UNARY, MU_METHOD_CANCEL_JOB, false},
+    {SERVICE "ListWorkers", MU_RPC_UNARY, MU_METHOD_LIST_WORKERS, false},
+    {SERVICE "DrainWorker", MU_RPC_UNARY, MU_METHOD_DRAIN_WORKER, false},
+    {SERVICE "UndrainWorker", MU_RPC_UNARY, MU_METHOD_UNDRAIN_WORKER, false},
+    {SERVICE "TriggerCheckpoint", MU_RPC_UNARY, MU_METHOD_TRIGGER_CHECKPOINT, false},
+    {SERVICE "ListCheckpoints", MU_RPC_UNARY, MU_METHOD_LIST_CHECKPOINTS, false},
+    {SERVICE "GetTimings", MU_RPC_UNARY, MU_METHOD_GET_TIMINGS, false},
+    {SERVICE "WatchEvents", MU_RPC_SERVER_STREAM, MU_METHOD_WATCH_EVENTS, false},
+};
+
+/* An answer on its way through the outbox. */
+struct answer {
+    struct mu_outbox_item item;
+    struct mu_rpc_call *call;
+    struct mu_rpc_bytes *bytes; /* NULL: the call fails */
+    struct mu_error err;
+};
+
+/* A request that the core has not answered yet, or whose answer is not built yet. */
+struct pending {
+    struct pending *next;
+    uint64_t cookie;
+    int method;
+    char name[MU_JOB_NAME_SIZE]; /* SUBMIT */
+    struct answer *answer;
+    bool replied, existed;
+    uint64_t checkpoint;
+};
+
+struct mu_api {
+    struct mu_api_config config;
+    struct mu_wire_arena arena;
+    struct pending *pending;
+    uint64_t last_cookie;
+    bool any_replied;
+};
+
+enum mu_status mu_api_new(const struct mu_api_config *config, struct mu_api **ret_api, struct mu_error *err)
+{
+    struct mu_api *api = calloc(1, sizeof *api);
+    if (!api)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "api: no memory");
+    api->config = *config;
+    mu_wire_arena_init(&api->arena);
+    *ret_api = api;
+    return MU_OK;
+}
+
+void mu_api_free(struct mu_api *api)
+{
+    if (!api)
+        return;
+    while (api->pending) {
+        struct pending *pending = api->pending;
+        api->pending = pending->next;
+        if (pending->answer)
+            mu_rpc_bytes_unref(pending->answer->bytes);
+        free(pending->answer);
+        free(pending);
+    }
+    mu_wire_arena_fini(&api->arena);
+    free(api);
+}
+
+/* ---- answers ---- */
+
+static void run_answer(void *ctx, struct mu_outbox_item *item, bool drop)
+{
+    (void)ctx;
+    struct answer *answer = (struct answer *)item;
+    if (!drop && answer->bytes)
+        mu_rpc_call_reply(answer->call, answer->bytes);
+    else if (!drop)
+        mu_rpc_call_fail_error(answer->call, &answer->err);
+    mu_rpc_bytes_unref(answer->bytes);
+    free(answer);
+}
+
+static struct answer *new_answer(struct mu_rpc_call *call)
+{
+    struct answer *answer = calloc(1, sizeof *answer);
+    if (answer)
+        answer->call = call;
+    else
+        mu_rpc_call_fail(call, MU_RPC_RESOURCE_EXHAUSTED, "no memory for the answer");
+    return answer;
+}
+
+static void fail_call(struct mu_api *api, struct mu_rpc_call *call, const struct mu_error *err)
+{
+    struct answer *answer = new_answer(call);
+    if (!answer)
+        return;
+    answer->err = *err;
+    mu_outbox_hold(api->config.outbox, &answer->item, run_answer);
+}
+
+/* Packs `message` into the answer, or its failure. */
+static void fill_answer(struct mu_api *api, struct answer *answer, const ProtobufCMessage *message)
+{
+    const void *data = NULL;
+    size_t size_bytes = 0;
+    if (mu_wire_pack(&api->arena, message, MU_WIRE_REPLY_BYTES_MAX, &data, &size_bytes, &answer->err) == MU_OK)
+        answer->bytes = mu_rpc_bytes_copy(data, size_bytes);
+}
+
+static void answer_call(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *message)
+{
+    struct answer *answer = new_answer(call);
+    if (!answer)
+        return;
+    fill_answer(api, answer, message);
+    mu_outbox_hold(api->config.outbox, &answer->item, run_answer);
+}
+
+/* ---- parts of requests ---- */
+
+static enum mu_status get_name(const char *pb, const char *field, char *out, struct mu_error *err)
+{
+    return mu_wire_get_string(pb, MU_WIRE_NAME, field, out, MU_JOB_NAME_SIZE, err);
+}
+
+static uint32_t page_size(uint32_t asked)
+{
+    return asked == 0 ? MU_API_PAGE_DEFAULT : asked < MU_API_PAGE_MAX ? asked : MU_API_PAGE_MAX;
+}
+
+/* A token that is a decimal number; empty is 0. */
+static enum mu_status get_token(const char *token, uint64_t *ret_value, struct mu_error *err)
+{
+    uint64_t value = 0;
+    size_t length = strlen(token);
+    bool good = length <= 18;
+    for (size_t i = 0; good && i < length; i++) {
+        good = token[i] >= '0' && token[i] <= '9';
+        value = value * 10 + (uint64_t)(token[i] - '0');
+    }
+    if (!good)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "page_token: '%.40s' is not one of this list; use next_page_token as it was given", token);
+    *ret_value = value;
+    return MU_OK;
+}
+
+static char *put_token(struct mu_api *api, uint64_t value)
+{
+    char *token = mu_wire_arena_alloc(&api->arena, 24);
+    if (token)
+        snprintf(token, 24, "%llu", (unsigned long long)value);
+    return token;
+}
+
+static enum mu_status find_job(struct mu_api *api, const char *pb, const char *field, struct mu_job_view **ret_view,
+                               struct mu_error *err)
+{
+    char name[MU_JOB_NAME_SIZE];
+    enum mu_status status = get_name(pb, field, name, err);
+    if (status)
+        return status;
+    struct mu_job_view *view = mu_wire_arena_alloc(&api->arena, sizeof *view);
+    if (!view)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the answer");
+    if (!mu_coord_job_find(api->config.coord, name, view))
+        return mu_fail(err, MU_ERR_NOT_FOUND, "there is no job '%s'", name);
+    *ret_view = view;
+    return MU_OK;
+}
+
+/* ---- questions ---- */
+
+static enum mu_status get_job(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                              struct mu_error *err)
+{
+    struct mu_job_view *view = NULL;
+    enum mu_status status = find_job(api, ((const Muster__V1__GetJobRequest *)base)->name, "name", &view, err);
+    if (status)
+        return status;
+    Muster__V1__GetJobResponse response = MUSTER__V1__GET_JOB_RESPONSE__INIT;
+    response.job = mu_view_job(&api->arena, view, err);
+    if (!response.job)
+        return err->status;
+    answer_call(api, call, &response.base);
+    return MU_OK;
+}
+
+static enum mu_status list_jobs(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                struct mu_error *err)
+{
+    const Muster__V1__ListJobsRequest *request = (const Muster__V1__ListJobsRequest *)base;
+    Muster__V1__ListJobsResponse response = MUSTER__V1__LIST_JOBS_RESPONSE__INIT;
+    uint32_t limit = page_size(request->page_size), count = mu_coord_job_count(api->config.coord);
+    char after[MU_JOB_NAME_SIZE];
+    enum mu_status status =
+        mu_wire_get_string(request->page_token, MU_WIRE_NAME_EMPTY, "page_token", after, sizeof after, err);
+    if (status)
+        return status;
+    response.jobs = mu_wire_arena_alloc(&api->arena, sizeof *response.jobs * (limit < count ? limit : count));
+    struct mu_job_view *view = NULL;
+    for (uint32_t i = 0; response.jobs && i < count; i++) {
+        if (!view && !(view = mu_wire_arena_alloc(&api->arena, sizeof *view)))
+            break;
+        if (!mu_coord_job_view(api->config.coord, i, view) || strcmp(view->record.spec.name, after) <= 0)
+            continue;
+        if (response.n_jobs == limit) {
+            response.next_page_token = response.jobs[limit - 1]->name;
+            break;
+        }
+        response.jobs[response.n_jobs] = mu_view_job(&api->arena, view, err);
+        if (!response.jobs[response.n_jobs])
+            return err->status;
+        response.n_jobs++;
+        view = NULL; /* the message borrows it */
+    }
+    answer_call(api, call, &response.base);
+    return MU_OK;
+}
+
+static enum mu_status list_workers(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                   struct mu_error *err)
+{
+    const Muster__V1__ListWorkersRequest *request = (const Muster__V1__ListWorkersRequest *)base;
+    Muster__V1__ListWorkersResponse response = MUSTER__V1__LIST_WORKERS_RESPONSE__INIT;
+    uint32_t limit = page_size(request->page_size), slots = mu_coord_worker_slots(api->config.coord);
+    char job[MU_JOB_NAME_SIZE];
+    uint64_t slot = 0;
+    enum mu_status status = mu_wire_get_string(request->job, MU_WIRE_NAME_EMPTY, "job", job, sizeof job, err);
+    if (status == MU_OK)
+        status = get_token(request->page_token, &slot, err);
+    if (status)
+        return status;
+    response.workers = mu_wire_arena_alloc(&api->arena, sizeof *response.workers * limit);
+    struct mu_worker_view *view = NULL;
+    for (; response.workers && slot < slots; slot++) {
+        if (!view && !(view = mu_wire_arena_alloc(&api->arena, sizeof *view)))
+            break;
+        if (!mu_coord_worker_view(api->config.coord, (uint32_t)slot, view) || (job[0] && strcmp(job, view->job) != 0))
+            continue;
+        if (response.n_workers == limit) {
+            response.next_page_token = put_token(api, slot);
+            break;
+        }
+        response.workers[response.n_workers] = mu_view_worker(&api->arena, view, err);
+        if (!response.workers[response.n_workers])
+            return err->status;
+        response.n_workers++;
+        view = NULL;
+    }
+    answer_call(api, call, &response.base);
+    return MU_OK;
+}
+
+static enum mu_status list_checkpoints(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                       struct mu_error *err)
+{
+    const Muster__V1__ListCheckpointsRequest *request = (const Muster__V1__ListCheckpointsRequest *)base;
+    Muster__V1__ListCheckpointsResponse response = MUSTER__V1__LIST_CHECKPOINTS_RESPONSE__INIT;
+    uint32_t limit = page_size(request->page_size);
+    struct mu_job_view *job = NULL;
+    uint64_t after = 0;
+    enum mu_status status = find_job(api, request->job, "job", &job, err);
+    if (status == MU_OK)
+        status = get_token(request->page_token, &after, err);
+    if (status)
+        return status;
+    response.checkpoints = mu_wire_arena_alloc(&api->arena, sizeof *response.checkpoints * limit);
+    struct mu_checkpoint_record *record = NULL;
+    for (uint32_t i = 0; response.checkpoints; i++) {
+        if (!record && !(record = mu_wire_arena_alloc(&api->arena, sizeof *record)))
+            break;
+        if (!mu_coord_checkpoint_view(api->config.coord, job->record.spec.name, i, record))
+            break;
+        if (record->number <= after)
+            continue;
+        if (response.n_checkpoints == limit) {
+            response.next_page_token = put_token(api, response.checkpoints[limit - 1]->number);
+            break;
+        }
+        response.checkpoints[response.n_checkpoints] = mu_view_checkpoint(&api->arena, record, err);
+        if (!response.checkpoints[response.n_checkpoints])
+            return err->status;
+        response.n_checkpoints++;
+        record = NULL;
+    }
+    answer_call(api, call, &response.base);
+    return MU_OK;
+}
+
+/* Adds the newest timings of one worker. False: no memory. */
+static bool add_timings(struct mu_api *api, uint32_t slot, uint32_t per_worker,
+                        Muster__V1__GetTimingsResponse *response, struct mu_error *err)
+{
+    for (uint32_t back = 0; back < per_worker; back++) {
+        struct mu_timing_view *view = mu_wire_arena_alloc(&api->arena, sizeof *view);
+        if (!view)
+            return false;
+        if (!mu_coord_timing_view(api->config.coord, slot, back, view))
+            break;
+        Muster__V1__Timing *timing = mu_view_timing(&api->arena, view, err);
+        if (!timing)
+            return false;
+        response->timings[response->n_timings++] = timing;
+    }
+    return true;
+}
+
+static enum mu_status get_timings(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                  struct mu_error *err)
+{
+    const Muster__V1__GetTimingsRequest *request = (const Muster__V1__GetTimingsRequest *)base;
+    Muster__V1__GetTimingsResponse response = MUSTER__V1__GET_TIMINGS_RESPONSE__INIT;
+    uint32_t limit = page_size(request->page_size), slots = mu_coord_worker_slots(api->config.coord);
+    uint32_t per_worker = request->per_worker == 0 ? 1 : request->per_worker;
+    char worker[MU_WORKER_NAME_SIZE];
+    struct mu_job_view *job = NULL;
+    uint64_t slot = 0;
+    enum mu_status status = MU_OK;
+    if ((status = find_job(api, request->job, "job", &job, err)) ||
+        (status = mu_wire_get_string(request->worker, MU_WIRE_NAME_EMPTY, "worker", worker, sizeof worker, err)) ||
+        (status = get_token(request->page_token, &slot, err)))
+        return status;
+    if (per_worker > MU_TIMINGS_KEPT)
+        return mu_fail(err, MU_ERR_INVALID, "per_worker: value %u is not allowed: at most %d", per_worker,
+                       MU_TIMINGS_KEPT);
+    struct mu_worker_view *view = mu_wire_arena_alloc(&api->arena, sizeof *view);
+    response.timings = mu_wire_arena_alloc(&api->arena, sizeof *response.timings * (limit + per_worker));
+    for (; view && response.timings && slot < slots; slot++) {
+        if (!mu_coord_worker_view(api->config.coord, (uint32_t)slot, view) ||
+            strcmp(view->job, job->record.spec.name) != 0 || (worker[0] && strcmp(worker, view->name) != 0))
+            continue;
+        if (response.n_timings >= limit) {
+            response.next_page_token = put_token(api, slot);
+            break;
+        }
+        if (!add_timings(api, (uint32_t)slot, per_worker, &response, err))
+            break;
+    }
+    answer_call(api, call, &response.base);
+    return MU_OK;
+}
+
+/* The events of the list are durable, so this needs no hold. */
+static enum mu_status watch_events(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                   struct mu_error *err)
+{
+    const Muster__V1__WatchEventsRequest *request = (const Muster__V1__WatchEventsRequest *)base;
+    struct mu_watch_request watch = {
+        .after_event = request->after_event, .follow = request->follow, .newest = request->newest};
+    enum mu_status status =
+        mu_wire_get_string(request->job, MU_WIRE_NAME_EMPTY, "job", watch.job, sizeof watch.job, err);
+    if (status == MU_OK)
+        mu_events_watch(api->config.events, call, &watch);
+    return status;
+}
+
+/* ---- changes ---- */
+
+/* Refuses at the door what could not be stored. */
+static enum mu_status begin(struct mu_api *api, struct mu_rpc_call *call, const char *name, uint64_t *ret_cookie,
+                            struct mu_error *err)
+{
+    enum mu_status status = mu_store_check(api->config.store, err);
+    if (status) {
+        mu_error_prefix(err, "refused, because it could not be stored (running jobs go on)");
+        return status;
+    }
+    struct pending *pending = calloc(1, sizeof *pending);
+    struct answer *answer = calloc(1, sizeof *answer);
+    if (!pending || !answer) {
+        free(pending);
+        free(answer);
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the request");
+    }
+    answer->call = call;
+    *pending = (struct pending){
+        .next = api->pending, .cookie = ++api->last_cookie, .method = mu_rpc_call_method_id(call), .answer = answer};
+    snprintf(pending->name, sizeof pending->name, "%s", name);
+    api->pending = pending;
+    *ret_cookie = pending->cookie;
+    return MU_OK;
+}
+
+static enum mu_status submit_job(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                 struct mu_error *err)
+{
+    struct mu_job_spec spec;
+    struct mu_coord_event event = {.kind = MU_CE_SUBMIT};
+    enum mu_status status = mu_wire_spec_from_pb(((const Muster__V1__SubmitJobRequest *)base)->spec, &spec, err);
+    if (status == MU_OK)
+        status = begin(api, call, spec.name, &event.submit.cookie, err);
+    if (status)
+        return status;
+    event.submit.spec = &spec;
+    api->config.step(api->config.ctx, &event);
+    return MU_OK;
+}
+
+/* What names a job or a worker, with a reason. */
+static enum mu_status change(struct mu_api *api, struct mu_rpc_call *call, enum mu_coord_event_kind kind,
+                             const char *job, const char *worker, const char *reason, struct mu_error *err)
+{
+    char name[MU_JOB_NAME_SIZE], text[MU_TEXT_SIZE];
+    struct mu_coord_event event = {.kind = kind};
+    const char *field = worker ? "worker" : kind == MU_CE_CANCEL ? "name" : "job";
+    enum mu_status status = get_name(worker ? worker : job, field, name, err);
+    if (status == MU_OK)
+        status = mu_wire_get_string(reason && reason[0] ? reason : "by request", MU_WIRE_TEXT, "reason", text,
+                                    sizeof text, err);
+    if (status == MU_OK)
+        status = begin(api, call, name, &event.request.cookie, err);
+    if (status)
+        return status;
+    event.request.job = worker ? NULL : name;
+    event.request.worker = worker ? name : NULL;
+    event.request.reason = text;
+    api->config.step(api->config.ctx, &event);
+    return MU_OK;
+}
+
+static enum mu_status cancel_job(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                 struct mu_error *err)
+{
+    const Muster__V1__CancelJobRequest *request = (const Muster__V1__CancelJobRequest *)base;
+    return change(api, call, MU_CE_CANCEL, request->name, NULL, request->reason, err);
+}
+
+static enum mu_status drain_worker(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                   struct mu_error *err)
+{
+    const Muster__V1__DrainWorkerRequest *request = (const Muster__V1__DrainWorkerRequest *)base;
+    return change(api, call, MU_CE_DRAIN, NULL, request->worker, request->reason, err);
+}
+
+static enum mu_status undrain_worker(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                     struct mu_error *err)
+{
+    return change(api, call, MU_CE_UNDRAIN, NULL, ((const Muster__V1__UndrainWorkerRequest *)base)->worker, NULL, err);
+}
+
+static enum mu_status trigger_checkpoint(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                         struct mu_error *err)
+{
+    return change(api, call, MU_CE_CHECKPOINT, ((const Muster__V1__TriggerCheckpointRequest *)base)->job, NULL, NULL,
+                  err);
+}
+
+/* ---- replies ---- */
+
+void mu_api_reply(struct mu_api *api, const struct mu_coord_action *action)
+{
+    struct pending *pending = api->pending;
+    while (pending && pending->cookie != action->reply.cookie)
+        pending = pending->next;
+    if (!pending || pending->replied)
+        return;
+    pending->replied = true;
+    api->any_replied = true;
+    pending->checkpoint = action->reply.checkpoint;
+    pending->existed = action->reply.existed;
+    if (action->reply.status != MU_OK)
+        mu_fail(&pending->answer->err, action->reply.status, "%s",
+                action->reply.text ? action->reply.text : mu_status_name(action->reply.status));
+    /* It takes its place in the line now; what it says is filled in before anything can be released. */
+    mu_outbox_hold(api->config.outbox, &pending->answer->item, run_answer);
+}
+
+static void build_reply(struct mu_api *api, const struct pending *pending)
+{
+    struct answer *answer = pending->answer;
+    if (pending->method == MU_METHOD_SUBMIT_JOB) {
+        Muster__V1__SubmitJobResponse response = MUSTER__V1__SUBMIT_JOB_RESPONSE__INIT;
+        struct mu_job_view *view = mu_wire_arena_alloc(&api->arena, sizeof *view);
+        response.existed = pending->existed;
+        if (view && mu_coord_job_find(api->config.coord, pending->name, view)) {
+            response.job = mu_view_job(&api->arena, view, &answer->err);
+            if (!response.job)
+                return;
+        }
+        fill_answer(api, answer, &response.base);
+    } else if (pending->method == MU_METHOD_TRIGGER_CHECKPOINT) {
+        Muster__V1__TriggerCheckpointResponse response = MUSTER__V1__TRIGGER_CHECKPOINT_RESPONSE__INIT;
+        response.number = pending->checkpoint;
+        fill_answer(api, answer, &response.base);
+    } else {
+        Muster__V1__CancelJobResponse response = MUSTER__V1__CANCEL_JOB_RESPONSE__INIT; /* the others are empty too */
+        fill_answer(api, answer, &response.base);
+    }
+}
+
+void mu_api_after_step(struct mu_api *api)
+{
+    if (!api->any_replied)
+        return;
+    api->any_replied = false;
+    for (struct pending **link = &api->pending; *link;) {
+        struct pending *pending = *link;
+        if (!pending->replied) {
+            link = &pending->next;
+            continue;
+        }
+        if (pending->answer->err.status == MU_OK)
+            build_reply(api, pending);
+        *link = pending->next;
+        free(pending);
+    }
+}
+
+/* ---- dispatch ---- */
+
+typedef enum mu_status handler_fn(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *request,
+                                  struct mu_error *err);
+static const struct {
+    const ProtobufCMessageDescriptor *request;
+    handler_fn *handle;
+} handlers[MU_METHOD_COUNT] = {
+    [MU_METHOD_SUBMIT_JOB] = {&muster__v1__submit_job_request__descriptor, submit_job},
+    [MU_METHOD_GET_JOB] = {&muster__v1__get_job_request__descriptor, get_job},
+    [MU_METHOD_LIST_JOBS] = {&muster__v1__list_jobs_request__descriptor, list_jobs},
+    [MU_METHOD_CANCEL_JOB] = {&muster__v1__cancel_job_request__descriptor, cancel_job},
+    [MU_METHOD_LIST_WORKERS] = {&muster__v1__list_workers_request__descriptor, list_workers},
+    [MU_METHOD_DRAIN_WORKER] = {&muster__v1__drain_worker_request__descriptor, drain_worker},
+    [MU_METHOD_UNDRAIN_WORKER] = {&muster__v1__undrain_worker_request__descriptor, undrain_worker},
+    [MU_METHOD_TRIGGER_CHECKPOINT] = {&muster__v1__trigger_checkpoint_request__descriptor, trigger_checkpoint},
+    [MU_METHOD_LIST_CHECKPOINTS] = {&muster__v1__list_checkpoints_request__descriptor, list_checkpoints},
+    [MU_METHOD_GET_TIMINGS] = {&muster__v1__get_timings_request__descriptor, get_timings},
+    [MU_METHOD_WATCH_EVENTS] = {&muster__v1__watch_events_request__descriptor, watch_events},
+};
+
+void mu_api_call(struct mu_api *api, struct mu_rpc_call *call, const void *data, size_t size_bytes)
+{
+    int method = mu_rpc_call_method_id(call);
+    MU_ASSERT(method > MU_METHOD_ATTACH && method < MU_METHOD_COUNT);
+    mu_wire_arena_reset(&api->arena);
+    struct mu_error err = {0};
+    const ProtobufCMessage *request = NULL;
+    enum mu_status status = mu_wire_unpack(&api->arena, handlers[method].request, data, size_bytes,
+                                           MU_WIRE_REQUEST_BYTES_MAX, &request, &err);
+    if (status == MU_OK)
+        status = handlers[method].handle(api, call, request, &err);
+    if (status != MU_OK)
+        fail_call(api, call, &err);
+}

@@ -1,0 +1,51 @@
+/* The service for other programs: requests in, answers out through the outbox (an answer, also to a question, is given
+ * only when everything it may rest on is durable). Core thread only. */
+#ifndef MU_COORDINATOR_API_H
+#define MU_COORDINATOR_API_H
+
+#include "coordinator/core/core.h"
+#include "coordinator/events.h"
+#include "coordinator/outbox.h"
+#include "rpc/server.h"
+#include "storage/store.h"
+
+enum { MU_API_PAGE_DEFAULT = 100, MU_API_PAGE_MAX = 1000 };
+
+enum mu_method {
+    MU_METHOD_ATTACH, /* the workers' stream: the driver's, not ours */
+    MU_METHOD_SUBMIT_JOB,
+    MU_METHOD_GET_JOB,
+    MU_METHOD_LIST_JOBS,
+    MU_METHOD_CANCEL_JOB,
+    MU_METHOD_LIST_WORKERS,
+    MU_METHOD_DRAIN_WORKER,
+    MU_METHOD_UNDRAIN_WORKER,
+    MU_METHOD_TRIGGER_CHECKPOINT,
+    MU_METHOD_LIST_CHECKPOINTS,
+    MU_METHOD_GET_TIMINGS,
+    MU_METHOD_WATCH_EVENTS,
+    MU_METHOD_COUNT
+};
+extern const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT];
+
+struct mu_api_config {
+    const struct mu_coord *coord;
+    struct mu_store *store; /* only asked whether it would take a write */
+    struct mu_outbox *outbox;
+    struct mu_events *events;
+    void (*step)(void *ctx, struct mu_coord_event *event); /* steps the core; fills in time and randomness */
+    void *ctx;
+};
+
+struct mu_api;
+enum mu_status mu_api_new(const struct mu_api_config *config, struct mu_api **ret_api,
+                          struct mu_error *err) MU_WARN_UNUSED;
+void mu_api_free(struct mu_api *api); /* NULL is fine */
+
+/* A CALL event of any method but ATTACH. */
+void mu_api_call(struct mu_api *api, struct mu_rpc_call *call, const void *data, size_t size_bytes);
+/* A REPLY action, from inside the core's step; after the step, what was replied is made into answers. */
+void mu_api_reply(struct mu_api *api, const struct mu_coord_action *action);
+void mu_api_after_step(struct mu_api *api);
+
+#endif

@@ -1,0 +1,501 @@
+#include "coordinator/driver.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "common/clock.h"
+#include "common/fault.h"
+#include "common/log.h"
+#include "coordinator/driver_internal.h"
+#include "coordinator/records.h"
+
+enum {
+    TURN_EVENTS_MAX = 256,          /* then what was persisted goes to the disk */
+    TICK_OVERDUE_US = 1000000,      /* leases are judged when nothing waits, but not later than this */
+    REFUSAL_LOG_US = 1000000,       /* broken streams are logged at most this often */
+    SEND_QUEUE_BYTES_MAX = 1 << 20, /* per stream: a Welcome, an Assign and a burst of orders */
+    SEND_QUEUE_MESSAGES_MAX = 4096,
+    ORDINARY_CALLS_MAX = 4096,
+    CHECKPOINT_TASKS_PER_JOB = MU_CHECKPOINTS_MAX + 4,
+};
+
+void mu_driver_config_init(struct mu_driver_config *config)
+{
+    *config = (struct mu_driver_config){
+        .listen = "127.0.0.1:7070",
+        .reserve_bytes = MU_STORE_RESERVE_BYTES_DEFAULT,
+        .ballast_bytes = MU_STORE_BALLAST_BYTES_DEFAULT,
+        .events_kept = MU_EVENTS_KEPT_DEFAULT,
+        .hello_ms = 10000,
+        .stop_ms = 3000,
+        .pollers = 1,
+    };
+    mu_coord_config_init(&config->core);
+}
+
+/* ---- stepping ---- */
+
+static struct mu_id draw_random(struct mu_driver *driver)
+{
+    if (driver->random_left == 0) {
+        size_t done = 0;
+        while (done < sizeof driver->random) {
+            ssize_t got = getrandom((uint8_t *)driver->random + done, sizeof driver->random - done, 0);
+            MU_ASSERT(got > 0 || errno == EINTR);
+            if (got > 0)
+                done += (size_t)got;
+        }
+        driver->random_left = MU_RANDOM_POOL;
+    }
+    return driver->random[--driver->random_left];
+}
+
+void mu_driver_step(struct mu_driver *driver, struct mu_coord_event *event)
+{
+    event->now_us = mu_clock_mono_us();
+    event->wall_us = mu_clock_wall_us();
+    event->random = draw_random(driver);
+    mu_coord_step(driver->coord, event, &driver->sink);
+    mu_api_after_step(driver->api);
+}
+
+static void step_from_api(void *ctx, struct mu_coord_event *event)
+{
+    mu_driver_step(ctx, event);
+}
+
+/* ---- streams ---- */
+
+void mu_driver_break_session(struct mu_driver *driver, struct mu_session *session, enum mu_rpc_code code,
+                             const char *reason)
+{
+    struct mu_coord_event event = {.kind = MU_CE_DISCONNECTED};
+    event.disconnected.session = session->number;
+    event.disconnected.reason = reason;
+    bool tell = session->known && !session->closing;
+    mu_rpc_call_finish(session->call, code, code == MU_RPC_OK ? NULL : reason);
+    mu_sessions_close(driver->sessions, session);
+    if (tell)
+        mu_driver_step(driver, &event);
+}
+
+static void on_opened(struct mu_driver *driver, const struct mu_rpc_event *event)
+{
+    struct mu_session *session = mu_sessions_open(driver->sessions, event->call, mu_clock_mono_us());
+    if (!session) {
+        mu_rpc_call_finish(event->call, MU_RPC_RESOURCE_EXHAUSTED, "too many workers' streams: raise --max-workers");
+        return;
+    }
+    mu_rpc_call_set_user(event->call, session);
+}
+
+/* A message that does not decode. Its sender is told: a worker that has not attached yet by a Reject, which is final
+ * for it. */
+static void on_bad_message(struct mu_driver *driver, struct mu_session *session, const struct mu_error *err)
+{
+    uint64_t now_us = mu_clock_mono_us();
+    if (now_us - driver->last_refusal_log_us >= REFUSAL_LOG_US) {
+        driver->last_refusal_log_us = now_us;
+        MU_LOGW("stream from %s ended: %s", mu_rpc_call_peer(session->call), err->text);
+    }
+    if (!session->known) {
+        struct mu_coord_message message = {.kind = MU_CM_REJECT};
+        const void *data = NULL;
+        size_t size_bytes = 0;
+        message.reject.reason = MU_REJECT_INVALID;
+        mu_wire_text_clean(err->text, message.reject.text, sizeof message.reject.text);
+        mu_wire_arena_reset(&driver->out_arena);
+        if (mu_wire_encode_coord(&driver->out_arena, &message, &data, &size_bytes, NULL) == MU_OK) {
+            struct mu_rpc_bytes *bytes = mu_rpc_bytes_copy(data, size_bytes);
+            if (mu_rpc_call_send(session->call, bytes) != MU_OK)
+                MU_LOGD("a refusal was not delivered");
+            mu_rpc_bytes_unref(bytes);
+        }
+    }
+    mu_driver_break_session(driver, session, MU_RPC_INVALID_ARGUMENT, err->text);
+}
+
+static void on_message(struct mu_driver *driver, const struct mu_rpc_event *event)
+{
+    struct mu_session *session = event->user;
+    if (!session || session->closing)
+        return;
+    struct mu_error err = {0};
+    mu_wire_arena_reset(&driver->in_arena);
+    if (mu_wire_decode_worker(&driver->in_arena, event->data, event->size_bytes, &driver->message, &err) != MU_OK) {
+        on_bad_message(driver, session, &err);
+        return;
+    }
+    if (!session->known) {
+        if (driver->message.kind != MU_WM_HELLO) {
+            mu_fail(&err, MU_ERR_INVALID, "WorkerMessage: the first message of a stream must be hello");
+            on_bad_message(driver, session, &err);
+            return;
+        }
+        MU_FAULT("coord.attach");
+        mu_sessions_hello(driver->sessions, session);
+    }
+    struct mu_coord_event step = {.kind = MU_CE_MESSAGE};
+    step.message.session = session->number;
+    step.message.message = &driver->message;
+    mu_driver_step(driver, &step);
+}
+
+static void on_closed(struct mu_driver *driver, const struct mu_rpc_event *event)
+{
+    if (event->method_id == MU_METHOD_WATCH_EVENTS) {
+        mu_events_closed(driver->events, event->user);
+    } else if (event->method_id == MU_METHOD_ATTACH && event->user) {
+        const char *reason =
+            event->reason == MU_RPC_CLOSED_CANCELLED ? "stream reset" : mu_rpc_closed_name(event->reason);
+        mu_driver_break_session(driver, event->user, MU_RPC_OK, reason);
+    } /* a request: its answer comes and is dropped */
+}
+
+/* ---- results of other threads ---- */
+
+static void on_planned(struct mu_driver *driver, struct mu_planned *planned)
+{
+    struct mu_coord_event event = {.kind = MU_CE_PLANNED};
+    event.planned.ticket = planned->ticket;
+    event.planned.plan = &planned->plan;
+    event.planned.secret = planned->secret;
+    MU_FAULT("coord.planned");
+    mu_driver_step(driver, &event);
+    mu_planned_free(planned);
+}
+
+static void on_checkpoint_done(struct mu_driver *driver, struct mu_checkpoint_done *done)
+{
+    struct mu_coord_event event = {.kind = done->deleted ? MU_CE_DELETED : MU_CE_PUBLISHED};
+    memcpy(event.checkpoint_io.job, done->job, sizeof event.checkpoint_io.job);
+    event.checkpoint_io.checkpoint = done->checkpoint;
+    event.checkpoint_io.status = done->result.status;
+    event.checkpoint_io.step = done->step;
+    event.checkpoint_io.size_bytes = done->size_bytes;
+    event.checkpoint_io.text = done->result.status == MU_OK ? NULL : done->result.text;
+    mu_driver_step(driver, &event);
+    free(done);
+}
+
+static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
+{
+    struct mu_posted *posted = (struct mu_posted *)item;
+    switch (posted->kind) {
+    case MU_POSTED_PLANNED:
+        on_planned(driver, (struct mu_planned *)posted);
+        break;
+    case MU_POSTED_CHECKPOINT:
+        on_checkpoint_done(driver, (struct mu_checkpoint_done *)posted);
+        break;
+    }
+}
+
+static void drop_item(struct mu_rpc_item *item)
+{
+    struct mu_posted *posted = (struct mu_posted *)item;
+    if (posted->kind == MU_POSTED_PLANNED)
+        mu_planned_free((struct mu_planned *)posted);
+    else
+        free(posted);
+}
+
+/* ---- the loop ---- */
+
+static void on_event(struct mu_driver *driver, const struct mu_rpc_event *event, bool *drained)
+{
+    switch (event->type) {
+    case MU_RPC_EVENT_CALL:
+        mu_api_call(driver->api, event->call, event->data, event->size_bytes);
+        break;
+    case MU_RPC_EVENT_OPENED:
+        on_opened(driver, event);
+        break;
+    case MU_RPC_EVENT_MESSAGE:
+        on_message(driver, event);
+        break;
+    case MU_RPC_EVENT_WRITABLE:
+        if (event->method_id == MU_METHOD_WATCH_EVENTS)
+            mu_events_writable(driver->events, event->user);
+        break;
+    case MU_RPC_EVENT_CLOSED:
+        on_closed(driver, event);
+        break;
+    case MU_RPC_EVENT_ITEM:
+        on_item(driver, event->item);
+        break;
+    case MU_RPC_EVENT_WAKE:
+        break;
+    case MU_RPC_EVENT_DRAINED:
+        *drained = true;
+        break;
+    }
+}
+
+/* Streams that never said who they are. */
+static void end_silent_sessions(struct mu_driver *driver, uint64_t now_us)
+{
+    for (;;) {
+        struct mu_session *session = mu_sessions_oldest_silent(driver->sessions);
+        if (!session || now_us < session->opened_us + driver->config.hello_ms * 1000ull)
+            return;
+        mu_driver_break_session(driver, session, MU_RPC_DEADLINE_EXCEEDED, "no Hello came");
+    }
+}
+
+static uint64_t next_wake_us(struct mu_driver *driver)
+{
+    uint64_t until_us = mu_coord_next_deadline(driver->coord);
+    const struct mu_session *silent = mu_sessions_oldest_silent(driver->sessions);
+    if (silent && silent->opened_us + driver->config.hello_ms * 1000ull < until_us)
+        until_us = silent->opened_us + driver->config.hello_ms * 1000ull;
+    return until_us;
+}
+
+/* One turn: everything that waits (up to a limit) goes into the core, then to the disk in one batch, and what is
+ * durable goes out. */
+static enum mu_status turn(struct mu_driver *driver, uint64_t until_us, bool *drained, struct mu_error *err)
+{
+    bool is_quiet = false;
+    for (unsigned count = 0; count < TURN_EVENTS_MAX && !is_quiet; count++) {
+        struct mu_rpc_event event;
+        is_quiet = !mu_rpc_server_next(driver->server, count == 0 ? until_us : 0, &event);
+        if (!is_quiet)
+            on_event(driver, &event, drained);
+    }
+    uint64_t now_us = mu_clock_mono_us(), deadline_us = mu_coord_next_deadline(driver->coord);
+    if (now_us >= deadline_us && (is_quiet || now_us - deadline_us >= TICK_OVERDUE_US)) {
+        struct mu_coord_event tick = {.kind = MU_CE_TICK};
+        mu_driver_step(driver, &tick);
+    }
+    end_silent_sessions(driver, now_us);
+    enum mu_status status = mu_outbox_end_turn(driver->outbox, err);
+    if (status == MU_OK)
+        status = mu_outbox_failure(driver->outbox, err);
+    if (status == MU_OK && mu_outbox_release(driver->outbox) > 0)
+        status =
+            mu_outbox_end_turn(driver->outbox, err); /* breaking a stream on release may have persisted something */
+    if (status == MU_OK && driver->failure.status != MU_OK) {
+        *err = driver->failure;
+        status = err->status;
+    }
+    return status;
+}
+
+/* Nothing new is accepted; what was begun becomes durable and is told; then everybody is sent home. Workers go on
+ * stepping. */
+static enum mu_status finish_run(struct mu_driver *driver, struct mu_error *err)
+{
+    bool drained = false;
+    enum mu_status status = MU_OK;
+    uint64_t until_us = mu_clock_mono_us() + driver->config.stop_ms * 1000ull;
+    mu_rpc_server_drain(driver->server);
+    do {
+        uint64_t soon_us = mu_clock_mono_us() + 10000;
+        status = turn(driver, soon_us < until_us ? soon_us : until_us, &drained, err);
+    } while (status == MU_OK && !mu_outbox_idle(driver->outbox) && mu_clock_mono_us() < until_us);
+    mu_events_end(driver->events);
+    for (struct mu_session *session; (session = mu_sessions_any(driver->sessions));) {
+        mu_rpc_call_finish(session->call, MU_RPC_UNAVAILABLE,
+                           "the coordinator is stopping: attach again when it is back");
+        mu_sessions_close(driver->sessions, session);
+    }
+    while (!drained && mu_clock_mono_us() < until_us) {
+        struct mu_rpc_event event;
+        if (!mu_rpc_server_next(driver->server, until_us, &event))
+            break;
+        if (event.type == MU_RPC_EVENT_ITEM)
+            drop_item(event.item);
+        drained = event.type == MU_RPC_EVENT_DRAINED;
+    }
+    return status;
+}
+
+enum mu_status mu_driver_run(struct mu_driver *driver, struct mu_error *err)
+{
+    bool drained = false;
+    enum mu_status status = MU_OK;
+    while (status == MU_OK && !atomic_load(&driver->stopping))
+        status = turn(driver, next_wake_us(driver), &drained, err);
+    return status ? status : finish_run(driver, err);
+}
+
+void mu_driver_stop(struct mu_driver *driver)
+{
+    atomic_store(&driver->stopping, true);
+    mu_rpc_server_wake(driver->server);
+}
+
+const char *mu_driver_address(const struct mu_driver *driver)
+{
+    return mu_rpc_server_address(driver->server);
+}
+
+/* ---- start ---- */
+
+static enum mu_status restore_one(void *arg, const struct mu_record *record, struct mu_error *err)
+{
+    struct mu_driver *driver = arg;
+    driver->restored_count++;
+    if (record->kind != MU_RECORD_EVENT)
+        return mu_coord_restore(driver->coord, record, err);
+    if (!driver->any_event)
+        driver->oldest_stored_event = record->event->number;
+    driver->any_event = true;
+    driver->last_event = *record->event;
+    mu_wire_arena_reset(&driver->out_arena);
+    struct mu_rpc_bytes *bytes = mu_event_encode(&driver->out_arena, record->event, err);
+    if (!bytes)
+        return err->status;
+    mu_events_add(driver->events, record->event->number, record->event->job, bytes);
+    return MU_OK;
+}
+
+static enum mu_status restore(struct mu_driver *driver, struct mu_error *err)
+{
+    driver->oldest_stored_event = 1;
+    enum mu_status status = mu_records_load(driver->store, restore_one, driver, err);
+    if (status == MU_OK && driver->any_event)
+        status = mu_coord_restore(driver->coord,
+                                  &(struct mu_record){.kind = MU_RECORD_EVENT, .event = &driver->last_event}, err);
+    return status;
+}
+
+static enum mu_status open_store(struct mu_driver *driver, struct mu_error *err)
+{
+    if (!driver->config.data_dir) {
+        driver->store = mu_store_memory_new();
+        return driver->store ? MU_OK : mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the store");
+    }
+    struct mu_store_rocksdb_config config = {.path = driver->config.data_dir,
+                                             .reserve_bytes = driver->config.reserve_bytes,
+                                             .ballast_bytes = driver->config.ballast_bytes};
+    struct mu_error notice = {0};
+    enum mu_status status = mu_store_rocksdb_open(&config, &driver->store, &notice, err);
+    if (status == MU_OK && notice.text[0])
+        MU_LOGW("%s", notice.text);
+    return status;
+}
+
+static enum mu_status open_server(struct mu_driver *driver, struct mu_error *err)
+{
+    struct mu_rpc_server_config config = mu_rpc_server_config_default();
+    uint32_t max_workers = driver->config.core.max_workers;
+    config.listen = driver->config.listen;
+    config.methods = mu_api_methods;
+    config.method_count = MU_METHOD_COUNT;
+    config.pollers = driver->config.pollers;
+    config.max_receive_bytes = MU_WIRE_REQUEST_BYTES_MAX;
+    config.max_calls = ORDINARY_CALLS_MAX;
+    config.max_priority_calls = max_workers + max_workers / 8 + 64; /* some to be told that there are too many */
+    config.max_send_queue_bytes = SEND_QUEUE_BYTES_MAX;
+    config.max_send_queue_messages = SEND_QUEUE_MESSAGES_MAX;
+    return mu_rpc_server_new(&config, err, &driver->server);
+}
+
+static void wake_from_storage(void *arg)
+{
+    mu_rpc_server_wake(arg);
+}
+
+static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *err)
+{
+    const struct mu_coord_config *core = &driver->config.core;
+    enum mu_status status = MU_OK;
+    if ((status = mu_outbox_new(driver->store, wake_from_storage, driver->server, driver, &driver->outbox, err)) ||
+        (status = mu_planner_new(driver->server, &driver->planner, err)) ||
+        (status =
+             mu_checkpoint_io_new(driver->server, (size_t)core->max_jobs * CHECKPOINT_TASKS_PER_JOB, &driver->io, err)))
+        return status;
+    struct mu_api_config api = {.coord = driver->coord,
+                                .store = driver->store,
+                                .outbox = driver->outbox,
+                                .events = driver->events,
+                                .step = step_from_api,
+                                .ctx = driver};
+    return mu_api_new(&api, &driver->api, err);
+}
+
+static void sweep_one(struct mu_driver *driver, const struct mu_job_record *job)
+{
+    uint64_t known[MU_CHECKPOINTS_MAX];
+    size_t count = 0;
+    struct mu_checkpoint_record record;
+    while (count < MU_CHECKPOINTS_MAX &&
+           mu_coord_checkpoint_view(driver->coord, job->spec.name, (uint32_t)count, &record))
+        known[count++] = record.number;
+    struct mu_checkpoint_task *task =
+        mu_checkpoint_task_sweep(job->spec.checkpoint.path, job->spec.name, job->next_checkpoint, known, count);
+    if (task)
+        mu_checkpoint_io_submit(driver->io, task);
+}
+
+static void sweep_all(struct mu_driver *driver)
+{
+    struct mu_job_view *view = malloc(sizeof *view);
+    for (uint32_t i = 0; view && mu_coord_job_view(driver->coord, i, view); i++) {
+        if (view->record.spec.checkpoint.path[0])
+            sweep_one(driver, &view->record);
+    }
+    free(view);
+}
+
+enum mu_status mu_driver_new(const struct mu_driver_config *config, struct mu_driver **ret_driver, struct mu_error *err)
+{
+    enum mu_status status = mu_coord_config_check(&config->core, err);
+    if (status)
+        return status;
+    struct mu_driver *driver = calloc(1, sizeof *driver);
+    if (!driver)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the coordinator");
+    driver->config = *config;
+    driver->sink = (struct mu_coord_sink){.emit = mu_driver_emit, .ctx = driver};
+    mu_wire_arena_init(&driver->in_arena);
+    mu_wire_arena_init(&driver->out_arena);
+    uint32_t sessions = config->core.max_workers + config->core.max_workers / 8 + 64;
+    driver->coord = mu_coord_new(&config->core);
+    if (!driver->coord)
+        status =
+            mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u workers: lower --max-workers", config->core.max_workers);
+    uint64_t began_us = mu_clock_mono_us();
+    if (status || (status = mu_sessions_new(sessions, &driver->sessions, err)) ||
+        (status = mu_events_new(config->events_kept, &driver->events, err)) || (status = open_store(driver, err)) ||
+        (status = restore(driver, err)) || (status = open_server(driver, err)) ||
+        (status = start_threads(driver, err))) {
+        mu_driver_free(driver);
+        return status;
+    }
+    if (driver->restored_count)
+        MU_LOGI("restored %llu records (%u jobs) in %.1f ms", (unsigned long long)driver->restored_count,
+                mu_coord_job_count(driver->coord), (double)(mu_clock_mono_us() - began_us) * 1e-3);
+    mu_coord_start(driver->coord, mu_clock_mono_us(), mu_clock_wall_us(), &driver->sink);
+    sweep_all(driver);
+    *ret_driver = driver;
+    return MU_OK;
+}
+
+void mu_driver_free(struct mu_driver *driver)
+{
+    if (!driver)
+        return;
+    /* Those who post to the server first, then the server. */
+    mu_planner_free(driver->planner);
+    mu_checkpoint_io_free(driver->io);
+    mu_outbox_free(driver->outbox);
+    struct mu_rpc_event event;
+    while (driver->server && mu_rpc_server_next(driver->server, 0, &event)) {
+        if (event.type == MU_RPC_EVENT_ITEM)
+            drop_item(event.item);
+    }
+    mu_api_free(driver->api);
+    mu_rpc_server_free(driver->server);
+    mu_events_free(driver->events);
+    mu_sessions_free(driver->sessions);
+    mu_store_free(driver->store);
+    mu_coord_free(driver->coord);
+    mu_wire_arena_fini(&driver->in_arena);
+    mu_wire_arena_fini(&driver->out_arena);
+    free(driver);
+}

@@ -1,0 +1,322 @@
+/* musterd: the coordinator. Options, signals, exit codes; everything else is in driver.c. */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "common/log.h"
+#include "coordinator/driver.h"
+
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, FILES_BESIDE_WORKERS = 512 };
+
+static const char usage_text[] =
+    "usage: musterd --data-dir DIR [options]\n"
+    "\n"
+    "The coordinator of a Muster cluster: assigns ranks, watches liveness, commits checkpoints.\n"
+    "\n"
+    "  --data-dir DIR           database of jobs, generations, checkpoints and events; made when absent\n"
+    "  --volatile               keep everything in memory instead: all is lost when it stops\n"
+    "  --listen ADDR            address for workers and clients (default 127.0.0.1:7070; port 0: any free one)\n"
+    "  --address-file FILE      write the address that was bound into FILE, once it can be used\n"
+    "\n"
+    "  --heartbeat-ms N         workers give a sign of life at least this often (default %u)\n"
+    "  --suspect-ms N           a worker silent for so long is a suspect (default %u)\n"
+    "  --lost-ms N              a worker silent for so long is lost (default %u)\n"
+    "  --reattach-grace-ms N    a worker whose stream broke may come back for so long (default %u)\n"
+    "  --settle-ms N            wait so long for further changes before planning a new generation (default %u)\n"
+    "  --prepare-limit-ms N     a worker that makes no progress while preparing is lost after (default %u)\n"
+    "  --hang-floor-ms N        a running worker without progress is never called hanging before (default %u)\n"
+    "  --link-retry-ms N        a link that failed between living workers is tried again after (default %u)\n"
+    "  --crash-limit N          more deaths of one worker than this within the window: quarantine (default %u)\n"
+    "  --crash-window-ms N      that window (default %u)\n"
+    "  --max-workers N          most workers attached at a time (default %u)\n"
+    "  --max-jobs N             most jobs known at a time (default %u)\n"
+    "\n"
+    "  --events-kept N          newest events that can still be watched (default %u)\n"
+    "  --reserve-mib N          refuse changes while less is free below DIR (default %u)\n"
+    "  --pollers N              threads of the RPC server (default %u)\n"
+    "  --log-level LEVEL        debug, info, warn or error (default info)\n"
+    "  --version, --help\n"
+    "\n"
+    "SIGTERM and SIGINT stop it in good order; workers keep training and attach again when it is back.\n"
+    "Exit status: 0 stopped in good order, 1 failure, 2 usage.\n";
+
+struct options {
+    struct mu_driver_config driver;
+    const char *address_file;
+    enum mu_log_level log_level;
+    bool is_volatile;
+    int exit_code; /* of parsing; -1: go on */
+};
+
+struct number_option {
+    const char *name;
+    uint32_t *value;
+    uint32_t min, max;
+};
+
+enum {
+    OPT_TEXT = 1000,
+    OPT_DATA_DIR,
+    OPT_LISTEN,
+    OPT_ADDRESS_FILE,
+    OPT_LOG_LEVEL,
+    OPT_VOLATILE,
+    OPT_VERSION,
+    OPT_HELP
+};
+enum { NUMBER_OPTIONS = 15, TEXT_OPTIONS = 7, MS_MAX = 24 * 3600 * 1000 };
+
+static void print_usage(const struct options *options, FILE *to)
+{
+    const struct mu_driver_config *d = &options->driver;
+    const struct mu_coord_config *c = &d->core;
+    fprintf(to, usage_text, c->heartbeat_ms, c->suspect_ms, c->lost_ms, c->reattach_grace_ms, c->settle_ms,
+            c->prepare_limit_ms, c->hang_floor_ms, c->link_retry_ms, c->crash_limit, c->crash_window_ms, c->max_workers,
+            c->max_jobs, d->events_kept, (unsigned)(d->reserve_bytes >> 20), d->pollers);
+}
+
+static bool parse_number(const struct number_option *option, const char *text)
+{
+    char *end = NULL;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (text[0] >= '0' && text[0] <= '9' && *end == 0 && errno == 0 && value >= option->min && value <= option->max) {
+        *option->value = (uint32_t)value;
+        return true;
+    }
+    fprintf(stderr, "musterd: --%s: value '%s' is not allowed: a whole number, %u to %u\n", option->name, text,
+            option->min, option->max);
+    return false;
+}
+
+static bool parse_level(const char *text, enum mu_log_level *ret_level)
+{
+    static const char *const names[] = {"debug", "info", "warn", "error"};
+    for (int i = 0; i < 4; i++) {
+        if (strcmp(text, names[i]) == 0) {
+            *ret_level = (enum mu_log_level)i;
+            return true;
+        }
+    }
+    fprintf(stderr, "musterd: --log-level: value '%s' is not allowed: debug, info, warn or error\n", text);
+    return false;
+}
+
+static void parse_one(struct options *options, int choice, const struct number_option *numbers)
+{
+    if (choice < OPT_TEXT) {
+        if (!parse_number(&numbers[choice], optarg))
+            options->exit_code = EXIT_USAGE;
+        return;
+    }
+    switch (choice) {
+    case OPT_DATA_DIR:
+        options->driver.data_dir = optarg;
+        break;
+    case OPT_LISTEN:
+        options->driver.listen = optarg;
+        break;
+    case OPT_ADDRESS_FILE:
+        options->address_file = optarg;
+        break;
+    case OPT_LOG_LEVEL:
+        if (!parse_level(optarg, &options->log_level))
+            options->exit_code = EXIT_USAGE;
+        break;
+    case OPT_VOLATILE:
+        options->is_volatile = true;
+        break;
+    case OPT_VERSION:
+        printf("musterd %s\n", MU_VERSION);
+        options->exit_code = EXIT_OK;
+        break;
+    case OPT_HELP:
+        print_usage(options, stdout);
+        options->exit_code = EXIT_OK;
+        break;
+    default: /* getopt has said what is wrong */
+        fprintf(stderr, "musterd: see musterd --help\n");
+        options->exit_code = EXIT_USAGE;
+        break;
+    }
+}
+
+/* What is wrong with the options as a whole. */
+static void check_options(struct options *options)
+{
+    struct mu_error err;
+    if (!options->is_volatile && (!options->driver.data_dir || options->driver.data_dir[0] == 0)) {
+        fprintf(stderr, "musterd: --data-dir DIR is needed (or --volatile); see musterd --help\n");
+        options->exit_code = EXIT_USAGE;
+    } else if (options->is_volatile && options->driver.data_dir) {
+        fprintf(stderr, "musterd: --volatile and --data-dir contradict each other: give one of them\n");
+        options->exit_code = EXIT_USAGE;
+    } else if (mu_coord_config_check(&options->driver.core, &err) != MU_OK) {
+        fprintf(stderr, "musterd: %s\n", err.text);
+        options->exit_code = EXIT_USAGE;
+    }
+}
+
+static void parse_options(struct options *options, int argc, char **argv)
+{
+    struct mu_coord_config *core = &options->driver.core;
+    uint32_t reserve_mib = (uint32_t)(options->driver.reserve_bytes >> 20);
+    const struct number_option numbers[NUMBER_OPTIONS] = {
+        {"heartbeat-ms", &core->heartbeat_ms, 1, MS_MAX},
+        {"suspect-ms", &core->suspect_ms, 1, MS_MAX},
+        {"lost-ms", &core->lost_ms, 1, MS_MAX},
+        {"reattach-grace-ms", &core->reattach_grace_ms, 0, MS_MAX},
+        {"settle-ms", &core->settle_ms, 0, MS_MAX},
+        {"prepare-limit-ms", &core->prepare_limit_ms, 1, MS_MAX},
+        {"hang-floor-ms", &core->hang_floor_ms, 1, MS_MAX},
+        {"link-retry-ms", &core->link_retry_ms, 0, MS_MAX},
+        {"crash-limit", &core->crash_limit, 1, 1000000},
+        {"crash-window-ms", &core->crash_window_ms, 1, MS_MAX},
+        {"max-workers", &core->max_workers, 1, MU_WORKERS_MAX},
+        {"max-jobs", &core->max_jobs, 1, 1024},
+        {"events-kept", &options->driver.events_kept, MU_EVENTS_KEPT_MIN, MU_EVENTS_KEPT_MAX},
+        {"reserve-mib", &reserve_mib, 0, 1 << 20},
+        {"pollers", &options->driver.pollers, 1, MU_RPC_POLLERS_MAX},
+    };
+    struct option table[NUMBER_OPTIONS + TEXT_OPTIONS + 1] = {0};
+    for (int i = 0; i < NUMBER_OPTIONS; i++)
+        table[i] = (struct option){numbers[i].name, required_argument, NULL, i};
+    static const struct option texts[TEXT_OPTIONS] = {
+        {"data-dir", required_argument, NULL, OPT_DATA_DIR},
+        {"listen", required_argument, NULL, OPT_LISTEN},
+        {"address-file", required_argument, NULL, OPT_ADDRESS_FILE},
+        {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
+        {"volatile", no_argument, NULL, OPT_VOLATILE},
+        {"version", no_argument, NULL, OPT_VERSION},
+        {"help", no_argument, NULL, OPT_HELP},
+    };
+    memcpy(table + NUMBER_OPTIONS, texts, sizeof texts);
+    int choice;
+    while (options->exit_code < 0 && (choice = getopt_long(argc, argv, "", table, NULL)) != -1)
+        parse_one(options, choice == '?' ? OPT_TEXT : choice, numbers);
+    if (options->exit_code < 0 && optind < argc) {
+        fprintf(stderr, "musterd: argument '%s' is not allowed; see musterd --help\n", argv[optind]);
+        options->exit_code = EXIT_USAGE;
+    }
+    core->max_members = core->max_workers;
+    if (options->exit_code < 0)
+        check_options(options);
+    options->driver.reserve_bytes = (uint64_t)reserve_mib << 20;
+    if (reserve_mib == 0)
+        options->driver.ballast_bytes = 0;
+}
+
+/* ---- process ---- */
+
+/* Each connection is a file. Without enough of them the server would go deaf. */
+static void raise_file_limit(uint32_t max_workers)
+{
+    struct rlimit limit;
+    rlim_t wanted = (rlim_t)max_workers + max_workers / 8 + FILES_BESIDE_WORKERS;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return;
+    if (limit.rlim_max != RLIM_INFINITY && limit.rlim_max < wanted) {
+        struct rlimit higher = {.rlim_cur = wanted, .rlim_max = wanted};
+        if (setrlimit(RLIMIT_NOFILE, &higher) == 0)
+            return;
+        MU_LOGW("at most %llu open files are allowed, --max-workers %u may need %llu: raise the limit (ulimit -Hn)",
+                (unsigned long long)limit.rlim_max, max_workers, (unsigned long long)wanted);
+    }
+    limit.rlim_cur = limit.rlim_max;
+    if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
+        MU_LOGW("the limit of open files cannot be raised: %s", strerror(errno));
+}
+
+/* Readers must never see half of it. */
+static bool write_address(const char *path, const char *address)
+{
+    char temporary[4096], line[512];
+    int length = snprintf(line, sizeof line, "%s\n", address);
+    if ((size_t)snprintf(temporary, sizeof temporary, "%s.tmp", path) >= sizeof temporary)
+        return false;
+    int fd = open(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return false;
+    bool written = write(fd, line, (size_t)length) == length;
+    close(fd);
+    if (written && rename(temporary, path) == 0)
+        return true;
+    unlink(temporary);
+    return false;
+}
+
+static void *signal_thread(void *arg)
+{
+    struct mu_driver *driver = arg;
+    sigset_t set;
+    int number = 0;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    if (sigwait(&set, &number) == 0) {
+        MU_LOGI("%s: stopping in good order; workers keep training", number == SIGTERM ? "SIGTERM" : "SIGINT");
+        mu_driver_stop(driver);
+    }
+    if (sigwait(&set, &number) == 0)
+        _exit(EXIT_FAILED); /* asked again: at once. What was acknowledged is on the disk. */
+    return NULL;
+}
+
+static int run(const struct options *options, struct mu_driver *driver)
+{
+    pthread_t signals;
+    struct mu_error err = {0};
+    if (options->address_file && !write_address(options->address_file, mu_driver_address(driver))) {
+        MU_LOGE("cannot write the address file '%s': %s", options->address_file, strerror(errno));
+        return EXIT_FAILED;
+    }
+    int reason = pthread_create(&signals, NULL, signal_thread, driver);
+    if (reason) {
+        MU_LOGE("cannot start the signal thread: %s", strerror(reason));
+        return EXIT_FAILED;
+    }
+    MU_LOGI("musterd %s listens on %s, data in %s", MU_VERSION, mu_driver_address(driver),
+            options->driver.data_dir ? options->driver.data_dir : "memory");
+    enum mu_status status = mu_driver_run(driver, &err);
+    pthread_cancel(signals);
+    pthread_join(signals, NULL);
+    if (status != MU_OK)
+        MU_LOGE("the coordinator cannot go on: %s; start it again, nothing that was acknowledged is lost", err.text);
+    return status == MU_OK ? EXIT_OK : EXIT_FAILED;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.log_level = MU_LOG_INFO, .exit_code = -1};
+    mu_driver_config_init(&options.driver);
+    parse_options(&options, argc, argv);
+    if (options.exit_code >= 0)
+        return options.exit_code;
+    mu_log_init("musterd", options.log_level);
+
+    /* Before any thread starts, so that all of them inherit it: only the signal thread takes these. */
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    raise_file_limit(options.driver.core.max_workers);
+
+    struct mu_driver *driver = NULL;
+    struct mu_error err = {0};
+    if (mu_driver_new(&options.driver, &driver, &err) != MU_OK) {
+        fprintf(stderr, "musterd: %s\n", err.text);
+        return EXIT_FAILED;
+    }
+    int code = run(&options, driver);
+    mu_driver_free(driver);
+    return code;
+}

@@ -1,0 +1,308 @@
+"""Real processes for end-to-end tests: a coordinator, workers, faults, and what the service says about them.
+
+    with Cluster(build, data) as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=30))
+        cluster.start_worker(); cluster.start_worker()
+        job = cluster.wait_over()
+
+Every wait has a limit and is driven by the service's own event stream; nothing sleeps for a guess. On failure `dump()` prints logs.
+"""
+
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import grpc
+
+
+def compile_protos(build, root):
+    """Python messages from our .proto files, made once per build folder."""
+    out = os.path.join(build, "python")
+    protos = [os.path.join(root, "proto/muster/v1", name) for name in ("job.proto", "service.proto")]
+    marker = os.path.join(out, "muster/v1/service_pb2.py")
+    if not os.path.exists(marker) or any(os.path.getmtime(p) > os.path.getmtime(marker) for p in protos):
+        os.makedirs(out, exist_ok=True)
+        subprocess.run(["protoc", "-I", os.path.join(root, "proto"), "--python_out", out, *protos], check=True)
+    sys.path.insert(0, out)
+
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+BUILD = os.path.abspath(os.environ.get("MU_BUILD", os.path.join(ROOT, "build")))
+compile_protos(BUILD, ROOT)
+from muster.v1 import job_pb2 as pb  # noqa: E402
+from muster.v1 import service_pb2 as api  # noqa: E402
+
+FAST = ["--heartbeat-ms", "100", "--suspect-ms", "300", "--lost-ms", "800", "--reattach-grace-ms", "300"]
+RUNNER = os.environ.get("MU_RUNNER", "").split()  # e.g. a sanitizer's wrapper
+SLOW = float(os.environ.get("MU_SLOW", "1"))  # stretches every limit, for sanitizer builds
+
+
+class Failure(Exception):
+    pass
+
+
+def tiny_job(cluster, name="tiny", steps=30, leaves=8, checkpoint_every=10, **changes):
+    """A GPT of 30,000 parameters: milliseconds a step, every mechanism of a large one."""
+    spec = pb.JobSpec(
+        name=name,
+        model=pb.ModelSpec(family=pb.MODEL_FAMILY_GPT2, layers=2, heads=2, channels=32, context=32, vocab=256, dropout=0.1),
+        data=pb.DataSpec(path=cluster.data, tokens=pb.TOKEN_FORMAT_BYTES, holdout=0.1),
+        batch=pb.BatchSpec(sequences=leaves * 2, micro=1, accumulate=2, length=32),
+        steps=steps,
+        optimizer=pb.OptimizerSpec(lr=1e-3, warmup=5),
+        workers=pb.WorkerPolicy(min=1, max=64),
+        checkpoint=pb.CheckpointPolicy(path=os.path.join(cluster.dir, "ckpt-" + name), every=checkpoint_every, keep=3),
+        eval=pb.EvalPolicy(every=10, sequences=4),
+    )
+    for key, value in changes.items():
+        target, field = spec, key
+        while "__" in field:
+            head, field = field.split("__", 1)
+            target = getattr(target, head)
+        setattr(target, field, value)
+    return spec
+
+
+class Process:
+    def __init__(self, cluster, name, argv, env=None):
+        self.name, self.log = name, os.path.join(cluster.dir, name + ".log")
+        full = dict(os.environ, **(env or {}))
+        with open(self.log, "ab") as log:
+            self.popen = subprocess.Popen(RUNNER + argv, stdout=log, stderr=log, env=full, cwd=cluster.dir)
+
+    @property
+    def pid(self):
+        return self.popen.pid
+
+    def alive(self):
+        return self.popen.poll() is None
+
+    def kill(self, sig=signal.SIGKILL):
+        if self.alive():
+            os.kill(self.pid, sig)
+
+    def wait(self, limit_s=20):
+        try:
+            return self.popen.wait(limit_s * SLOW)
+        except subprocess.TimeoutExpired:
+            raise Failure(f"{self.name} (pid {self.pid}) did not end within {limit_s * SLOW:.0f} s") from None
+
+
+class Cluster:
+    def __init__(self, data=None, keep=False):
+        self.dir = tempfile.mkdtemp(prefix="muster-e2e-")
+        self.keep = keep
+        self.data = data or os.path.join(self.dir, "data.txt")
+        if not data:
+            with open(self.data, "w") as f:
+                for i in range(4000):
+                    f.write(f"line {i}: the quick brown fox number {i * i % 997} jumps over {i % 13} lazy dogs\n")
+        self.coordinator, self.address, self.workers, self.events = None, None, [], []
+        self.count = 0
+        self.new_events = queue.Queue()
+        self.watch_stop = threading.Event()
+        self.watcher = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        self.watch_stop.set()
+        for process in [self.coordinator, *self.workers]:
+            if process and process.alive():
+                process.kill(signal.SIGCONT)
+                process.kill()
+                process.wait()
+        if kind and not issubclass(kind, SystemExit):
+            self.dump()
+        if not (self.keep or kind):
+            shutil.rmtree(self.dir, ignore_errors=True)
+
+    def dump(self):
+        print(f"--- logs in {self.dir}", file=sys.stderr)
+        for event in self.events[-40:]:
+            print(f"event {event.number} {event.kind}: {event.text}", file=sys.stderr)
+        for name in sorted(os.listdir(self.dir)):
+            if name.endswith(".log"):
+                with open(os.path.join(self.dir, name), errors="replace") as f:
+                    lines = f.readlines()[-15:]
+                print(f"--- {name}\n{''.join(lines)}", file=sys.stderr)
+
+    # ---- processes ----
+
+    def start_coordinator(self, fault=None, flags=FAST, env=None):
+        """Starts (or restarts, on the same address and store) musterd and returns when it serves."""
+        address_file = os.path.join(self.dir, "address")
+        if os.path.exists(address_file):
+            os.unlink(address_file)
+        listen = self.address or "127.0.0.1:0"
+        argv = [os.path.join(BUILD, "coordinator/musterd"), "--data-dir", os.path.join(self.dir, "store"), "--listen", listen,
+                "--address-file", address_file, *flags]
+        self.coordinator = Process(self, "musterd", argv, self.fault_env(fault, env))
+        if fault:
+            return self.coordinator
+        self.wait_until(lambda: os.path.exists(address_file) and open(address_file).read().strip(), 15,
+                        "musterd wrote no address", watch=self.coordinator)
+        self.address = open(address_file).read().strip()
+        if self.watcher is None:
+            self.watcher = threading.Thread(target=self.watch, daemon=True)
+            self.watcher.start()
+        return self.coordinator
+
+    def fault_env(self, fault, env=None):
+        extra = dict(env or {})
+        if fault:
+            extra["MU_FAULT_AT"] = fault
+            extra["MU_FAULT_LOG"] = os.path.join(self.dir, "faults")
+        return extra
+
+    def start_worker(self, job="tiny", name=None, fault=None, threads=1, env=None, flags=()):
+        self.count += 1
+        argv = [os.path.join(BUILD, "worker/muster-worker"), "--coordinator", self.address, "--job", job, "--threads", str(threads),
+                "--unix-dir", self.dir, *flags]
+        if name:
+            argv += ["--name", name]
+        worker = Process(self, f"worker{self.count}", argv, self.fault_env(fault, env))
+        self.workers.append(worker)
+        return worker
+
+    def faults_reached(self):
+        path = os.path.join(self.dir, "faults")
+        return open(path).read().split("\n")[:-1] if os.path.exists(path) else []
+
+    # ---- the service ----
+
+    def call(self, method, request, response_type, timeout_s=10):
+        with grpc.insecure_channel(self.address) as channel:
+            stub = channel.unary_unary(f"/muster.v1.MusterService/{method}", request_serializer=lambda m: m.SerializeToString(),
+                                       response_deserializer=response_type.FromString)
+            return stub(request, timeout=timeout_s * SLOW)
+
+    def submit(self, spec):
+        return self.call("SubmitJob", api.SubmitJobRequest(spec=spec), api.SubmitJobResponse)
+
+    def job(self, name="tiny"):
+        return self.call("GetJob", api.GetJobRequest(name=name), api.GetJobResponse).job
+
+    def list_workers(self, job=""):
+        return self.call("ListWorkers", api.ListWorkersRequest(job=job), api.ListWorkersResponse).workers
+
+    def checkpoints(self, job="tiny"):
+        return self.call("ListCheckpoints", api.ListCheckpointsRequest(job=job), api.ListCheckpointsResponse).checkpoints
+
+    def checkpoint(self, job="tiny"):
+        return self.call("TriggerCheckpoint", api.TriggerCheckpointRequest(job=job), api.TriggerCheckpointResponse).number
+
+    def drain(self, worker, reason="test"):
+        self.call("DrainWorker", api.DrainWorkerRequest(worker=worker, reason=reason), api.DrainWorkerResponse)
+
+    def cancel(self, job="tiny", reason="test"):
+        self.call("CancelJob", api.CancelJobRequest(name=job, reason=reason), api.CancelJobResponse)
+
+    def watch(self):
+        """Follows all events over restarts of the coordinator; each number exactly once, ascending, without a gap."""
+        last = 0
+        while not self.watch_stop.is_set():
+            try:
+                with grpc.insecure_channel(self.address) as channel:
+                    stub = channel.unary_stream("/muster.v1.MusterService/WatchEvents",
+                                                request_serializer=lambda m: m.SerializeToString(),
+                                                response_deserializer=api.WatchEventsResponse.FromString)
+                    for response in stub(api.WatchEventsRequest(after_event=last, follow=True), timeout=600):
+                        event = response.event
+                        if event.number != last + 1:
+                            self.new_events.put(Failure(f"event {event.number} follows event {last}"))
+                        last = event.number
+                        self.new_events.put(event)
+            except grpc.RpcError:
+                self.watch_stop.wait(0.05)
+
+    # ---- waiting ----
+
+    def wait_until(self, condition, limit_s, what, watch=None):
+        deadline = time.monotonic() + limit_s * SLOW
+        while True:
+            value = condition()
+            if value:
+                return value
+            if watch is not None and not watch.alive():
+                raise Failure(f"{what}: {watch.name} ended with {watch.popen.returncode}")
+            if time.monotonic() > deadline:
+                raise Failure(f"{what} within {limit_s * SLOW:.0f} s")
+            time.sleep(0.01)
+
+    def wait_event(self, match, limit_s=30, after=0):
+        """The first event with number > after for which match(event) holds; `match` may be a kind."""
+        test = match if callable(match) else lambda event: event.kind == match
+        for event in self.events:
+            if event.number > after and test(event):
+                return event
+        deadline = time.monotonic() + limit_s * SLOW
+        while True:
+            try:
+                event = self.new_events.get(timeout=max(0.001, deadline - time.monotonic()))
+            except queue.Empty:
+                raise Failure(f"no event {match if not callable(match) else ''} within {limit_s * SLOW:.0f} s") from None
+            if isinstance(event, Failure):
+                raise event
+            self.events.append(event)
+            if event.number > after and test(event):
+                return event
+
+    def wait_step(self, step, job="tiny", limit_s=30):
+        def reached():
+            try:
+                return self.job(job).steps_done >= step
+            except grpc.RpcError:
+                return False
+        return self.wait_until(reached, limit_s, f"job {job} did not reach step {step}")
+
+    def wait_over(self, job="tiny", limit_s=60):
+        event = self.wait_event(lambda e: e.job == job and e.kind in ("job_finished", "job_failed", "job_cancelled"), limit_s)
+        return self.job(event.job)
+
+    def wait_finished(self, job="tiny", limit_s=60):
+        over = self.wait_over(job, limit_s)
+        if over.state != pb.JOB_STATE_FINISHED:
+            raise Failure(f"job {job} ended as {pb.JobState.Name(over.state)}: {over.text}")
+        return over.weights_sha256.hex()
+
+
+def undisturbed(spec_changes=None, data=None, workers=1):
+    """SHA-256 of the final weights of the job run by workers that nothing happens to."""
+    with Cluster(data) as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **(spec_changes or {})))
+        for _ in range(workers):
+            cluster.start_worker()
+        return cluster.wait_finished()
+
+
+def check(condition, text):
+    if not condition:
+        raise Failure(text)
+
+
+def main(tests):
+    """Runs the functions given (or those named on the command line) and prints one line each and a closing line."""
+    wanted, failed, passed = sys.argv[1:], 0, 0
+    for test in tests:
+        if wanted and test.__name__ not in wanted:
+            continue
+        start = time.monotonic()
+        try:
+            test()
+            passed += 1
+            print(f"ok   {test.__name__} ({time.monotonic() - start:.1f} s)", flush=True)
+        except Exception as error:  # noqa: BLE001: every failure of a test is reported and counted
+            failed += 1
+            print(f"FAIL {test.__name__}: {type(error).__name__}: {error}", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(1 if failed or not passed else 0)

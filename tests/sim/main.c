@@ -1,0 +1,258 @@
+/* tests/sim: runs seeds, prints the violated invariant and the seed of a failure. Exit codes: 0 all held, 1 a violation, 2 usage. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+int mu_mutant_active = MU_MUT_NONE;
+
+static const char *const mutant_names[MU_MUT_COUNT] = {
+    [MU_MUT_NONE] = "none",
+    [MU_MUT_SKIP_PERSIST_GENERATION] = "skip-persist-generation",
+    [MU_MUT_SKIP_PERSIST_GO] = "skip-persist-go",
+    [MU_MUT_SKIP_DURABILITY_WAIT] = "skip-durability-wait",
+    [MU_MUT_REUSE_GENERATION] = "reuse-generation",
+    [MU_MUT_IGNORE_INCARNATION] = "ignore-incarnation",
+    [MU_MUT_KEEP_ZOMBIE] = "keep-zombie",
+    [MU_MUT_ACCEPT_STALE_PARK] = "accept-stale-park",
+    [MU_MUT_GO_BEFORE_ALL_PREPARED] = "go-before-all-prepared",
+    [MU_MUT_FORGET_ROLL_FORWARD] = "forget-roll-forward",
+    [MU_MUT_START_FROM_SEED] = "start-from-seed",
+    [MU_MUT_OVERLAP_LEAVES] = "overlap-leaves",
+    [MU_MUT_NO_FORGIVENESS] = "no-forgiveness",
+    [MU_MUT_IGNORE_PEER_EVIDENCE] = "ignore-peer-evidence",
+    [MU_MUT_VOTE_NEWEST] = "vote-newest",
+    [MU_MUT_VOTE_BEFORE_GRADIENT] = "vote-before-gradient",
+    [MU_MUT_PARK_MID_STEP] = "park-mid-step",
+    [MU_MUT_REUSE_COMMAND_NUMBER] = "reuse-command-number",
+    [MU_MUT_COMMIT_MISSING_PIECE] = "commit-missing-piece",
+    [MU_MUT_ACK_BEFORE_DURABLE] = "ack-before-durable",
+    [MU_MUT_RELEASE_EARLY] = "release-early",
+    [MU_MUT_RETENTION_DELETES_NEWEST] = "retention-deletes-newest",
+    [MU_MUT_MIX_STEPS] = "mix-steps",
+};
+
+struct options {
+    uint64_t seed, seeds;
+    uint32_t workers;
+    uint64_t steps;
+    const char *profile, *seeds_file;
+    int mutant;
+    bool trace, mutants, quiet;
+};
+
+static struct mu_sim_stats total;
+
+static void add_stats(const struct mu_sim_stats *stats)
+{
+    total.events += stats->events;
+    total.histories += stats->histories;
+    total.generations += stats->generations;
+    total.steps_applied += stats->steps_applied;
+    total.coordinator_starts += stats->coordinator_starts;
+    total.worker_starts += stats->worker_starts;
+    total.commits += stats->commits;
+    total.forgotten += stats->forgotten;
+    total.replayed += stats->replayed;
+    total.virtual_us += stats->virtual_us;
+    for (int i = 0; i < MU_SIM_FAULT_COUNT; i++)
+        total.faults[i] += stats->faults[i];
+    for (int i = 0; i < MU_SIM_POINT_COUNT; i++)
+        total.points[i] += stats->points[i];
+}
+
+/* True when every invariant held. */
+static bool run_one(const struct options *options, const struct mu_sim_profile *profile, uint64_t seed, bool report)
+{
+    struct mu_sim sim;
+    mu_sim_override_workers = options->workers;
+    mu_sim_override_steps = options->steps;
+    mu_sim_init(&sim, seed, profile, options->trace);
+    mu_sim_run(&sim);
+    bool good = !sim.failed;
+    if (!good && report) {
+        printf("FAILED seed %" PRIu64 " profile %s at %.6f s: %s\n", seed, profile->name, (double)sim.now_us / 1e6, sim.failure);
+        printf("  replay: sim --seed %" PRIu64 " --profile %s%s%s --trace\n", seed, profile->name,
+               options->mutant ? " --mutation " : "", options->mutant ? mutant_names[options->mutant] : "");
+        fflush(stdout);
+    }
+    add_stats(&sim.stats);
+    mu_sim_fini(&sim);
+    return good;
+}
+
+static const struct mu_sim_profile *profile_of(const struct options *options, uint64_t seed)
+{
+    return options->profile ? mu_sim_profile_find(options->profile) : mu_sim_profile_for_seed(seed);
+}
+
+static void print_stats(void)
+{
+    printf("%" PRIu64 " histories, %.1f h virtual, %" PRIu64 " events, %" PRIu64 " generations, %" PRIu64 " updates (%" PRIu64
+           " steps replayed), %" PRIu64 " coordinator starts, %" PRIu64 " worker starts, %" PRIu64 " checkpoints committed, %" PRIu64
+           " fenced\n",
+           total.histories, (double)total.virtual_us / 3.6e9, total.events, total.generations, total.steps_applied, total.replayed,
+           total.coordinator_starts, total.worker_starts, total.commits, total.forgotten);
+    printf("faults:");
+    for (int i = 0; i < MU_SIM_FAULT_COUNT; i++)
+        printf(" %s %" PRIu64, mu_sim_fault_name((enum mu_sim_fault)i), total.faults[i]);
+    printf("\ndeaths at points:");
+    for (int i = 0; i < MU_SIM_POINT_COUNT; i++)
+        printf(" %s %" PRIu64, mu_sim_point_name((enum mu_sim_point)i), total.points[i]);
+    printf("\n");
+}
+
+static uint64_t run_seeds(const struct options *options)
+{
+    uint64_t failures = 0;
+    for (uint64_t i = 0; i < options->seeds; i++)
+        failures += !run_one(options, profile_of(options, options->seed + i), options->seed + i, true);
+    return failures;
+}
+
+/* "<profile> <seed>  # what it found", one a line. */
+static int run_file(const struct options *options, uint64_t *failures)
+{
+    char line[512], name[64];
+    uint64_t seed;
+    FILE *file = fopen(options->seeds_file, "r");
+    if (!file) {
+        fprintf(stderr, "sim: %s: %s\n", options->seeds_file, strerror(errno));
+        return 2;
+    }
+    while (fgets(line, sizeof line, file)) {
+        if (line[0] == '#' || line[0] == '\n')
+            continue;
+        const struct mu_sim_profile *profile = sscanf(line, "%63s %" SCNu64, name, &seed) == 2 ? mu_sim_profile_find(name) : NULL;
+        if (!profile) {
+            fprintf(stderr, "sim: %s: bad line: %s", options->seeds_file, line);
+            fclose(file);
+            return 2;
+        }
+        *failures += !run_one(options, profile, seed, true);
+    }
+    fclose(file);
+    return 0;
+}
+
+/* Every mutant must be caught: the simulator itself is tested. */
+static int run_mutants(const struct options *options)
+{
+    enum { SEEDS = 2000 };
+    int missed = 0;
+    for (int mutant = 1; mutant < MU_MUT_COUNT; mutant++) {
+        if (options->mutant && mutant != options->mutant)
+            continue;
+        mu_mutant_active = mutant;
+        uint64_t seed = options->seed, end = seed + SEEDS;
+        struct options quiet = *options;
+        quiet.mutant = mutant;
+        while (seed < end && run_one(&quiet, profile_of(options, seed), seed, false))
+            seed++;
+        if (seed < end) {
+            printf("%-26s caught after %" PRIu64 " seeds\n", mutant_names[mutant], seed - options->seed + 1);
+            run_one(&quiet, profile_of(options, seed), seed, !options->quiet);
+        } else {
+            printf("%-26s NOT caught within %d seeds\n", mutant_names[mutant], SEEDS);
+            missed++;
+        }
+        fflush(stdout);
+    }
+    mu_mutant_active = MU_MUT_NONE;
+    return missed ? 1 : 0;
+}
+
+static int usage(const char *problem, const char *value)
+{
+    fprintf(stderr,
+            "sim: %s %s\n"
+            "usage: sim [--seed N] [--seeds K] [--profile NAME] [--workers N] [--steps N] [--trace] [--quiet]\n"
+            "           [--seeds-file FILE] [--mutation NAME] [--mutants]\nprofiles:\n",
+            problem, value);
+    for (uint32_t i = 0; i < mu_sim_profile_count; i++)
+        fprintf(stderr, "  %-12s %s\n", mu_sim_profiles[i].name, mu_sim_profiles[i].about);
+    fprintf(stderr, "mutations:");
+    for (int i = 1; i < MU_MUT_COUNT; i++)
+        fprintf(stderr, " %s", mutant_names[i]);
+    fprintf(stderr, "\n");
+    return 2;
+}
+
+static int find_mutant(const char *name)
+{
+    for (int i = 1; i < MU_MUT_COUNT; i++) {
+        if (strcmp(mutant_names[i], name) == 0)
+            return i;
+    }
+    return 0;
+}
+
+static bool flag(const char *argument, struct options *options)
+{
+    bool *place = strcmp(argument, "--trace") == 0     ? &options->trace
+                  : strcmp(argument, "--mutants") == 0 ? &options->mutants
+                  : strcmp(argument, "--quiet") == 0   ? &options->quiet
+                                                       : NULL;
+    if (place)
+        *place = true;
+    return place != NULL;
+}
+
+/* False: unknown option or bad value. */
+static bool option(const char *argument, const char *value, struct options *options)
+{
+    if (strcmp(argument, "--profile") == 0) {
+        options->profile = value;
+        return mu_sim_profile_find(value) != NULL;
+    }
+    if (strcmp(argument, "--seeds-file") == 0) {
+        options->seeds_file = value;
+        return true;
+    }
+    if (strcmp(argument, "--mutation") == 0)
+        return (options->mutant = find_mutant(value)) != 0;
+    char *end;
+    uint64_t number = strtoull(value, &end, 10);
+    if (*end || !*value)
+        return false;
+    if (strcmp(argument, "--seed") == 0)
+        options->seed = number;
+    else if (strcmp(argument, "--seeds") == 0)
+        options->seeds = number;
+    else if (strcmp(argument, "--workers") == 0)
+        options->workers = (uint32_t)number;
+    else if (strcmp(argument, "--steps") == 0)
+        options->steps = number;
+    else
+        return false;
+    return true;
+}
+
+int main(int argc, char **argv)
+{
+    struct options options = {.seed = 1, .seeds = 1};
+    uint64_t failures = 0;
+    for (int i = 1; i < argc; i++) {
+        if (flag(argv[i], &options))
+            continue;
+        if (i + 1 == argc || !option(argv[i], argv[i + 1], &options))
+            return usage("not understood:", argv[i]);
+        i++;
+    }
+    if (options.mutants)
+        return run_mutants(&options);
+    mu_mutant_active = options.mutant;
+    if (options.seeds_file) {
+        int code = run_file(&options, &failures);
+        if (code)
+            return code;
+    }
+    failures += run_seeds(&options);
+    if (!options.quiet)
+        print_stats();
+    if (failures)
+        printf("%" PRIu64 " of %" PRIu64 " histories failed\n", failures, total.histories);
+    return failures ? 1 : 0;
+}

@@ -1,0 +1,334 @@
+/* What goes wrong in which history. Every profile starts from `ordinary` and draws its sizes from the seed. */
+#include <string.h>
+
+#include "tests/sim/sim.h"
+
+#define W(fault) weight[MU_SIM_FAULT_##fault]
+
+static void ordinary(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    p->workers = (uint32_t)mu_sim_between(sim, 2, 6);
+    p->slots = p->workers + 3;
+    p->min_workers = mu_sim_below(sim, 3) ? 1 : (uint32_t)mu_sim_between(sim, 1, p->workers);
+    p->max_workers = mu_sim_below(sim, 4) ? 64 : p->workers;
+    p->spares = mu_sim_below(sim, 4) ? 0 : 1;
+    if (p->min_workers + p->spares > p->workers)
+        p->spares = 0;
+    p->leaves = (uint32_t)mu_sim_between(sim, p->workers + 2, 24);
+    p->steps = mu_sim_between(sim, 25, 60);
+    p->checkpoints = mu_sim_below(sim, 4) != 0;
+    p->checkpoint_every = mu_sim_between(sim, 3, 12);
+    p->keep = mu_sim_between(sim, 1, 3);
+    p->keep_every = mu_sim_below(sim, 4) ? 0 : p->checkpoint_every * 2;
+    p->eval_every = mu_sim_below(sim, 2) ? 0 : 5;
+    p->leaf_us = mu_sim_between(sim, 5, 60) * MU_SIM_MS;
+    p->optimizer_us = 4 * MU_SIM_MS;
+    p->net_us = mu_sim_below(sim, 4) ? 300 : 8 * MU_SIM_MS;
+    p->io_us = mu_sim_between(sim, 5, 300) * MU_SIM_MS;
+    p->load_us = 60 * MU_SIM_MS;
+    p->sync_us = mu_sim_below(sim, 4) ? 600 : 15 * MU_SIM_MS;
+    p->clock_ppm = mu_sim_below(sim, 2) ? 100 : 20000;
+    p->fault_mean_us = mu_sim_between(sim, 500, 4000) * MU_SIM_MS;
+    p->faults_start_us = mu_sim_below(sim, 3) ? MU_SIM_S : 0;
+    p->faults_end_us = mu_sim_between(sim, 15, 60) * MU_SIM_S;
+    p->restart_us = mu_sim_between(sim, 300, 6000) * MU_SIM_MS;
+    p->horizon_us = p->faults_end_us + 900 * MU_SIM_S;
+    p->same_names = mu_sim_below(sim, 2);
+    p->no_names = mu_sim_below(sim, 2);
+    p->mixed_hosts = mu_sim_below(sim, 2);
+    p->crash_limit = 1000; /* quarantine has its own profile */
+}
+
+static void calm(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->fault_mean_us = 0;
+    p->faults_end_us = 5 * MU_SIM_S;
+    p->crash_limit = 0;
+}
+
+static void crashes(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->W(KILL_WORKER) = 10;
+    p->W(ADD_WORKER) = 2;
+    p->hosts_vanish = mu_sim_below(sim, 3) == 0;
+}
+
+static void pairs(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->W(KILL_TWO) = 10;
+    p->W(KILL_WORKER) = 3;
+}
+
+/* Deaths at named places: of the one who is there, of another one, of the coordinator. */
+static void points(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->fault_mean_us = 0;
+    p->point_kill_ppm = (uint32_t)mu_sim_between(sim, 500, 12000);
+    p->point_coord_ppm = mu_sim_below(sim, 2) ? 0 : (uint32_t)mu_sim_between(sim, 200, 6000);
+    p->restart_us = mu_sim_between(sim, 100, 2000) * MU_SIM_MS;
+    p->hosts_vanish = mu_sim_below(sim, 6) == 0;
+}
+
+static void storms(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->sync_crash_ppm = (uint32_t)mu_sim_between(sim, 5000, 100000);
+    p->W(KILL_COORD) = 10;
+    p->W(KILL_WORKER) = mu_sim_below(sim, 2) ? 3 : 0;
+    p->W(CHECKPOINT) = 2;
+    p->slow_sync_ppm = mu_sim_below(sim, 3) ? 0 : 30000;
+    p->hosts_vanish = mu_sim_below(sim, 4) == 0;
+}
+
+/* One crash of the coordinator, at the n-th sync. */
+static void sync_crash(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->fault_mean_us = 0;
+    p->sync_crash_at = 1 + mu_sim_below(sim, 120);
+    p->W(KILL_WORKER) = mu_sim_below(sim, 2) ? 5 : 0;
+    if (p->W(KILL_WORKER))
+        p->fault_mean_us = 4 * MU_SIM_S;
+}
+
+static void partitions(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->W(CUT_STREAM) = 8;
+    p->W(CUT_LINK) = 6;
+    p->W(LOSE_STREAM) = 5;
+    p->W(HALF_OPEN) = 5;
+    p->W(KILL_WORKER) = 2;
+    p->W(KILL_COORD) = 1;
+    p->connect_fail_ppm = 100000;
+}
+
+static void links(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->W(RESET_LINK) = 10;
+    p->W(CUT_LINK) = 6;
+    p->W(KILL_WORKER) = 2;
+}
+
+static void pauses(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->W(PAUSE_COORD) = 10;
+    p->W(JUMP_WALL) = 3;
+    p->W(KILL_WORKER) = mu_sim_below(sim, 2) ? 2 : 0;
+    p->slow_sync_ppm = mu_sim_below(sim, 2) ? 0 : 50000;
+    p->clock_ppm = 20000;
+}
+
+/* Nothing but pauses of the coordinator: nobody may be lost. */
+static void only_pauses(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->W(PAUSE_COORD) = 10;
+    p->W(JUMP_WALL) = 1;
+    p->nobody_lost = true;
+}
+
+static void zombies(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->W(STOP_WORKER) = 10;
+    p->W(HALF_OPEN) = 2;
+    p->W(CHECKPOINT) = 2;
+    p->W(KILL_COORD) = mu_sim_below(sim, 2) ? 1 : 0;
+}
+
+static void hangs(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->W(HANG_ENGINE) = 4;
+    p->W(KILL_WORKER) = 1;
+    p->fault_mean_us = 12 * MU_SIM_S;
+    p->faults_end_us = 60 * MU_SIM_S;
+}
+
+static void resumes(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->checkpoints = true;
+    p->W(KILL_ALL) = 4;
+    p->W(KILL_WORKER) = 2;
+    p->W(CHECKPOINT) = 2;
+    p->fault_mean_us = 6 * MU_SIM_S;
+}
+
+static void damaged(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    resumes(sim, p);
+    p->W(CORRUPT) = 3;
+    p->keep = mu_sim_between(sim, 2, 4);
+    p->may_fail = true;
+}
+
+static void growth(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->slots = p->workers + 6;
+    p->leaves = (uint32_t)mu_sim_between(sim, p->slots, 32);
+    p->max_workers = 64;
+    p->W(ADD_WORKER) = 10;
+    p->W(TERM_WORKER) = 6;
+    p->W(KILL_WORKER) = 1;
+    p->strangers = true;
+    p->restart_us = mu_sim_below(sim, 2) ? 0 : p->restart_us;
+}
+
+static void drains(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->W(DRAIN) = 6;
+    p->W(TERM_WORKER) = 5;
+    p->W(ADD_WORKER) = 6;
+    p->W(KILL_COORD) = 2;
+    p->W(KILL_WORKER) = 1;
+}
+
+static void checkpoints(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->checkpoints = true;
+    p->checkpoint_every = mu_sim_between(sim, 1, 6);
+    p->keep_every = mu_sim_below(sim, 2) ? 0 : p->checkpoint_every * 3;
+    p->io_error_ppm = (uint32_t)mu_sim_between(sim, 0, 200000);
+    p->W(CHECKPOINT) = 8;
+    p->W(FULL_DISK) = 4;
+    p->W(KILL_WORKER) = 3;
+    p->W(KILL_COORD) = 2;
+    p->W(STOP_WORKER) = 1;
+}
+
+static void cancels(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->W(CANCEL) = 2;
+    p->W(KILL_WORKER) = 4;
+    p->W(KILL_COORD) = 2;
+    p->W(CHECKPOINT) = 2;
+    p->W(LOSE_STREAM) = 2;
+}
+
+static void quarantine(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->same_names = true;
+    p->crash_limit = 2;
+    p->W(KILL_WORKER) = 10;
+    p->fault_mean_us = MU_SIM_S;
+    p->restart_us = 300 * MU_SIM_MS;
+}
+
+static void everything(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    for (int fault = 0; fault < MU_SIM_FAULT_COUNT; fault++)
+        p->weight[fault] = (uint32_t)mu_sim_below(sim, 5);
+    p->W(CANCEL) = p->W(CORRUPT) = p->W(HANG_ENGINE) = p->W(KILL_ALL) = 0;
+    p->W(KILL_ALL) = mu_sim_below(sim, 8) == 0;
+    p->sync_crash_ppm = (uint32_t)mu_sim_below(sim, 20000);
+    p->point_kill_ppm = (uint32_t)mu_sim_below(sim, 2000);
+    p->point_coord_ppm = (uint32_t)mu_sim_below(sim, 1000);
+    p->io_error_ppm = (uint32_t)mu_sim_below(sim, 60000);
+    p->connect_fail_ppm = (uint32_t)mu_sim_below(sim, 100000);
+    p->slow_sync_ppm = (uint32_t)mu_sim_below(sim, 20000);
+    p->hosts_vanish = mu_sim_below(sim, 4) == 0;
+}
+
+/* More workers than a mesh takes: the binomial tree. */
+static void wide(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->workers = (uint32_t)mu_sim_between(sim, 34, 90);
+    p->slots = p->workers + 6;
+    p->min_workers = p->workers / 2;
+    p->max_workers = 1000;
+    p->spares = (uint32_t)mu_sim_below(sim, 3);
+    p->leaves = (uint32_t)mu_sim_between(sim, p->slots, 256);
+    p->steps = mu_sim_between(sim, 8, 20);
+    p->leaf_us = 100 * MU_SIM_MS;
+    p->W(KILL_WORKER) = 6;
+    p->W(KILL_TWO) = 3;
+    p->W(ADD_WORKER) = 3;
+    p->W(KILL_COORD) = 1;
+    p->W(STOP_WORKER) = 1;
+    p->W(RESET_LINK) = 1;
+    p->fault_mean_us = 4 * MU_SIM_S;
+}
+
+static void big(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->workers = (uint32_t)mu_sim_between(sim, 1000, 4000);
+    p->slots = p->workers + 20;
+    p->min_workers = p->workers / 2;
+    p->max_workers = MU_WORKERS_MAX;
+    p->spares = 4;
+    p->leaves = 4096;
+    p->steps = mu_sim_between(sim, 3, 5);
+    p->leaf_us = 2 * MU_SIM_S;
+    p->checkpoints = true;
+    p->W(KILL_WORKER) = 6;
+    p->W(KILL_TWO) = 2;
+    p->W(KILL_COORD) = 1;
+    p->fault_mean_us = 8 * MU_SIM_S;
+    p->faults_start_us = 5 * MU_SIM_S;
+    p->faults_end_us = 30 * MU_SIM_S;
+}
+
+const struct mu_sim_profile mu_sim_profiles[] = {
+    {"calm", "nothing goes wrong", 4, calm},
+    {"crashes", "workers are killed", 10, crashes},
+    {"pairs", "two workers die at the same instant", 8, pairs},
+    {"points", "deaths at named places of a step, a transfer, a checkpoint", 14, points},
+    {"storms", "the coordinator crashes again and again, often around a sync", 12, storms},
+    {"sync-crash", "one crash of the coordinator, at the n-th sync", 10, sync_crash},
+    {"partitions", "streams and links cut, one way or both, half-open streams", 10, partitions},
+    {"links", "connections between living workers fail", 6, links},
+    {"pauses", "the coordinator is stopped for up to 20 s; slow disk; wall clock jumps", 6, pauses},
+    {"only-pauses", "as pauses, and nobody may be declared lost", 4, only_pauses},
+    {"zombies", "workers are stopped, longer than the lost timeout, and go on", 8, zombies},
+    {"hangs", "an engine makes no progress although its process lives", 3, hangs},
+    {"resumes", "everything is killed and resumes from a checkpoint", 8, resumes},
+    {"damaged", "a committed checkpoint is damaged, then everything is killed", 5, damaged},
+    {"growth", "workers come and go, some of them strangers", 8, growth},
+    {"drains", "drains, SIGTERM, growth, coordinator crashes", 7, drains},
+    {"checkpoints", "many checkpoints, full disk, I/O errors, deaths", 10, checkpoints},
+    {"cancels", "the job is cancelled in the middle of trouble", 4, cancels},
+    {"quarantine", "workers crash too often and are kept out", 3, quarantine},
+    {"everything", "all of it together", 12, everything},
+    {"wide", "34 to 90 workers, tree exchange", 3, wide},
+    {"big", "1,000 to 4,000 workers, few steps, tree exchange", 0, big},
+};
+const uint32_t mu_sim_profile_count = sizeof mu_sim_profiles / sizeof mu_sim_profiles[0];
+
+const struct mu_sim_profile *mu_sim_profile_find(const char *name)
+{
+    for (uint32_t i = 0; i < mu_sim_profile_count; i++) {
+        if (strcmp(mu_sim_profiles[i].name, name) == 0)
+            return &mu_sim_profiles[i];
+    }
+    return NULL;
+}
+
+const struct mu_sim_profile *mu_sim_profile_for_seed(uint64_t seed)
+{
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < mu_sim_profile_count; i++)
+        total += mu_sim_profiles[i].share;
+    uint64_t draw = seed % total;
+    for (uint32_t i = 0; i < mu_sim_profile_count; i++) {
+        if (draw < mu_sim_profiles[i].share)
+            return &mu_sim_profiles[i];
+        draw -= mu_sim_profiles[i].share;
+    }
+    return &mu_sim_profiles[0];
+}

@@ -1,0 +1,385 @@
+/* Engines in one process and the smallest possible coordinator for them: it plans with the real planner, hands out assignments, waits
+ * for answers. Included by one file per executable. */
+#ifndef MU_TESTS_ENGINE_TESTING_H
+#define MU_TESTS_ENGINE_TESTING_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/rng.h"
+#include "plan/plan.h"
+#include "storage/manifest.h"
+#include "worker/engine.h"
+
+enum { WORKERS_MAX = 8, EVENTS_MAX = 4096, LEDGER_MAX = 8192, PATIENCE_S = 60 };
+
+/* When a point of some worker is reached for the `hit`-th time, every worker's generation is aborted: a revoke at that instant. */
+enum trigger_point { TRIGGER_NONE, TRIGGER_LEAF, TRIGGER_VOTE, TRIGGER_APPLIED, TRIGGER_BOUNDARY };
+
+struct ledger_line {
+    uint64_t generation, step, first;
+    uint32_t leaf, count;
+};
+
+struct fleet;
+
+struct worker {
+    struct fleet *fleet;
+    uint32_t index;
+    struct mu_engine *engine;
+    struct mu_id incarnation;
+    struct mu_worker_event *events; /* [EVENTS_MAX] */
+    uint32_t event_count, seen;
+    char text[MU_ERROR_TEXT_SIZE]; /* of the last JOB_LOADED */
+    struct mu_held held;
+    uint64_t executed; /* newest command executed */
+    uint64_t steps_posted;
+};
+
+struct command {
+    uint64_t number, not_before_step;
+    bool park, snapshot;
+    uint64_t checkpoint;
+    uint32_t pieces;
+    char dir[MU_PATH_SIZE];
+};
+
+struct fleet {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    struct mu_job_spec spec;
+    char dir[64];
+    uint32_t threads;
+    struct worker workers[WORKERS_MAX];
+    uint32_t count; /* workers ever started; engine NULL: gone */
+
+    uint64_t generation;
+    uint32_t ranks[WORKERS_MAX], world; /* worker of each rank of this generation */
+    const uint32_t *leaf_counts;
+    bool tree;
+    uint64_t checkpoint, checkpoint_step;
+    char checkpoint_dir[MU_PATH_SIZE];
+    struct command command;
+
+    enum trigger_point trigger;
+    uint32_t trigger_worker;
+    atomic_uint trigger_hits;
+    bool triggered;
+
+    struct ledger_line ledger[LEDGER_MAX];
+    uint32_t ledger_count;
+    double eval_loss[64];
+    uint32_t applied[64];  /* per step, how often by any worker */
+    double loss[64];       /* per step, as the first worker that reported it */
+};
+
+/* ---- callbacks: engine and writer threads ---- */
+
+static inline void pull_trigger(struct worker *worker, enum trigger_point point)
+{
+    struct fleet *fleet = worker->fleet;
+    pthread_mutex_lock(&fleet->lock);
+    bool fire = fleet->trigger == point && fleet->trigger_worker == worker->index && !fleet->triggered &&
+                atomic_fetch_sub(&fleet->trigger_hits, 1) == 1;
+    if (fire) {
+        fleet->triggered = true;
+        for (uint32_t rank = 0; rank < fleet->world; rank++)
+            if (mu_engine_abort(fleet->workers[fleet->ranks[rank]].engine, fleet->generation) != MU_OK)
+                abort();
+    }
+    pthread_mutex_unlock(&fleet->lock);
+}
+
+static inline void on_post(void *ctx, const struct mu_worker_event *event)
+{
+    struct worker *worker = ctx;
+    struct fleet *fleet = worker->fleet;
+    pthread_mutex_lock(&fleet->lock);
+    if (worker->event_count == EVENTS_MAX)
+        abort();
+    worker->events[worker->event_count++] = *event;
+    if (event->kind == MU_WE_PARKED || event->kind == MU_WE_PREPARED)
+        worker->held = event->parked.held;
+    if (event->kind == MU_WE_JOB_LOADED)
+        snprintf(worker->text, sizeof worker->text, "%s", event->job_loaded.text);
+    if (event->kind == MU_WE_EVAL)
+        fleet->eval_loss[event->eval.step % 64] = event->eval.loss;
+    if (event->kind == MU_WE_STEP)
+        fleet->loss[event->step.result.step % 64] = event->step.result.loss;
+    pthread_cond_broadcast(&fleet->changed);
+    pthread_mutex_unlock(&fleet->lock);
+}
+
+static inline uint64_t on_vote(void *ctx, uint64_t generation)
+{
+    struct worker *worker = ctx;
+    (void)generation;
+    pull_trigger(worker, TRIGGER_VOTE);
+    pthread_mutex_lock(&worker->fleet->lock);
+    uint64_t number = worker->fleet->command.number;
+    pthread_mutex_unlock(&worker->fleet->lock);
+    return number;
+}
+
+static inline struct mu_boundary on_boundary(void *ctx, uint64_t generation, uint64_t steps_done, const struct mu_step_result *result)
+{
+    struct worker *worker = ctx;
+    struct mu_boundary decision = {.park = false};
+    (void)generation;
+    pthread_mutex_lock(&worker->fleet->lock);
+    const struct command *command = &worker->fleet->command;
+    if (command->number > worker->executed && result->command >= command->number && steps_done >= command->not_before_step) {
+        worker->executed = command->number;
+        decision.park = command->park;
+        for (uint32_t rank = 0; command->snapshot && rank < command->pieces; rank++) {
+            if (worker->fleet->ranks[rank] != worker->index)
+                continue;
+            decision.take_snapshot = true;
+            decision.snapshot = (struct mu_snapshot){.checkpoint = command->checkpoint, .piece = rank, .piece_count = command->pieces};
+            snprintf(decision.snapshot.dir, sizeof decision.snapshot.dir, "%s", command->dir);
+        }
+    }
+    pthread_mutex_unlock(&worker->fleet->lock);
+    pull_trigger(worker, TRIGGER_BOUNDARY);
+    return decision;
+}
+
+static inline void on_leaf(void *ctx, uint64_t generation, uint64_t step, uint32_t leaf, uint64_t first, uint64_t count)
+{
+    struct worker *worker = ctx;
+    struct fleet *fleet = worker->fleet;
+    pthread_mutex_lock(&fleet->lock);
+    if (fleet->ledger_count == LEDGER_MAX)
+        abort();
+    fleet->ledger[fleet->ledger_count++] = (struct ledger_line){generation, step, first, leaf, (uint32_t)count};
+    pthread_mutex_unlock(&fleet->lock);
+    pull_trigger(worker, TRIGGER_LEAF);
+}
+
+static inline void on_applied(void *ctx, uint64_t generation, uint64_t step)
+{
+    struct worker *worker = ctx;
+    (void)generation;
+    pthread_mutex_lock(&worker->fleet->lock);
+    worker->fleet->applied[step % 64]++;
+    pthread_mutex_unlock(&worker->fleet->lock);
+    pull_trigger(worker, TRIGGER_APPLIED);
+}
+
+/* ---- the fleet: the test's thread ---- */
+
+static inline void write_text(const char *path, size_t size_bytes)
+{
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    uint64_t state = 7;
+    for (size_t i = 0; i < size_bytes; i++)
+        assert_int_not_equal(fputc("the quick brown fox. "[mu_splitmix64(&state) % 21], file), EOF);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* 7 leaves of 2 micro-batches of 1 sequence; two layers; dropout, so that sample numbers matter. */
+static inline struct fleet *fleet_new(void)
+{
+    struct fleet *fleet = calloc(1, sizeof *fleet);
+    assert_non_null(fleet);
+    pthread_mutex_init(&fleet->lock, NULL);
+    pthread_condattr_t attr;
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&fleet->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    snprintf(fleet->dir, sizeof fleet->dir, "/tmp/mu-engine-XXXXXX");
+    assert_non_null(mkdtemp(fleet->dir));
+    fleet->threads = 1;
+    struct mu_job_spec *spec = &fleet->spec;
+    mu_job_spec_init(spec);
+    snprintf(spec->name, sizeof spec->name, "tiny");
+    spec->model = (struct mu_model_config){
+        .family = MU_FAMILY_GPT2, .layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 256, .dropout = 0.1f};
+    snprintf(spec->data.path, sizeof spec->data.path, "%s/text", fleet->dir);
+    write_text(spec->data.path, 6000);
+    spec->data.holdout = 0.1;
+    spec->batch.sequences = 14;
+    spec->batch.micro = 1;
+    spec->batch.accumulate = 2;
+    spec->batch.length = 16;
+    spec->steps = 6;
+    spec->optimizer.warmup = 2;
+    spec->eval.every = 4;
+    spec->eval.sequences = 9;
+    struct mu_error err;
+    if (mu_job_spec_check(spec, &err) != MU_OK)
+        fail_msg("%s", err.text);
+    return fleet;
+}
+
+static inline void remove_tree(const char *dir)
+{
+    char line[256];
+    snprintf(line, sizeof line, "rm -rf '%s'", dir);
+    assert_int_equal(system(line), 0);
+}
+
+static inline void worker_stop(struct fleet *fleet, uint32_t index)
+{
+    mu_engine_free(fleet->workers[index].engine);
+    fleet->workers[index].engine = NULL;
+}
+
+static inline void fleet_free(struct fleet *fleet)
+{
+    for (uint32_t i = 0; i < fleet->count; i++) {
+        worker_stop(fleet, i);
+        free(fleet->workers[i].events);
+    }
+    remove_tree(fleet->dir);
+    pthread_cond_destroy(&fleet->changed);
+    pthread_mutex_destroy(&fleet->lock);
+    free(fleet);
+}
+
+/* The next event of the worker among `kinds` (a bit set); others are passed over. NULL: none within PATIENCE_S. */
+static inline const struct mu_worker_event *next_event(struct worker *worker, uint32_t kinds)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += PATIENCE_S;
+    const struct mu_worker_event *found = NULL;
+    pthread_mutex_lock(&worker->fleet->lock);
+    for (;;) {
+        while (!found && worker->seen < worker->event_count) {
+            const struct mu_worker_event *event = &worker->events[worker->seen++];
+            bool stale = event->kind == MU_WE_PARKED && event->parked.generation < worker->fleet->generation;
+            if ((kinds >> event->kind & 1) && !stale) /* an abort is answered once more by who has parked by itself */
+                found = event;
+        }
+        if (found || pthread_cond_timedwait(&worker->fleet->changed, &worker->fleet->lock, &until) != 0)
+            break;
+    }
+    pthread_mutex_unlock(&worker->fleet->lock);
+    if (!found)
+        fail_msg("worker %u: nothing happened (events wanted: %x)", worker->index, kinds);
+    return found;
+}
+
+static inline uint32_t worker_start(struct fleet *fleet)
+{
+    uint32_t index = fleet->count++;
+    struct worker *worker = &fleet->workers[index];
+    *worker = (struct worker){.fleet = fleet, .index = index, .incarnation = mu_id_random()};
+    worker->events = calloc(EVENTS_MAX, sizeof *worker->events);
+    assert_non_null(worker->events);
+    struct mu_engine_config config = {.threads = fleet->threads,
+                                      .host_id = "host",
+                                      .callbacks = {.ctx = worker,
+                                                    .post = on_post,
+                                                    .vote = on_vote,
+                                                    .boundary = on_boundary,
+                                                    .leaf = on_leaf,
+                                                    .applied = on_applied}};
+    struct mu_error err;
+    if (mu_engine_new(&config, &worker->engine, &err) != MU_OK)
+        fail_msg("engine: %s", err.text);
+    assert_int_equal(mu_engine_load(worker->engine, &fleet->spec, (struct mu_id){1, 1}), MU_OK);
+    const struct mu_worker_event *event = next_event(worker, 1u << MU_WE_JOB_LOADED);
+    if (event->job_loaded.status != MU_OK)
+        fail_msg("load: %s", worker->text);
+    return index;
+}
+
+/* Assigns a new generation to the workers whose bits are set, by what they hold. */
+static inline void assign(struct fleet *fleet, uint32_t members)
+{
+    struct mu_plan_member list[WORKERS_MAX];
+    struct mu_plan_rank ranks[WORKERS_MAX];
+    uint32_t indices[WORKERS_MAX], count = 0;
+    for (uint32_t i = 0; i < fleet->count; i++) {
+        if (!(members >> i & 1))
+            continue;
+        indices[count] = i;
+        list[count++] = (struct mu_plan_member){.held = fleet->workers[i].held, .old_rank = UINT32_MAX, .host = 0};
+    }
+    struct mu_plan_input input = {.spec = &fleet->spec, .members = list, .member_count = count, .checkpoint = fleet->checkpoint,
+                                  .checkpoint_step = fleet->checkpoint_step, .may_initialise = fleet->checkpoint == 0};
+    struct mu_plan plan = {.ranks = ranks};
+    mu_plan_make(&input, &plan);
+    assert_int_equal(plan.status, MU_OK);
+    for (uint32_t rank = 1; fleet->tree && rank < plan.world; rank++)
+        ranks[rank].source_rank = rank & (rank - 1); /* along the tree of ranks state comes from the parent */
+    fleet->generation++;
+    fleet->world = plan.world;
+    for (uint32_t rank = 0; rank < plan.world; rank++)
+        fleet->ranks[rank] = indices[ranks[rank].member];
+    uint32_t leaf_counts[WORKERS_MAX];
+    for (uint32_t rank = 0; rank < plan.world; rank++)
+        leaf_counts[rank] = fleet->leaf_counts ? fleet->leaf_counts[rank] : ranks[rank].leaf_count;
+    for (uint32_t rank = 0; rank < plan.world; rank++) {
+        struct mu_peer peers[WORKERS_MAX];
+        uint32_t neighbours[MU_NEIGHBOURS_MAX], serve[WORKERS_MAX];
+        struct mu_assign a = {.rank = rank, .world = plan.world, .start_step = plan.start_step, .mesh = !fleet->tree,
+                              .leaf_counts = leaf_counts, .peers = peers, .source = ranks[rank].source,
+                              .source_rank = ranks[rank].source_rank, .serve_ranks = serve, .roll_forward = plan.roll_forward,
+                              .checkpoint = fleet->checkpoint};
+        snprintf(a.checkpoint_dir, sizeof a.checkpoint_dir, "%s", fleet->checkpoint_dir);
+        memset(a.secret, 42, sizeof a.secret);
+        a.peer_count = mu_plan_neighbours(plan.world, a.mesh, rank, neighbours);
+        for (uint32_t i = 0; i < a.peer_count; i++) {
+            struct worker *peer = &fleet->workers[fleet->ranks[neighbours[i]]];
+            peers[i] = (struct mu_peer){neighbours[i], peer->incarnation, "peer", mu_engine_address(peer->engine)};
+        }
+        for (uint32_t other = 0; other < plan.world; other++)
+            if (ranks[other].source == MU_SOURCE_PEER && ranks[other].source_rank == rank)
+                serve[a.serve_count++] = other;
+        struct worker *worker = &fleet->workers[fleet->ranks[rank]];
+        worker->executed = fleet->command.number;
+        assert_int_equal(mu_engine_prepare(worker->engine, fleet->generation, worker->incarnation, &a), MU_OK);
+    }
+}
+
+/* Assigns, waits until all are prepared, says go. */
+static inline void start(struct fleet *fleet, uint32_t members)
+{
+    assign(fleet, members);
+    for (uint32_t rank = 0; rank < fleet->world; rank++) {
+        const struct mu_worker_event *event =
+            next_event(&fleet->workers[fleet->ranks[rank]], 1u << MU_WE_PREPARED | 1u << MU_WE_PARKED);
+        if (event->kind != MU_WE_PREPARED)
+            fail_msg("prepare of rank %u failed: %s", rank, event->parked.text);
+    }
+    for (uint32_t rank = 0; rank < fleet->world; rank++)
+        assert_int_equal(mu_engine_run(fleet->workers[fleet->ranks[rank]].engine, fleet->generation), MU_OK);
+}
+
+/* Waits until every rank is parked; returns the reason of the last one (all ranks have the same unless it failed). */
+static inline enum mu_park_reason wait_parked(struct fleet *fleet, uint8_t ret_sha[32])
+{
+    enum mu_park_reason reason = MU_PARK_NONE;
+    for (uint32_t rank = 0; rank < fleet->world; rank++) {
+        const struct mu_worker_event *event = next_event(&fleet->workers[fleet->ranks[rank]], 1u << MU_WE_PARKED);
+        if (event->parked.generation != fleet->generation)
+            fail_msg("parked in generation %d", (int)event->parked.generation);
+        if (rank > 0 && reason == MU_PARK_FINISHED && event->parked.reason == MU_PARK_FINISHED && ret_sha)
+            assert_memory_equal(ret_sha, event->parked.weights_sha256, 32);
+        if (event->parked.reason == MU_PARK_ENGINE || event->parked.reason == MU_PARK_PREPARE)
+            fail_msg("rank %u: %s", rank, event->parked.text);
+        if (event->parked.reason == MU_PARK_FINISHED && ret_sha)
+            memcpy(ret_sha, event->parked.weights_sha256, 32);
+        reason = event->parked.reason;
+    }
+    return reason;
+}
+
+#endif

@@ -1,0 +1,327 @@
+/* links: mu_engine mu_comm mu_kernels mu_plan */
+#include "worker/reduce.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/rng.h"
+#include "plan/plan.h"
+
+enum { WORLD_MAX = 40, STEPS = 2, PATIENCE_US = 30 * 1000000 };
+
+static const uint8_t secret[MU_COMM_SECRET_SIZE] = "the secret of this generation..";
+
+/* One exchange: `world` ranks as threads of this process, each with its own sockets. */
+struct exchange {
+    struct mu_model_spec model;
+    uint32_t world, leaves, threads, segment_chunks;
+    bool mesh;
+    uint32_t leaf_counts[WORLD_MAX];
+    uint64_t staging_bytes;
+    const float *expected[STEPS];
+    double expected_loss, expected_squares;
+    pthread_barrier_t ready;
+    struct rank {
+        struct exchange *exchange;
+        uint32_t rank;
+        struct mu_id incarnation;
+        struct mu_comm *comm;
+        pthread_t thread;
+        char trouble[256]; /* empty: all was as expected */
+    } ranks[WORLD_MAX];
+};
+
+/* Gradient element of a leaf: a few bits of mantissa differ in size so much that any other order of addition shows. */
+static float gradient_of(uint64_t step, uint32_t leaf, uint64_t element)
+{
+    uint64_t state = (step * 1000003 + leaf) * 0x9e3779b97f4a7c15ull + element;
+    uint64_t bits = mu_splitmix64(&state);
+    return ((float)(bits & 0xffffff) - 8388608.0f) * (bits >> 60 & 1 ? 1e-7f : 3e-3f);
+}
+
+static double loss_of(uint32_t leaf)
+{
+    return 3.0 + 1e-9 * leaf * leaf + (leaf % 3 == 0 ? 1e9 : 0.1);
+}
+
+static float sum_node(uint64_t step, struct mu_tree_node node, uint64_t element)
+{
+    if (node.count == 1)
+        return gradient_of(step, node.first, element);
+    struct mu_tree_node left, right;
+    mu_tree_children(node, &left, &right);
+    return sum_node(step, left, element) + sum_node(step, right, element);
+}
+
+static double sum_losses(struct mu_tree_node node)
+{
+    if (node.count == 1)
+        return loss_of(node.first);
+    struct mu_tree_node left, right;
+    mu_tree_children(node, &left, &right);
+    return sum_losses(left) + sum_losses(right);
+}
+
+static float *expected_sum(const struct exchange *x, uint64_t step)
+{
+    float *sum = calloc(x->model.flat_size, sizeof *sum);
+    assert_non_null(sum);
+    for (uint32_t i = 0; i < x->model.cell_count; i++) {
+        struct mu_cell cell = mu_model_cell(&x->model, i);
+        for (uint64_t e = cell.offset; e < cell.offset + cell.size; e++)
+            sum[e] = sum_node(step, (struct mu_tree_node){0, x->leaves}, e);
+    }
+    return sum;
+}
+
+/* ---- one rank ---- */
+
+struct rank_state {
+    struct mu_pool *pool;
+    struct mu_reduce *reduce;
+    struct mu_comm_group *group;
+    float *stack[MU_TREE_ROOTS_MAX], *staging;
+    uint32_t first_leaf, leaf_count, depth_max;
+};
+
+static bool open_group(struct rank *rank, struct rank_state *s)
+{
+    struct exchange *x = rank->exchange;
+    uint32_t neighbours[MU_NEIGHBOURS_MAX], count = mu_plan_neighbours(x->world, x->mesh, rank->rank, neighbours);
+    struct mu_comm_peer peers[MU_NEIGHBOURS_MAX];
+    for (uint32_t i = 0; i < count; i++)
+        peers[i] = (struct mu_comm_peer){neighbours[i], x->ranks[neighbours[i]].incarnation, mu_comm_address(x->ranks[neighbours[i]].comm)};
+    struct mu_comm_group_config config = {
+        .generation = 1, .rank = rank->rank, .world = x->world, .incarnation = rank->incarnation, .peers = peers, .peer_count = count};
+    memcpy(config.secret, secret, sizeof secret);
+    uint64_t deadline_us = mu_clock_mono_us() + PATIENCE_US;
+    struct mu_error err;
+    if (mu_comm_open(rank->comm, &config, deadline_us, &s->group, &err) != MU_OK || mu_comm_wait_ready(s->group, deadline_us, &err) != MU_OK) {
+        snprintf(rank->trouble, sizeof rank->trouble, "open: %.200s", err.text);
+        return false;
+    }
+    return true;
+}
+
+static bool make_reduce(struct rank *rank, struct rank_state *s)
+{
+    struct exchange *x = rank->exchange;
+    struct mu_error err;
+    struct mu_reduce_config config = {.model = &x->model, .pool = s->pool, .leaves = x->leaves, .world = x->world, .rank = rank->rank,
+                                      .leaf_counts = x->leaf_counts, .mesh = x->mesh, .staging_bytes = x->staging_bytes,
+                                      .segment_chunks = x->segment_chunks};
+    if (mu_reduce_new(&config, &s->reduce, &err) != MU_OK) {
+        snprintf(rank->trouble, sizeof rank->trouble, "reduce: %.200s", err.text);
+        return false;
+    }
+    s->first_leaf = mu_plan_leaf_range(x->leaves, x->world, x->leaf_counts, rank->rank, &s->leaf_count);
+    s->depth_max = mu_tree_buffers(x->leaves, s->first_leaf, s->leaf_count);
+    s->depth_max = s->depth_max ? s->depth_max : 1;
+    for (uint32_t i = 0; i < s->depth_max; i++)
+        s->stack[i] = calloc(x->model.flat_size, sizeof(float));
+    /* Exactly what was asked for, so that a sanitizer sees what is too much. */
+    s->staging = malloc(mu_reduce_staging_bytes(s->reduce) + 1);
+    mu_reduce_attach(s->reduce, s->group, s->staging);
+    return true;
+}
+
+static void sum_own_leaves(struct rank_state *s, const struct exchange *x, uint64_t step, struct mu_small *small)
+{
+    uint32_t depth = 0;
+    for (uint32_t leaf = s->first_leaf; leaf < s->first_leaf + s->leaf_count; leaf++) {
+        for (uint64_t e = 0; e < x->model.flat_size; e++)
+            s->stack[depth][e] = gradient_of(step, leaf, e);
+        mu_small_push(small, x->leaves, s->first_leaf, leaf, loss_of(leaf));
+        mu_exact_sum_add(&small->squares, loss_of(leaf));
+        for (uint32_t i = mu_tree_carries(x->leaves, s->first_leaf, leaf); i > 0; i--, depth--)
+            for (uint64_t e = 0; e < x->model.flat_size; e++)
+                s->stack[depth - 1][e] += s->stack[depth][e];
+        depth++;
+    }
+}
+
+static bool one_step(struct rank *rank, struct rank_state *s, uint64_t step)
+{
+    struct exchange *x = rank->exchange;
+    struct mu_error err = {0};
+    struct mu_small own = {.command = 100 + (rank->rank + 3) % x->world}, total;
+    mu_exact_sum_init(&own.squares);
+    enum mu_status status = mu_reduce_begin(s->reduce, step, s->stack, &err);
+    if (status == MU_OK)
+        sum_own_leaves(s, x, step, &own);
+    for (uint32_t cell = x->model.cell_count; cell-- > 0 && status == MU_OK;)
+        status = mu_reduce_cell_ready(s->reduce, cell, &err);
+    if (status == MU_OK)
+        status = mu_reduce_finish(s->reduce, &err);
+    if (status == MU_OK)
+        status = mu_reduce_small(s->reduce, step, MU_SMALL_VOTE, x->leaves, &own, &total, &err);
+    if (status != MU_OK) {
+        snprintf(rank->trouble, sizeof rank->trouble, "step: %.200s", err.text);
+        return false;
+    }
+    for (uint32_t i = 0; i < x->model.cell_count; i++) {
+        struct mu_cell cell = mu_model_cell(&x->model, i);
+        if (memcmp(s->stack[0] + cell.offset, x->expected[step] + cell.offset, cell.size * sizeof(float)) != 0) {
+            snprintf(rank->trouble, sizeof rank->trouble, "step %d: sum of cell %s differs", (int)step, cell.name);
+            return false;
+        }
+    }
+    if (total.roots[0] != x->expected_loss || mu_exact_sum_round(&total.squares) != x->expected_squares || total.command != 100) {
+        snprintf(rank->trouble, sizeof rank->trouble, "vote differs: loss %.17g, command %d", total.roots[0], (int)total.command);
+        return false;
+    }
+    return true;
+}
+
+static void *rank_main(void *arg)
+{
+    struct rank *rank = arg;
+    struct rank_state s = {0};
+    struct mu_error err;
+    bool ok = mu_pool_new(rank->exchange->threads, &err, &s.pool) == MU_OK;
+    if (!ok)
+        snprintf(rank->trouble, sizeof rank->trouble, "pool: %.200s", err.text);
+    ok = ok && (rank->exchange->world == 1 || open_group(rank, &s)) && make_reduce(rank, &s);
+    for (uint64_t step = 0; step < STEPS && ok; step++)
+        ok = one_step(rank, &s, step);
+    pthread_barrier_wait(&rank->exchange->ready); /* nobody leaves while others still exchange */
+    mu_comm_group_close(s.group);
+    mu_reduce_free(s.reduce);
+    for (uint32_t i = 0; i < s.depth_max; i++)
+        free(s.stack[i]);
+    free(s.staging);
+    mu_pool_free(s.pool);
+    return NULL;
+}
+
+/* ---- all ranks ---- */
+
+struct layout {
+    uint32_t world, leaves;
+    bool mesh;
+    uint32_t threads;
+    const uint32_t *leaf_counts; /* NULL: equal */
+    uint64_t staging_bytes;
+    uint32_t segment_chunks;
+};
+
+static void check_layout(const struct mu_model_config *config, const struct layout *layout)
+{
+    struct exchange *x = calloc(1, sizeof *x);
+    assert_non_null(x);
+    mu_model_spec_init(&x->model, config);
+    x->world = layout->world;
+    x->leaves = layout->leaves;
+    x->mesh = layout->mesh;
+    x->threads = layout->threads;
+    x->staging_bytes = layout->staging_bytes;
+    x->segment_chunks = layout->segment_chunks;
+    for (uint32_t i = 0; i < x->world; i++)
+        mu_plan_leaf_range(x->leaves, x->world, layout->leaf_counts, i, &x->leaf_counts[i]);
+    for (uint64_t step = 0; step < STEPS; step++)
+        x->expected[step] = expected_sum(x, step);
+    x->expected_loss = sum_losses((struct mu_tree_node){0, x->leaves});
+    struct mu_exact_sum squares;
+    mu_exact_sum_init(&squares);
+    for (uint32_t leaf = 0; leaf < x->leaves; leaf++)
+        mu_exact_sum_add(&squares, loss_of(leaf));
+    x->expected_squares = mu_exact_sum_round(&squares);
+
+    pthread_barrier_init(&x->ready, NULL, x->world);
+    for (uint32_t i = 0; i < x->world; i++) {
+        struct mu_error err;
+        x->ranks[i] = (struct rank){.exchange = x, .rank = i, .incarnation = mu_id_random()};
+        assert_int_equal(mu_comm_new(&(struct mu_comm_config){.host_id = "host"}, &x->ranks[i].comm, &err), MU_OK);
+    }
+    for (uint32_t i = 0; i < x->world; i++)
+        assert_int_equal(pthread_create(&x->ranks[i].thread, NULL, rank_main, &x->ranks[i]), 0);
+    for (uint32_t i = 0; i < x->world; i++)
+        pthread_join(x->ranks[i].thread, NULL);
+    for (uint32_t i = 0; i < x->world; i++)
+        mu_comm_free(x->ranks[i].comm);
+    pthread_barrier_destroy(&x->ready);
+    for (uint64_t step = 0; step < STEPS; step++)
+        free((void *)x->expected[step]);
+    for (uint32_t i = 0; i < x->world; i++) {
+        if (x->ranks[i].trouble[0])
+            fail_msg("world %u, %s, rank %u: %s", x->world, x->mesh ? "mesh" : "tree", i, x->ranks[i].trouble);
+    }
+    free(x);
+}
+
+/* 3 chunks in the largest cells, others smaller than one: runs that end at cells and at owners. */
+static const struct mu_model_config medium = {.family = MU_FAMILY_GPT2, .layers = 1, .heads = 2, .channels = 104, .context = 16, .vocab = 1300};
+static const struct mu_model_config tiny = {.family = MU_FAMILY_GPT2, .layers = 1, .heads = 2, .channels = 8, .context = 8, .vocab = 16};
+
+static void test_reduce_mesh_any_world_gives_the_tree_sum(void **state)
+{
+    (void)state;
+    for (uint32_t world = 1; world <= 7; world++)
+        check_layout(&medium, &(struct layout){.world = world, .leaves = 11, .mesh = true, .threads = 1 + world % 3, .staging_bytes = 1 << 28});
+}
+
+static void test_reduce_tree_any_world_gives_the_tree_sum(void **state)
+{
+    (void)state;
+    for (uint32_t world = 2; world <= 7; world++)
+        check_layout(&medium, &(struct layout){.world = world, .leaves = 11, .mesh = false, .threads = 1 + world % 2, .staging_bytes = 1 << 28});
+}
+
+static void test_reduce_smallest_window_gives_the_tree_sum(void **state)
+{
+    (void)state;
+    for (uint32_t world = 2; world <= 5; world += 3)
+        for (uint32_t mesh = 0; mesh < 2; mesh++)
+            check_layout(&medium, &(struct layout){.world = world, .leaves = 9, .mesh = mesh, .threads = 1, .staging_bytes = 1});
+}
+
+static void test_reduce_uneven_leaves_and_ranks_without_leaves_give_the_tree_sum(void **state)
+{
+    (void)state;
+    static const uint32_t counts[][5] = {{7, 1, 2, 3, 0}, {0, 6, 0, 1, 6}, {0, 0, 13, 0, 0}, {1, 1, 1, 1, 9}, {3, 5, 3, 1, 1}};
+    for (uint32_t i = 0; i < 5; i++)
+        for (uint32_t mesh = 0; mesh < 2; mesh++)
+            check_layout(&tiny, &(struct layout){.world = 5, .leaves = 13, .mesh = mesh, .threads = 1, .leaf_counts = counts[i], .staging_bytes = 1 << 28});
+}
+
+static void test_reduce_long_segments_give_the_tree_sum(void **state)
+{
+    (void)state;
+    for (uint32_t mesh = 0; mesh < 2; mesh++)
+        check_layout(&medium, &(struct layout){.world = 3, .leaves = 8, .mesh = mesh, .threads = 1, .staging_bytes = 1 << 28, .segment_chunks = 2});
+}
+
+static void test_reduce_large_world_along_the_tree_gives_the_tree_sum(void **state)
+{
+    (void)state;
+    check_layout(&tiny, &(struct layout){.world = 33, .leaves = 48, .mesh = false, .threads = 1, .staging_bytes = 1 << 20});
+    check_layout(&tiny, &(struct layout){.world = 40, .leaves = 40, .mesh = false, .threads = 1, .staging_bytes = 1 << 20});
+}
+
+static void test_reduce_more_ranks_than_chunks_gives_the_tree_sum(void **state)
+{
+    (void)state;
+    check_layout(&tiny, &(struct layout){.world = 12, .leaves = 12, .mesh = true, .threads = 1, .staging_bytes = 1 << 20});
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reduce_mesh_any_world_gives_the_tree_sum),
+        cmocka_unit_test(test_reduce_tree_any_world_gives_the_tree_sum),
+        cmocka_unit_test(test_reduce_smallest_window_gives_the_tree_sum),
+        cmocka_unit_test(test_reduce_uneven_leaves_and_ranks_without_leaves_give_the_tree_sum),
+        cmocka_unit_test(test_reduce_long_segments_give_the_tree_sum),
+        cmocka_unit_test(test_reduce_large_world_along_the_tree_gives_the_tree_sum),
+        cmocka_unit_test(test_reduce_more_ranks_than_chunks_gives_the_tree_sum),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,540 @@
+#include "worker/agent.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/fault.h"
+#include "common/log.h"
+#include "proto/wire.h"
+#include "rpc/client.h"
+#include "worker/engine.h"
+
+#define ATTACH_METHOD "/muster.v1.WorkerService/Attach"
+
+/* One stream to the coordinator, from CONNECT until the main thread frees it. */
+struct link {
+    struct agent *agent;
+    struct mu_rpc_stream *stream;
+    struct link *next; /* among the dead */
+};
+
+struct agent {
+    pthread_mutex_t lock; /* everything below but the descriptors */
+    struct mu_worker *worker;
+    struct mu_engine *engine;
+    struct mu_rpc_pool *pool;
+    struct mu_rpc_client *client;
+    struct link *link;  /* current stream; NULL: none */
+    struct link *dead;  /* ended streams, to be freed outside of the lock */
+    struct mu_wire_arena arena_in, arena_out;
+    char connect_trouble[MU_TEXT_SIZE]; /* CONNECT failed at once: to be told to the core after its step */
+    bool connect_failed;
+    uint64_t armed_us; /* the main thread sleeps until then */
+    bool interrupted;  /* a first SIGINT came */
+    bool exiting;
+    int exit_code;
+    int wake_fd, signal_fd, ledger_fd;
+};
+
+static void wake_main(struct agent *agent)
+{
+    uint64_t one = 1;
+    ssize_t ignored = write(agent->wake_fd, &one, sizeof one);
+    (void)ignored; /* a full counter wakes as well */
+}
+
+static void leave(struct agent *agent, int code)
+{
+    if (!agent->exiting)
+        agent->exit_code = code;
+    agent->exiting = true;
+    wake_main(agent);
+}
+
+/* ---- actions, under the lock ---- */
+
+static void on_stream(void *user, const struct mu_rpc_stream_event *event);
+
+static void drop_link(struct agent *agent, bool cancel)
+{
+    struct link *link = agent->link;
+    if (!link)
+        return;
+    agent->link = NULL;
+    if (cancel)
+        mu_rpc_stream_cancel(link->stream);
+    link->next = agent->dead;
+    agent->dead = link;
+    wake_main(agent);
+}
+
+static void do_connect(struct agent *agent)
+{
+    struct mu_error err = {0};
+    drop_link(agent, true);
+    struct link *link = calloc(1, sizeof *link);
+    MU_FAULT("worker.attach");
+    enum mu_status status = link ? MU_OK : mu_fail(&err, MU_ERR_NO_MEMORY, "no memory for a stream");
+    if (status == MU_OK) {
+        link->agent = agent;
+        status = mu_rpc_stream_new(agent->client, ATTACH_METHOD, on_stream, link, &err, &link->stream);
+    }
+    if (status == MU_OK) {
+        agent->link = link; /* callbacks wait for the lock until here */
+        return;
+    }
+    free(link);
+    agent->connect_failed = true;
+    snprintf(agent->connect_trouble, sizeof agent->connect_trouble, "%.*s", (int)sizeof agent->connect_trouble - 1, err.text);
+}
+
+/* A message that cannot be queued ends the stream: the next Hello carries the whole status, and the core repeats what matters. */
+static void do_send(struct agent *agent, const struct mu_worker_message *message)
+{
+    const void *data;
+    size_t size_bytes;
+    struct mu_error err;
+    if (!agent->link)
+        return;
+    mu_wire_arena_reset(&agent->arena_out);
+    if (mu_wire_encode_worker(&agent->arena_out, message, &data, &size_bytes, &err) != MU_OK) {
+        MU_LOGE("cannot encode a message to the coordinator: %s", err.text);
+        return;
+    }
+    struct mu_rpc_bytes *bytes = mu_rpc_bytes_copy(data, size_bytes);
+    enum mu_status status = mu_rpc_stream_send(agent->link->stream, bytes);
+    mu_rpc_bytes_unref(bytes);
+    if (status == MU_ERR_LIMIT) {
+        MU_LOGW("the coordinator does not take what it is sent; the stream is opened anew");
+        mu_rpc_stream_cancel(agent->link->stream);
+    }
+}
+
+static void do_engine(struct agent *agent, const struct mu_worker_action *action)
+{
+    enum mu_status status = MU_OK;
+    switch (action->kind) {
+    case MU_WA_LOAD_JOB:
+        MU_LOGI("job '%s': loading data and model", action->load.spec->name);
+        status = mu_engine_load(agent->engine, action->load.spec, action->load.uid);
+        break;
+    case MU_WA_PREPARE:
+        MU_LOGI("generation %llu: rank %u of %u, from step %llu", (unsigned long long)action->generation.generation,
+                action->generation.assign->rank, action->generation.assign->world,
+                (unsigned long long)action->generation.assign->start_step);
+        status = mu_engine_prepare(agent->engine, action->generation.generation, mu_worker_incarnation(agent->worker),
+                                   action->generation.assign);
+        break;
+    case MU_WA_RUN:
+        MU_LOGI("generation %llu: go", (unsigned long long)action->generation.generation);
+        status = mu_engine_run(agent->engine, action->generation.generation);
+        break;
+    case MU_WA_ABORT:
+        MU_LOGI("generation %llu: revoked", (unsigned long long)action->generation.generation);
+        status = mu_engine_abort(agent->engine, action->generation.generation);
+        break;
+    case MU_WA_SNAPSHOT:
+        status = mu_engine_snapshot(agent->engine, action->snapshot.generation, &action->snapshot.snapshot);
+        break;
+    case MU_WA_FORGET:
+        MU_LOGW("the coordinator has given up this incarnation: everything held is dropped");
+        status = mu_engine_forget(agent->engine);
+        break;
+    default:
+        break;
+    }
+    if (status != MU_OK) {
+        MU_LOGE("the engine takes no more commands (%s)", mu_status_name(status));
+        leave(agent, MU_AGENT_EXIT_FAILURE);
+    }
+}
+
+static void on_action(void *ctx, const struct mu_worker_action *action)
+{
+    struct agent *agent = ctx;
+    switch (action->kind) {
+    case MU_WA_CONNECT:
+        do_connect(agent);
+        break;
+    case MU_WA_DISCONNECT:
+        drop_link(agent, true);
+        break;
+    case MU_WA_SEND:
+        do_send(agent, action->message);
+        break;
+    case MU_WA_LOAD_JOB:
+    case MU_WA_PREPARE:
+    case MU_WA_RUN:
+    case MU_WA_ABORT:
+    case MU_WA_SNAPSHOT:
+    case MU_WA_FORGET:
+        do_engine(agent, action);
+        break;
+    case MU_WA_EXIT:
+        mu_log(action->exit.code == 0 ? MU_LOG_INFO : MU_LOG_ERROR, NULL, "leaving: %s", action->exit.text ? action->exit.text : "");
+        leave(agent, action->exit.code);
+        break;
+    }
+}
+
+/* Under the lock: one event, and what its actions bring about at once. */
+static void step_core(struct agent *agent, struct mu_worker_event *event)
+{
+    struct mu_worker_sink sink = {.emit = on_action, .ctx = agent};
+    event->now_us = mu_clock_mono_us();
+    event->random = mu_id_random();
+    mu_worker_step(agent->worker, event, &sink);
+    if (agent->connect_failed) {
+        struct mu_worker_event failed = {.kind = MU_WE_DISCONNECTED, .now_us = mu_clock_mono_us(), .text = agent->connect_trouble};
+        agent->connect_failed = false;
+        mu_worker_step(agent->worker, &failed, &sink);
+    }
+    if (mu_worker_next_deadline(agent->worker) < agent->armed_us)
+        wake_main(agent);
+}
+
+static void give_event(struct agent *agent, struct mu_worker_event *event)
+{
+    pthread_mutex_lock(&agent->lock);
+    step_core(agent, event);
+    pthread_mutex_unlock(&agent->lock);
+}
+
+/* ---- the stream: RPC poller thread ---- */
+
+static void on_message(struct agent *agent, const void *data, size_t size_bytes)
+{
+    struct mu_coord_message message;
+    struct mu_error err;
+    mu_wire_arena_reset(&agent->arena_in);
+    if (mu_wire_decode_coord(&agent->arena_in, data, size_bytes, &message, &err) != MU_OK) {
+        MU_LOGE("message of the coordinator refused: %s", err.text);
+        mu_rpc_stream_cancel(agent->link->stream);
+        return;
+    }
+    if (message.kind == MU_CM_WELCOME)
+        MU_LOGI("attached as '%s'", message.welcome.name);
+    if (message.kind == MU_CM_REJECT)
+        MU_LOGW("the coordinator refuses: %s", message.reject.text);
+    step_core(agent, &(struct mu_worker_event){.kind = MU_WE_MESSAGE, .message = &message});
+}
+
+static void on_stream(void *user, const struct mu_rpc_stream_event *event)
+{
+    struct link *link = user;
+    struct agent *agent = link->agent;
+    pthread_mutex_lock(&agent->lock);
+    if (agent->link != link)
+        goto unlock; /* given up meanwhile */
+    switch (event->type) {
+    case MU_RPC_STREAM_OPENED:
+        step_core(agent, &(struct mu_worker_event){.kind = MU_WE_CONNECTED});
+        break;
+    case MU_RPC_STREAM_MESSAGE:
+        on_message(agent, event->data, event->size_bytes);
+        break;
+    case MU_RPC_STREAM_WRITABLE:
+        break;
+    case MU_RPC_STREAM_CLOSED: {
+        const char *text = event->code == MU_RPC_OK ? "ended by the coordinator" : event->error->text;
+        bool was_up = mu_worker_connected(agent->worker);
+        drop_link(agent, false);
+        mu_log(was_up ? MU_LOG_WARN : MU_LOG_DEBUG, NULL, "no coordinator: %s", text);
+        step_core(agent, &(struct mu_worker_event){.kind = MU_WE_DISCONNECTED, .text = text});
+        break;
+    }
+    }
+unlock:
+    pthread_mutex_unlock(&agent->lock);
+}
+
+/* ---- the engine's calls: engine and writer threads ---- */
+
+static void on_post(void *ctx, const struct mu_worker_event *event)
+{
+    struct agent *agent = ctx;
+    struct mu_worker_event copy = *event;
+    if (event->kind == MU_WE_PARKED)
+        MU_LOGI("generation %llu: parked at step %llu%s%s", (unsigned long long)event->parked.generation,
+                (unsigned long long)event->parked.held.step, event->parked.text[0] ? ": " : "", event->parked.text);
+    if (event->kind == MU_WE_JOB_LOADED && event->job_loaded.status != MU_OK)
+        MU_LOGE("job cannot be loaded: %s", event->job_loaded.text);
+    if (event->kind == MU_WE_PIECE && event->piece.status != MU_OK)
+        MU_LOGE("checkpoint %llu, piece %u: %s", (unsigned long long)event->piece.checkpoint, event->piece.piece, event->piece.text);
+    give_event(agent, &copy);
+}
+
+static uint64_t on_vote(void *ctx, uint64_t generation)
+{
+    struct agent *agent = ctx;
+    pthread_mutex_lock(&agent->lock);
+    uint64_t command = mu_worker_vote(agent->worker, generation);
+    pthread_mutex_unlock(&agent->lock);
+    return command;
+}
+
+static struct mu_boundary on_boundary(void *ctx, uint64_t generation, uint64_t steps_done, const struct mu_step_result *result)
+{
+    struct agent *agent = ctx;
+    pthread_mutex_lock(&agent->lock);
+    struct mu_boundary decision = mu_worker_boundary(agent->worker, mu_clock_mono_us(), generation, steps_done, result);
+    pthread_mutex_unlock(&agent->lock);
+    return decision;
+}
+
+static void write_ledger(const struct agent *agent, const char *line, int length)
+{
+    if (write(agent->ledger_fd, line, (size_t)length) != length)
+        MU_LOGE("ledger: %s", strerror(errno));
+}
+
+static void on_leaf(void *ctx, uint64_t generation, uint64_t step, uint32_t leaf, uint64_t first_sequence, uint64_t count)
+{
+    char line[160];
+    int length = snprintf(line, sizeof line, "leaf generation=%llu step=%llu leaf=%u first=%llu count=%llu\n",
+                          (unsigned long long)generation, (unsigned long long)step, leaf, (unsigned long long)first_sequence,
+                          (unsigned long long)count);
+    write_ledger(ctx, line, length);
+}
+
+static void on_applied(void *ctx, uint64_t generation, uint64_t step)
+{
+    char line[96];
+    int length = snprintf(line, sizeof line, "applied generation=%llu step=%llu\n", (unsigned long long)generation,
+                          (unsigned long long)step);
+    write_ledger(ctx, line, length);
+}
+
+/* ---- main thread ---- */
+
+static void free_dead(struct agent *agent)
+{
+    pthread_mutex_lock(&agent->lock);
+    struct link *dead = agent->dead;
+    agent->dead = NULL;
+    pthread_mutex_unlock(&agent->lock);
+    while (dead) {
+        struct link *next = dead->next;
+        mu_rpc_stream_free(dead->stream);
+        free(dead);
+        dead = next;
+    }
+}
+
+static void on_signals(struct agent *agent)
+{
+    struct signalfd_siginfo info;
+    while (read(agent->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
+        bool interrupt = info.ssi_signo == SIGINT;
+        if (interrupt && agent->interrupted) {
+            MU_LOGW("interrupted twice: leaving at once");
+            _exit(MU_AGENT_EXIT_INTERRUPTED);
+        }
+        agent->interrupted = agent->interrupted || interrupt;
+        MU_LOGI("%s: leaving in good order%s", interrupt ? "SIGINT" : "SIGTERM", interrupt ? " (again to leave at once)" : "");
+        give_event(agent, &(struct mu_worker_event){.kind = MU_WE_TERMINATE, .text = interrupt ? "SIGINT" : "SIGTERM"});
+    }
+}
+
+static void on_deadline(struct agent *agent)
+{
+    struct mu_worker_event progress = {.kind = MU_WE_PROGRESS};
+    mu_engine_progress(agent->engine, &progress.progress.counter, &progress.progress.waiting);
+    give_event(agent, &progress);
+    give_event(agent, &(struct mu_worker_event){.kind = MU_WE_TICK});
+}
+
+static void sleep_until(struct agent *agent, uint64_t until_us)
+{
+    struct pollfd fds[2] = {{.fd = agent->wake_fd, .events = POLLIN}, {.fd = agent->signal_fd, .events = POLLIN}};
+    uint64_t now_us = mu_clock_mono_us(), left_us = until_us > now_us ? until_us - now_us : 0;
+    struct timespec timeout = {.tv_sec = (time_t)(left_us / 1000000), .tv_nsec = (long)(left_us % 1000000) * 1000};
+    if (ppoll(fds, 2, until_us == UINT64_MAX ? NULL : &timeout, NULL) < 0 && errno != EINTR)
+        MU_LOGE("poll: %s", strerror(errno));
+    uint64_t drained;
+    ssize_t ignored = read(agent->wake_fd, &drained, sizeof drained);
+    (void)ignored;
+}
+
+static void main_loop(struct agent *agent)
+{
+    give_event(agent, &(struct mu_worker_event){.kind = MU_WE_START});
+    for (;;) {
+        pthread_mutex_lock(&agent->lock);
+        bool exiting = agent->exiting;
+        uint64_t deadline_us = mu_worker_next_deadline(agent->worker);
+        agent->armed_us = deadline_us;
+        pthread_mutex_unlock(&agent->lock);
+        if (exiting)
+            return;
+        sleep_until(agent, deadline_us);
+        free_dead(agent);
+        on_signals(agent);
+        if (mu_clock_mono_us() >= deadline_us)
+            on_deadline(agent);
+    }
+}
+
+/* The last messages (goodbye, the final status) should arrive. */
+static void flush_stream(struct agent *agent)
+{
+    uint64_t patience_us = mu_clock_mono_us() + MU_AGENT_FLUSH_MS * 1000;
+    pthread_mutex_lock(&agent->lock);
+    if (agent->link)
+        mu_rpc_stream_close_send(agent->link->stream);
+    while (agent->link && mu_clock_mono_us() < patience_us) {
+        pthread_mutex_unlock(&agent->lock);
+        sleep_until(agent, patience_us);
+        pthread_mutex_lock(&agent->lock);
+    }
+    drop_link(agent, true);
+    pthread_mutex_unlock(&agent->lock);
+}
+
+/* ---- start ---- */
+
+/* The coordinator's address as literal "address:port", for the choice of the data plane's own address; false: it has none. */
+static bool literal_address(const char *text, char *out, size_t size)
+{
+    char host[256];
+    const char *colon = strrchr(text, ':');
+    if (strncmp(text, "unix:", 5) == 0 || !colon || (size_t)(colon - text) >= sizeof host)
+        return false;
+    snprintf(host, sizeof host, "%.*s", (int)(colon - text), text);
+    if (host[0] == '[' && host[strlen(host) - 1] == ']') {
+        memmove(host, host + 1, strlen(host));
+        host[strlen(host) - 1] = 0;
+    }
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+    if (getaddrinfo(host, colon + 1, &hints, &found) != 0 || !found)
+        return false;
+    char literal[128];
+    bool ok = getnameinfo(found->ai_addr, found->ai_addrlen, literal, sizeof literal, NULL, 0, NI_NUMERICHOST) == 0;
+    if (ok)
+        snprintf(out, size, found->ai_family == AF_INET6 ? "[%s]:%s" : "%s:%s", literal, colon + 1);
+    freeaddrinfo(found);
+    return ok;
+}
+
+static enum mu_status start_engine(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
+{
+    char route_to[192];
+    struct mu_engine_config engine = {.threads = config->threads,
+                                      .data_addr = config->data_addr,
+                                      .route_to = literal_address(config->coordinator, route_to, sizeof route_to) ? route_to : NULL,
+                                      .host_id = config->host_id,
+                                      .unix_dir = config->unix_dir,
+                                      .connect_timeout_ms = config->connect_timeout_ms,
+                                      .callbacks = {.ctx = agent, .post = on_post, .vote = on_vote, .boundary = on_boundary}};
+    if (config->ledger) {
+        agent->ledger_fd = open(config->ledger, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+        if (agent->ledger_fd < 0)
+            return mu_fail_errno(err, errno, "--ledger: cannot open '%s'", config->ledger);
+        engine.callbacks.leaf = on_leaf;
+        engine.callbacks.applied = on_applied;
+    }
+    return mu_engine_new(&engine, &agent->engine, err);
+}
+
+static enum mu_status start_core(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
+{
+    struct mu_worker_config worker;
+    mu_worker_config_init(&worker);
+    struct mu_hello *hello = &worker.hello;
+    char host[MU_WORKER_NAME_SIZE] = "localhost";
+    if (gethostname(host, sizeof host - 1) != 0)
+        MU_LOGW("the host has no name: %s", strerror(errno));
+    snprintf(hello->software_version, sizeof hello->software_version, "%s", MU_VERSION);
+    snprintf(hello->job, sizeof hello->job, "%s", config->job);
+    snprintf(hello->name, sizeof hello->name, "%s", config->name ? config->name : "");
+    mu_wire_text_clean(config->host_id ? config->host_id : host, hello->host, sizeof hello->host);
+    snprintf(hello->address, sizeof hello->address, "%s", mu_engine_address(agent->engine));
+    snprintf(hello->backend, sizeof hello->backend, "cpu");
+    hello->pid = (uint64_t)getpid();
+    hello->threads = mu_engine_threads(agent->engine);
+    hello->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    worker.incarnation = mu_id_random();
+    worker.jitter_seed = mu_id_random().low;
+    worker.give_up_ms = config->give_up_ms;
+    worker.backoff_min_ms = config->backoff_min_ms ? config->backoff_min_ms : worker.backoff_min_ms;
+    worker.backoff_max_ms = config->backoff_max_ms ? config->backoff_max_ms : worker.backoff_max_ms;
+    worker.step_report_ms = config->step_report_ms ? config->step_report_ms : worker.step_report_ms;
+    agent->worker = mu_worker_new(&worker);
+    return agent->worker ? MU_OK : mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the worker");
+}
+
+static enum mu_status start_rpc(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
+{
+    struct mu_rpc_client_config client = mu_rpc_client_config_default();
+    client.address = config->coordinator;
+    client.max_receive_bytes = MU_WIRE_COORD_BYTES_MAX;
+    enum mu_status status = mu_rpc_pool_new(1, err, &agent->pool);
+    return status == MU_OK ? mu_rpc_client_new(agent->pool, &client, err, &agent->client) : status;
+}
+
+static enum mu_status start_signals(struct agent *agent, struct mu_error *err)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &set, NULL); /* inherited by all threads that follow */
+    signal(SIGPIPE, SIG_IGN);
+    agent->signal_fd = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
+    agent->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (agent->signal_fd < 0 || agent->wake_fd < 0)
+        return mu_fail_errno(err, errno, "cannot wait for signals");
+    return MU_OK;
+}
+
+static void stop(struct agent *agent)
+{
+    mu_engine_free(agent->engine); /* first: it calls into the core */
+    free_dead(agent);
+    mu_rpc_client_free(agent->client);
+    mu_rpc_pool_free(agent->pool);
+    mu_worker_free(agent->worker);
+    mu_wire_arena_fini(&agent->arena_in);
+    mu_wire_arena_fini(&agent->arena_out);
+    pthread_mutex_destroy(&agent->lock);
+    int fds[] = {agent->signal_fd, agent->wake_fd, agent->ledger_fd};
+    for (unsigned i = 0; i < 3; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+}
+
+int mu_agent_run(const struct mu_agent_config *config)
+{
+    struct agent agent = {.wake_fd = -1, .signal_fd = -1, .ledger_fd = -1, .armed_us = UINT64_MAX};
+    struct mu_error err = {0};
+    pthread_mutex_init(&agent.lock, NULL);
+    mu_wire_arena_init(&agent.arena_in);
+    mu_wire_arena_init(&agent.arena_out);
+    enum mu_status status = start_signals(&agent, &err);
+    if (status == MU_OK)
+        status = start_engine(&agent, config, &err);
+    if (status == MU_OK)
+        status = start_core(&agent, config, &err);
+    if (status == MU_OK)
+        status = start_rpc(&agent, config, &err);
+    if (status == MU_OK) {
+        main_loop(&agent);
+        flush_stream(&agent);
+    } else {
+        MU_LOGE("%s", err.text);
+        agent.exit_code = status == MU_ERR_INVALID ? MU_AGENT_EXIT_USAGE : MU_AGENT_EXIT_FAILURE;
+    }
+    stop(&agent);
+    return agent.exit_code;
+}
