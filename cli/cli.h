@@ -66,6 +66,8 @@ struct mu_cli_table;
 struct mu_cli_table *mu_cli_table_new(int columns);
 void mu_cli_table_add(struct mu_cli_table *table, const char *fmt, ...) MU_PRINTF(2, 3); /* the next cell */
 void mu_cli_table_print_free(struct mu_cli_table *table);
+void mu_cli_table_end(struct mu_cli_table *table,
+                      int code); /* prints it when code is MU_EXIT_OK; frees it; NULL is fine */
 void mu_cli_bytes(uint64_t bytes, char out[16]);
 void mu_cli_count(double value, char out[16]); /* 1234567 -> "1.23M" */
 void mu_cli_age(uint64_t wall_us, char out[16]);

@@ -144,8 +144,7 @@ int mu_cmd_status(struct mu_cli *cli, int argc, char **argv)
         }
         request.page_token = reply->next_page_token;
     } while (request.page_token[0]);
-    if (table)
-        mu_cli_table_print_free(table);
+    mu_cli_table_end(table, code);
     return code;
 }
 
@@ -199,8 +198,7 @@ int mu_cmd_workers(struct mu_cli *cli, int argc, char **argv)
         }
         request.page_token = reply->next_page_token;
     } while (request.page_token[0]);
-    if (table)
-        mu_cli_table_print_free(table);
+    mu_cli_table_end(table, code);
     return code;
 }
 
@@ -238,8 +236,7 @@ int mu_cmd_checkpoints(struct mu_cli *cli, int argc, char **argv)
         }
         request.page_token = reply->next_page_token;
     } while (request.page_token[0]);
-    if (table)
-        mu_cli_table_print_free(table);
+    mu_cli_table_end(table, code);
     return code;
 }
 
@@ -334,8 +331,7 @@ int mu_cmd_timings(struct mu_cli *cli, int argc, char **argv)
         }
         request.page_token = reply->next_page_token;
     } while (request.page_token[0]);
-    if (table)
-        mu_cli_table_print_free(table);
+    mu_cli_table_end(table, code);
     return code;
 }
 

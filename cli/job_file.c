@@ -89,9 +89,9 @@ static const cyaml_schema_field_t parallel_schema[] = {TEXT(parallel_text, tp), 
                                                        TEXT(parallel_text, slices), CYAML_FIELD_END};
 static const cyaml_schema_field_t workers_schema[] = {TEXT(workers_text, min), TEXT(workers_text, max),
                                                       TEXT(workers_text, spares), CYAML_FIELD_END};
-static const cyaml_schema_field_t checkpoint_schema[] = {
-    TEXT(checkpoint_text, path), TEXT(checkpoint_text, kind),       TEXT(checkpoint_text, every),
-    TEXT(checkpoint_text, keep), TEXT(checkpoint_text, keep_every), CYAML_FIELD_END};
+static const cyaml_schema_field_t checkpoint_schema[] = {TEXT(checkpoint_text, path),       TEXT(checkpoint_text, kind),
+                                                         TEXT(checkpoint_text, every),      TEXT(checkpoint_text, keep),
+                                                         TEXT(checkpoint_text, keep_every), CYAML_FIELD_END};
 static const cyaml_schema_field_t eval_schema[] = {TEXT(eval_text, every), TEXT(eval_text, sequences), CYAML_FIELD_END};
 static const cyaml_schema_field_t job_schema[] = {TEXT(job_text, job),
                                                   GROUP(model, model_schema),
@@ -169,12 +169,14 @@ static enum mu_status locate(struct reader *r, uint32_t line)
     return mu_error_prefix(r->err, "%s", where);
 }
 
-static enum mu_status refuse(struct reader *r, const char *field, const char *value, const char *allowed, const char *advice)
+static enum mu_status refuse(struct reader *r, const char *field, const char *value, const char *allowed,
+                             const char *advice)
 {
     char shown[VALUE_SHOWN_SIZE];
     copy_shown(shown, sizeof shown, value, false);
     bool empty = shown[0] == 0;
-    mu_fail(r->err, MU_ERR_INVALID, "%s: value %s is not allowed: %s; %s", field, empty ? "(empty)" : shown, allowed, advice);
+    mu_fail(r->err, MU_ERR_INVALID, "%s: value %s is not allowed: %s; %s", field, empty ? "(empty)" : shown, allowed,
+            advice);
     return locate(r, mu_yaml_index_line(&r->index, field));
 }
 
@@ -186,7 +188,8 @@ static enum mu_status missing(struct reader *r, const char *field, const char *a
 
 /* ---- Values. A NULL text leaves the default in place. ---- */
 
-static enum mu_status read_u64_up_to(struct reader *r, const char *field, const char *text, uint64_t max, uint64_t *ret_value)
+static enum mu_status read_u64_up_to(struct reader *r, const char *field, const char *text, uint64_t max,
+                                     uint64_t *ret_value)
 {
     if (!text)
         return MU_OK;
@@ -281,12 +284,14 @@ static enum mu_status read_path(struct reader *r, const char *field, const char 
     if (text[0] == 0)
         return refuse(r, field, text, "a path", "write a path, absolute or relative to the job file");
     if (text[0] == '~')
-        return refuse(r, field, text, "a path without ~, which is not expanded", "write the path out, or ./~name for such a name");
+        return refuse(r, field, text, "a path without ~, which is not expanded",
+                      "write the path out, or ./~name for such a name");
     bool absolute = text[0] == '/', slash = strcmp(r->directory, "/") == 0;
     if (strncmp(text, "./", 2) == 0)
         text += 2;
     char path[MU_PATH_SIZE];
-    int length = snprintf(path, sizeof path, "%s%s%s", absolute ? "" : r->directory, absolute || slash ? (absolute ? "" : "/") : "/", text);
+    int length = snprintf(path, sizeof path, "%s%s%s", absolute ? "" : r->directory,
+                          absolute || slash ? (absolute ? "" : "/") : "/", text);
     if (length < 0 || (size_t)length >= sizeof path) {
         char allowed[64];
         snprintf(allowed, sizeof allowed, "at most %d bytes as an absolute path", MU_PATH_SIZE - 1);
@@ -312,7 +317,8 @@ static enum mu_status read_model(struct reader *r, const struct model_text *t, s
 {
     static const struct choice families[] = {{"gpt2", MU_FAMILY_GPT2}, {NULL, 0}};
     if (!t)
-        return missing(r, "model", "give model: {family: gpt2, layers: .., heads: .., channels: .., context: .., vocab: ..}");
+        return missing(r, "model",
+                       "give model: {family: gpt2, layers: .., heads: .., channels: .., context: .., vocab: ..}");
     if (!t->layers)
         return missing(r, "model.layers", "set the number of layers");
     if (!t->heads)
@@ -429,7 +435,8 @@ static enum mu_status read_policy(struct reader *r, const struct job_text *t, st
     if (!c)
         return MU_OK;
     if (!c->path)
-        return missing(r, "checkpoint.path", "give a directory, or leave the whole group out for a job without checkpoints");
+        return missing(r, "checkpoint.path",
+                       "give a directory, or leave the whole group out for a job without checkpoints");
     if (c->every && strcmp(c->every, "auto") == 0)
         return refuse(r, "checkpoint.every", c->every, "a number of steps in this version", "write one, e.g. 100");
     int kind = MU_CHECKPOINT_SHARED;
@@ -456,7 +463,8 @@ static enum mu_status read_eval(struct reader *r, const struct eval_text *t, str
 
 static enum mu_status read_job(struct reader *r, const struct job_text *t, struct mu_job_spec *ret_spec)
 {
-    static const struct choice numerics_choices[] = {{"exact", MU_NUMERICS_EXACT}, {"fast", MU_NUMERICS_FAST}, {NULL, 0}};
+    static const struct choice numerics_choices[] = {
+        {"exact", MU_NUMERICS_EXACT}, {"fast", MU_NUMERICS_FAST}, {NULL, 0}};
     int numerics = MU_NUMERICS_EXACT;
     enum mu_status status = MU_OK;
     mu_job_spec_init(ret_spec);
@@ -539,7 +547,8 @@ static const cyaml_schema_field_t *fields_of(const char *group)
     return job_schema;
 }
 
-/* Finds the known key nearest to `key`: first in its own group, then anywhere. Writes "group.key" or "key"; false when none is near. */
+/* Finds the known key nearest to `key`: first in its own group, then anywhere. Writes "group.key" or "key"; false when
+ * none is near. */
 static bool nearest_key(const char *group, const char *key, char *out, size_t out_size)
 {
     unsigned best = TYPO_DISTANCE_MAX + 1;
@@ -556,8 +565,8 @@ static bool nearest_key(const char *group, const char *key, char *out, size_t ou
             snprintf(out, out_size, "%s at the top level", top->key);
             return true;
         }
-        for (const cyaml_schema_field_t *field = top->value.type == CYAML_MAPPING ? top->value.mapping.fields : NULL; field && field->key;
-             field++) {
+        for (const cyaml_schema_field_t *field = top->value.type == CYAML_MAPPING ? top->value.mapping.fields : NULL;
+             field && field->key; field++) {
             if (strcmp(key, field->key) == 0 && best > 1) {
                 snprintf(out, out_size, "%s inside %s", field->key, top->key);
                 return true;
@@ -593,7 +602,8 @@ static enum mu_status wrong_shape(struct reader *r)
     const char *allowed = "a single value", *advice = "write field: value";
     if (strstr(r->message, "Expecting MAPPING")) {
         allowed = "a group of fields";
-        advice = r->path[0] ? "write group: {field: value, ...}, or leave the group out" : "write a line job: NAME and so on";
+        advice = r->path[0] ? "write group: {field: value, ...}, or leave the group out"
+                            : "write a line job: NAME and so on";
     } else if (strstr(r->message, "SEQUENCE") && !strstr(r->message, "Expecting STRING")) {
         allowed = "a list of two numbers";
         advice = "write [0.9, 0.95]";
@@ -619,7 +629,8 @@ static enum mu_status refused_by_cyaml(struct reader *r, cyaml_err_t code)
     case CYAML_ERR_SEQUENCE_ENTRIES_MIN:
     case CYAML_ERR_SEQUENCE_ENTRIES_MAX:
     case CYAML_ERR_SEQUENCE_FIXED_COUNT:
-        mu_fail(r->err, MU_ERR_INVALID, "%s: a list of another length is not allowed: two numbers; write [0.9, 0.95]", field);
+        mu_fail(r->err, MU_ERR_INVALID, "%s: a list of another length is not allowed: two numbers; write [0.9, 0.95]",
+                field);
         return locate(r, mu_yaml_index_line(&r->index, field));
     default:
         break;
@@ -648,16 +659,18 @@ static enum mu_status judge(struct reader *r, const struct mu_job_spec *spec)
 static enum mu_status check_text(const struct reader *r, const char *text, size_t size_bytes)
 {
     if (size_bytes > MU_JOB_FILE_SIZE_MAX)
-        return mu_fail(r->err, MU_ERR_LIMIT, "%s: larger than %d bytes, which no job file is; give the path of a job file, %s", r->name,
+        return mu_fail(r->err, MU_ERR_LIMIT,
+                       "%s: larger than %d bytes, which no job file is; give the path of a job file, %s", r->name,
                        MU_JOB_FILE_SIZE_MAX, see_docs);
     if (memchr(text, 0, size_bytes))
-        return mu_fail(r->err, MU_ERR_INVALID, "%s: contains zero bytes; a job file is YAML text in UTF-8, %s", r->name, see_docs);
+        return mu_fail(r->err, MU_ERR_INVALID, "%s: contains zero bytes; a job file is YAML text in UTF-8, %s", r->name,
+                       see_docs);
     size_t blank = 0;
     while (blank < size_bytes && strchr(" \t\r\n", text[blank]))
         blank++;
     if (blank == size_bytes)
-        return mu_fail(r->err, MU_ERR_INVALID, "%s: empty; a job file has at least job, model, data, batch and steps, %s", r->name,
-                       see_docs);
+        return mu_fail(r->err, MU_ERR_INVALID,
+                       "%s: empty; a job file has at least job, model, data, batch and steps, %s", r->name, see_docs);
     return MU_OK;
 }
 
@@ -677,7 +690,8 @@ enum mu_status mu_job_file_parse(const char *name, const char *directory, const 
         return mu_fail(r.err, status, "%s", full);
     }
     if (r.index.count == 0)
-        return mu_fail(r.err, MU_ERR_INVALID, "%s: holds no fields; a job file has at least job, model, data, batch and steps, %s", r.name,
+        return mu_fail(r.err, MU_ERR_INVALID,
+                       "%s: holds no fields; a job file has at least job, model, data, batch and steps, %s", r.name,
                        see_docs);
 
     struct job_text *document = NULL;

@@ -146,7 +146,7 @@ void mu_cli_table_add(struct mu_cli_table *table, const char *fmt, ...)
     va_end(args);
 }
 
-void mu_cli_table_print_free(struct mu_cli_table *table)
+static void print_table(const struct mu_cli_table *table)
 {
     for (int row = 0; row * table->columns < table->count; row++) {
         for (int column = 0; column < table->columns; column++) {
@@ -162,10 +162,23 @@ void mu_cli_table_print_free(struct mu_cli_table *table)
                 printf("%-*s  ", (int)width, cell);
         }
     }
+}
+
+void mu_cli_table_end(struct mu_cli_table *table, int code)
+{
+    if (!table)
+        return;
+    if (code == MU_EXIT_OK)
+        print_table(table);
     for (int i = 0; i < table->count; i++)
         free(table->cells[i]);
     free(table->cells);
     free(table);
+}
+
+void mu_cli_table_print_free(struct mu_cli_table *table)
+{
+    mu_cli_table_end(table, MU_EXIT_OK);
 }
 
 void mu_cli_count(double value, char out[16])

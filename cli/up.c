@@ -227,7 +227,7 @@ int mu_cmd_up(struct mu_cli *cli, int argc, char **argv)
         (threads && !mu_cli_number("up", "--threads", threads, 1, 1024, &thread_count)))
         return MU_EXIT_USAGE;
     up.worker_count = (unsigned)count;
-    char share[16];
+    char share[32];
     if (!threads) { /* the machine's processors, shared */
         long processors = sysconf(_SC_NPROCESSORS_ONLN);
         snprintf(share, sizeof share, "%ld", processors > (long)count ? processors / (long)count : 1);

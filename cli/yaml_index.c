@@ -32,7 +32,8 @@ static enum mu_status add_position(struct walk *walk, uint32_t line, struct mu_e
 {
     struct mu_yaml_index *index = walk->index;
     if (index->count == MU_YAML_KEYS_MAX)
-        return mu_fail(err, MU_ERR_INVALID, "%u: more than %d keys; a job file has fewer than 60: remove what is not needed", line,
+        return mu_fail(err, MU_ERR_INVALID,
+                       "%u: more than %d keys; a job file has fewer than 60: remove what is not needed", line,
                        MU_YAML_KEYS_MAX);
     memcpy(index->keys[index->count].path, walk->path, walk->path_length + 1);
     index->keys[index->count++].line = line;
@@ -56,7 +57,8 @@ static enum mu_status enter_node(struct walk *walk, const char *key, uint32_t li
         return MU_OK;
     }
     if (!key)
-        return mu_fail(err, MU_ERR_INVALID, "%u: a key must be a plain name, not a list or a group; write name: value", line);
+        return mu_fail(err, MU_ERR_INVALID, "%u: a key must be a plain name, not a list or a group; write name: value",
+                       line);
     size_t from = parent->path_length;
     if (from > 0) {
         path_append(walk, from, ".");
@@ -73,19 +75,22 @@ static enum mu_status open_container(struct walk *walk, bool is_sequence, uint32
     if (status)
         return status;
     if (walk->depth == MU_YAML_DEPTH_MAX)
-        return mu_fail(err, MU_ERR_INVALID, "%u: nested more than %d deep; a job file has groups of fields, not deeper", line,
-                       MU_YAML_DEPTH_MAX);
+        return mu_fail(err, MU_ERR_INVALID, "%u: nested more than %d deep; a job file has groups of fields, not deeper",
+                       line, MU_YAML_DEPTH_MAX);
     walk->levels[walk->depth] = (struct level){.is_sequence = is_sequence, .path_length = walk->path_length};
     walk->depth++;
     return MU_OK;
 }
 
-static enum mu_status refuse_decoration(const yaml_char_t *anchor, const yaml_char_t *tag, uint32_t line, struct mu_error *err)
+static enum mu_status refuse_decoration(const yaml_char_t *anchor, const yaml_char_t *tag, uint32_t line,
+                                        struct mu_error *err)
 {
     if (anchor)
-        return mu_fail(err, MU_ERR_INVALID, "%u: anchors and aliases (& and *) are not allowed; write the value out", line);
+        return mu_fail(err, MU_ERR_INVALID, "%u: anchors and aliases (& and *) are not allowed; write the value out",
+                       line);
     if (tag)
-        return mu_fail(err, MU_ERR_INVALID, "%u: tags (!) are not allowed; write the value alone, in quotes if it begins with !", line);
+        return mu_fail(err, MU_ERR_INVALID,
+                       "%u: tags (!) are not allowed; write the value alone, in quotes if it begins with !", line);
     return MU_OK;
 }
 
@@ -96,7 +101,8 @@ static enum mu_status handle_event(struct walk *walk, const yaml_event_t *event,
     switch (event->type) {
     case YAML_DOCUMENT_START_EVENT:
         if (++walk->document_count > 1)
-            return mu_fail(err, MU_ERR_INVALID, "%u: a second document begins; one file holds one job: split it at ---", line);
+            return mu_fail(err, MU_ERR_INVALID, "%u: a second document begins; one file holds one job: split it at ---",
+                           line);
         return MU_OK;
     case YAML_ALIAS_EVENT:
         return refuse_decoration(event->data.alias.anchor, NULL, line, err);
@@ -124,13 +130,16 @@ static enum mu_status syntax_error(const yaml_parser_t *parser, struct mu_error 
         return mu_fail(err, MU_ERR_NO_MEMORY, "1: out of memory");
     const char *problem = parser->problem ? parser->problem : "unknown problem";
     if (parser->error == YAML_READER_ERROR)
-        return mu_fail(err, MU_ERR_INVALID, "1: not text: %s at byte %zu; a job file is YAML in UTF-8", problem, parser->problem_offset);
-    return mu_fail(err, MU_ERR_INVALID, "%zu: not valid YAML: %s%s%s at column %zu; check quotes, brackets and indentation",
-                   parser->problem_mark.line + 1, parser->context ? parser->context : "", parser->context ? ", " : "", problem,
-                   parser->problem_mark.column + 1);
+        return mu_fail(err, MU_ERR_INVALID, "1: not text: %s at byte %zu; a job file is YAML in UTF-8", problem,
+                       parser->problem_offset);
+    return mu_fail(err, MU_ERR_INVALID,
+                   "%zu: not valid YAML: %s%s%s at column %zu; check quotes, brackets and indentation",
+                   parser->problem_mark.line + 1, parser->context ? parser->context : "", parser->context ? ", " : "",
+                   problem, parser->problem_mark.column + 1);
 }
 
-enum mu_status mu_yaml_index_build(const void *text, size_t size_bytes, struct mu_yaml_index *ret_index, struct mu_error *err)
+enum mu_status mu_yaml_index_build(const void *text, size_t size_bytes, struct mu_yaml_index *ret_index,
+                                   struct mu_error *err)
 {
     yaml_parser_t parser;
     if (!yaml_parser_initialize(&parser))

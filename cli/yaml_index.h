@@ -1,7 +1,8 @@
 /* Where things stand in a YAML text: the line of every key, and what a job file may not contain.
  *
- * libcyaml says nothing about lines once a value has been loaded; this pass over libyaml's events fills that in. It also finds what libcyaml
- * accepts silently: anchors, tags, further documents. No ownership beyond the caller's struct; not shared between threads. */
+ * libcyaml says nothing about lines once a value has been loaded; this pass over libyaml's events fills that in. It
+ * also finds what libcyaml accepts silently: anchors, tags, further documents. No ownership beyond the caller's struct;
+ * not shared between threads. */
 #ifndef MU_CLI_YAML_INDEX_H
 #define MU_CLI_YAML_INDEX_H
 
@@ -24,8 +25,8 @@ struct mu_yaml_index {
     } keys[MU_YAML_KEYS_MAX];
 };
 
-/* Fails with one line (without a file name: "LINE: ...") on a syntax error, an anchor, alias or tag, a second document, a complex key,
- * nesting deeper than MU_YAML_DEPTH_MAX or more than MU_YAML_KEYS_MAX keys. */
+/* Fails with one line (without a file name: "LINE: ...") on a syntax error, an anchor, alias or tag, a second document,
+ * a complex key, nesting deeper than MU_YAML_DEPTH_MAX or more than MU_YAML_KEYS_MAX keys. */
 enum mu_status mu_yaml_index_build(const void *text, size_t size_bytes, struct mu_yaml_index *ret_index,
                                    struct mu_error *err) MU_WARN_UNUSED;
 

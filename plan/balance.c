@@ -7,7 +7,8 @@
 #include "plan/text.h"
 #include "plan/tree.h"
 
-/* Slowest and fastest plausible leaf. A time outside is an error of measurement; the bounds also keep every quotient below finite. */
+/* Slowest and fastest plausible leaf. A time outside is an error of measurement; the bounds also keep every quotient
+ * below finite. */
 #define SECONDS_MIN 1e-9
 #define SECONDS_MAX 1e9
 
@@ -74,8 +75,8 @@ static double from_bits(uint64_t bits)
     return value;
 }
 
-/* Non-negative doubles are ordered as their bits are: bisecting the bits ends at the smallest T itself after at most 64 halvings. Returns
- * the bits of the smallest T with sum_within(T) >= leaves. */
+/* Non-negative doubles are ordered as their bits are: bisecting the bits ends at the smallest T itself after at most 64
+ * halvings. Returns the bits of the smallest T with sum_within(T) >= leaves. */
 static uint64_t smallest_time(const struct problem *p)
 {
     const double ceiling = 1e19; /* > SECONDS_MAX * (leaves + 1) */
@@ -132,8 +133,8 @@ static uint32_t roundest(uint32_t low, uint32_t high)
     return best;
 }
 
-/* Walks the ranks and ends each range at the roundest leaf that T still allows for this rank and all after it. Returns the roots of all
- * ranges; writes the counts when ret_counts is not NULL. */
+/* Walks the ranks and ends each range at the roundest leaf that T still allows for this rank and all after it. Returns
+ * the roots of all ranges; writes the counts when ret_counts is not NULL. */
 static uint32_t fill_aligned(const struct problem *p, double seconds, uint32_t *ret_counts)
 {
     uint64_t capacity_after = sum_within(p, seconds);
@@ -188,11 +189,12 @@ double mu_balance_seconds(uint32_t world, const struct mu_balance_rank *ranks, c
     return slowest;
 }
 
-bool mu_balance_worthwhile(uint32_t world, const struct mu_balance_rank *ranks, const uint32_t *now, const uint32_t *next,
-                           double switch_seconds, uint64_t steps_left)
+bool mu_balance_worthwhile(uint32_t world, const struct mu_balance_rank *ranks, const uint32_t *now,
+                           const uint32_t *next, double switch_seconds, uint64_t steps_left)
 {
     double before = mu_balance_seconds(world, ranks, now), gain = before - mu_balance_seconds(world, ranks, next);
-    return gain > 0.0 && gain * 100.0 >= before * MU_BALANCE_GAIN_MIN_PERCENT && gain * (double)steps_left > switch_seconds;
+    return gain > 0.0 && gain * 100.0 >= before * MU_BALANCE_GAIN_MIN_PERCENT &&
+           gain * (double)steps_left > switch_seconds;
 }
 
 uint32_t mu_balance_root_count(uint32_t leaves, uint32_t world, const uint32_t *counts)
@@ -212,7 +214,8 @@ uint32_t mu_balance_root_count(uint32_t leaves, uint32_t world, const uint32_t *
     return roots;
 }
 
-/* The number of leaves nearest to `leaves` (as a ratio) that gives every rank one whole aligned subtree: world times a power of two. */
+/* The number of leaves nearest to `leaves` (as a ratio) that gives every rank one whole aligned subtree: world times a
+ * power of two. */
 static uint32_t better_leaves(uint32_t leaves, uint32_t world)
 {
     uint64_t below = world;
@@ -236,7 +239,8 @@ bool mu_plan_leaf_warning(uint32_t leaves, uint32_t world, char *out, size_t siz
     MU_ASSERT(leaves >= 1 && world >= 1 && world <= leaves);
     struct mu_text text;
     mu_text_init(&text, out, size_bytes);
-    uint64_t slots = (uint64_t)((leaves + world - 1) / world) * world; /* leaf times that all ranks take until the slowest is done */
+    uint64_t slots =
+        (uint64_t)((leaves + world - 1) / world) * world; /* leaf times that all ranks take until the slowest is done */
     uint32_t roots = mu_balance_root_count(leaves, world, NULL);
     bool idle = (slots - leaves) * 20 > slots, traffic = world > 1 && (uint64_t)roots * 2 > (uint64_t)world * 3;
     if (!idle && !traffic)

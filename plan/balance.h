@@ -1,9 +1,11 @@
-/* How many leaves each rank computes: contiguous ranges in rank order, by measured speed, all done as early as possible.
+/* How many leaves each rank computes: contiguous ranges in rank order, by measured speed, all done as early as
+ * possible.
  *
- * Rank i needs t_i(b) = a_i + b_i * b seconds for b leaves; the smallest T is sought with sum of floor((T - a_i) / b_i) >= leaves (the
- * fewest seconds until the slowest rank is done). Among the splits that reach this T, one is taken whose ranges are made of few subtrees
- * of the summation tree (plan/tree.h), since every subtree root costs one more exchange. The bits of a sum do not depend on the split.
- * Pure and deterministic: IEEE additions, multiplications and divisions only. */
+ * Rank i needs t_i(b) = a_i + b_i * b seconds for b leaves; the smallest T is sought with sum of floor((T - a_i) / b_i)
+ * >= leaves (the fewest seconds until the slowest rank is done). Among the splits that reach this T, one is taken whose
+ * ranges are made of few subtrees of the summation tree (plan/tree.h), since every subtree root costs one more
+ * exchange. The bits of a sum do not depend on the split. Pure and deterministic: IEEE additions, multiplications and
+ * divisions only. */
 #ifndef MU_PLAN_BALANCE_H
 #define MU_PLAN_BALANCE_H
 
@@ -22,26 +24,27 @@ enum {
     MU_BALANCE_GAIN_MIN_PERCENT = 3, /* smaller gains are not worth a new generation */
 };
 
-/* Fills ret_counts[world], each >= 1, sum = leaves. world <= leaves. When no rank has a measurement the counts are equal, the first
- * (leaves mod world) ranks one more (mu_plan_leaf_range with NULL). Values that are negative, infinite or NaN count as not measured.
- * Bounds that leave too little room (sum of leaves_max < leaves) are all ignored. */
+/* Fills ret_counts[world], each >= 1, sum = leaves. world <= leaves. When no rank has a measurement the counts are
+ * equal, the first (leaves mod world) ranks one more (mu_plan_leaf_range with NULL). Values that are negative, infinite
+ * or NaN count as not measured. Bounds that leave too little room (sum of leaves_max < leaves) are all ignored. */
 void mu_balance_leaves(uint32_t leaves, uint32_t world, const struct mu_balance_rank *ranks, uint32_t *ret_counts);
 
-/* Seconds until the slowest rank has computed its leaves; ranks without a measurement are taken at the mean. 0 when none has one. */
+/* Seconds until the slowest rank has computed its leaves; ranks without a measurement are taken at the mean. 0 when
+ * none has one. */
 double mu_balance_seconds(uint32_t world, const struct mu_balance_rank *ranks, const uint32_t *counts);
 
-/* True when going from `now` to `next` saves at least MU_BALANCE_GAIN_MIN_PERCENT of the slowest rank's time, and the time that a change
- * costs is repaid within `steps_left` steps. */
-bool mu_balance_worthwhile(uint32_t world, const struct mu_balance_rank *ranks, const uint32_t *now, const uint32_t *next,
-                           double switch_seconds, uint64_t steps_left);
+/* True when going from `now` to `next` saves at least MU_BALANCE_GAIN_MIN_PERCENT of the slowest rank's time, and the
+ * time that a change costs is repaid within `steps_left` steps. */
+bool mu_balance_worthwhile(uint32_t world, const struct mu_balance_rank *ranks, const uint32_t *now,
+                           const uint32_t *next, double switch_seconds, uint64_t steps_left);
 
-/* Subtree roots of all ranks together: each is one partial sum that travels. At least `world`; a ring moves as much as `world` of them.
- * counts NULL: equal counts. */
+/* Subtree roots of all ranks together: each is one partial sum that travels. At least `world`; a ring moves as much as
+ * `world` of them. counts NULL: equal counts. */
 uint32_t mu_balance_root_count(uint32_t leaves, uint32_t world, const uint32_t *counts);
 
-/* Is `leaves` a poor number for `world` equally fast workers? True when more than 5 % of the compute time is spent waiting or the
- * exchange moves more than 1.5 times what a ring would; `out` then holds one line that says which, and names a better number. `out` is
- * cut to size_bytes; it is empty when the answer is false. */
+/* Is `leaves` a poor number for `world` equally fast workers? True when more than 5 % of the compute time is spent
+ * waiting or the exchange moves more than 1.5 times what a ring would; `out` then holds one line that says which, and
+ * names a better number. `out` is cut to size_bytes; it is empty when the answer is false. */
 bool mu_plan_leaf_warning(uint32_t leaves, uint32_t world, char *out, size_t size_bytes);
 
 #endif

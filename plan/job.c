@@ -146,16 +146,17 @@ static enum mu_status check_batch(const struct mu_job_spec *spec, struct mu_erro
     enum mu_status status = MU_OK;
     if ((status = check_uint(err, "batch.sequences", sequences, 1, MU_SEQUENCES_MAX, "set the sequences of a step")) ||
         (status = check_uint(err, "batch.micro", micro, 1, MU_MICRO_MAX, "set the sequences of a micro-batch")) ||
-        (status =
-             check_uint(err, "batch.accumulate", accumulate, 1, MU_ACCUMULATE_STEPS_MAX, "set the micro-batches of a leaf")) ||
+        (status = check_uint(err, "batch.accumulate", accumulate, 1, MU_ACCUMULATE_STEPS_MAX,
+                             "set the micro-batches of a leaf")) ||
         (status = check_uint(err, "batch.length", spec->batch.length, 1, spec->model.context,
                              "a sequence cannot be longer than model.context")))
         return status;
     uint32_t length = spec->batch.length;
     if ((uint64_t)micro * length > MU_MICRO_BATCH_TOKENS_MAX)
         return mu_fail(err, MU_ERR_INVALID,
-                       "batch.micro: value %" PRIu32 " is not allowed: at most %d tokens in a micro-batch of length %" PRIu32
-                       "; use at most %" PRIu32 " sequences and raise accumulate",
+                       "batch.micro: value %" PRIu32
+                       " is not allowed: at most %d tokens in a micro-batch of length %" PRIu32 "; use at most %" PRIu32
+                       " sequences and raise accumulate",
                        micro, MU_MICRO_BATCH_TOKENS_MAX, length, MU_MICRO_BATCH_TOKENS_MAX / length);
     if (attention_area(&spec->model, length) > MU_ATTENTION_AREA_MAX)
         return mu_fail(err, MU_ERR_INVALID,

@@ -28,8 +28,8 @@ enum {
     MU_MICRO_MAX = 4096,                 /* sequences in a micro-batch */
     MU_MICRO_BATCH_TOKENS_MAX = 1 << 20, /* micro * length */
     MU_ACCUMULATE_STEPS_MAX = 4096,      /* micro-batches in a leaf */
-    MU_SEQUENCES_MAX = 1 << 24, /* global batch, evaluation set */
-    MU_KEEP_MAX = 100000,       /* checkpoints kept */
+    MU_SEQUENCES_MAX = 1 << 24,          /* global batch, evaluation set */
+    MU_KEEP_MAX = 100000,                /* checkpoints kept */
 };
 #define MU_STEPS_MAX (1ull << 40) /* also the bound of warmup and of every `every` */
 

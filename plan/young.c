@@ -29,6 +29,7 @@ static double exp_minus_one(double x)
 double mu_young_goodput(double interval_s, double cost_s, double mtbf_s, double restart_s)
 {
     MU_ASSERT(interval_s > 0.0 && cost_s > 0.0 && mtbf_s > 0.0 && restart_s >= 0.0);
-    double goodput = interval_s / mtbf_s / mu_fmath_exp(restart_s / mtbf_s) / exp_minus_one((interval_s + cost_s) / mtbf_s);
+    double goodput =
+        interval_s / mtbf_s / mu_fmath_exp(restart_s / mtbf_s) / exp_minus_one((interval_s + cost_s) / mtbf_s);
     return goodput > 0.0 ? goodput : 0.0;
 }

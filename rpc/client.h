@@ -103,8 +103,8 @@ struct mu_rpc_stream_event {
 typedef void mu_rpc_stream_fn(void *user, const struct mu_rpc_stream_event *event);
 
 /* Starts the stream; never blocks; always ends in one CLOSED event (also when the server cannot be reached), unless it
- * is freed before. The first callback may run before this returns. Messages may be sent at once; they go out when the
- * connection is there. */
+ * is freed before. The first callback may run before this returns; *ret_stream is set by then. Messages may be sent at
+ * once; they go out when the connection is there. */
 enum mu_status mu_rpc_stream_new(struct mu_rpc_client *client, const char *method, mu_rpc_stream_fn *fn, void *user,
                                  struct mu_error *err, struct mu_rpc_stream **ret_stream) MU_WARN_UNUSED;
 /* From any thread (callbacks too). Takes a reference of its own. MU_ERR_LIMIT: the queue is full, WRITABLE will come;

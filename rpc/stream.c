@@ -267,8 +267,8 @@ static enum mu_status open_stream(struct mu_rpc_client *client, const char *meth
     grpc_op headers[] = {mu_rpc_client_op_headers(client), mu_rpc_client_op_initial(&stream->outcome)};
     start(stream, &stream->opened, headers, 2);
     start_recv(stream);
+    *ret_stream = stream; /* callbacks take the lock first: they find it set */
     pthread_mutex_unlock(&stream->lock);
-    *ret_stream = stream;
     return MU_OK;
 }
 
@@ -315,13 +315,6 @@ void mu_rpc_stream_cancel(struct mu_rpc_stream *stream)
     pthread_mutex_unlock(&stream->lock);
 }
 
-static void read_more(struct mu_rpc_stream *stream)
-{
-    pthread_mutex_lock(&stream->lock);
-    start_recv(stream);
-    pthread_mutex_unlock(&stream->lock);
-}
-
 void mu_rpc_stream_free(struct mu_rpc_stream *stream)
 {
     if (!stream)
@@ -339,24 +332,41 @@ void mu_rpc_stream_free(struct mu_rpc_stream *stream)
         destroy(stream);
 }
 
-/* --- reader: a paced stream and a wait --- */
+/* --- reader: a paced stream, a few messages read ahead, and a wait --- */
+
+enum { READ_AHEAD = 64, READ_AHEAD_BYTES = 1 << 20 };
 
 struct mu_rpc_reader {
     struct mu_rpc_stream *stream;
     pthread_mutex_t lock;
     pthread_cond_t filled;
-    struct mu_rpc_bytes *message; /* came, not yet taken */
+    struct mu_rpc_bytes *messages[READ_AHEAD]; /* ring: came, not yet taken */
+    size_t first, count, size_bytes;
+    bool stalled; /* the ring is full: the next message has not been asked for */
     bool ended, cancelled;
     enum mu_status status; /* when ended */
     struct mu_error error;
 };
 
+static void read_more(struct mu_rpc_stream *stream)
+{
+    pthread_mutex_lock(&stream->lock);
+    start_recv(stream);
+    pthread_mutex_unlock(&stream->lock);
+}
+
 static void reader_event(void *user, const struct mu_rpc_stream_event *event)
 {
     struct mu_rpc_reader *reader = user;
+    bool more = false;
     pthread_mutex_lock(&reader->lock);
     if (event->type == MU_RPC_STREAM_MESSAGE) {
-        reader->message = mu_rpc_bytes_copy(event->data, event->size_bytes);
+        MU_ASSERT(reader->count < READ_AHEAD);
+        reader->messages[(reader->first + reader->count++) % READ_AHEAD] =
+            mu_rpc_bytes_copy(event->data, event->size_bytes);
+        reader->size_bytes += event->size_bytes;
+        more = reader->count < READ_AHEAD && reader->size_bytes < READ_AHEAD_BYTES;
+        reader->stalled = !more;
     } else if (event->type == MU_RPC_STREAM_CLOSED) {
         reader->ended = true;
         reader->status = event->error ? event->error->status : MU_OK;
@@ -368,12 +378,30 @@ static void reader_event(void *user, const struct mu_rpc_stream_event *event)
     }
     pthread_cond_signal(&reader->filled);
     pthread_mutex_unlock(&reader->lock);
+    if (more)
+        read_more(reader->stream);
+}
+
+/* Lock held. Sets *ret_more when there is room to ask for more again. */
+static struct mu_rpc_bytes *reader_take(struct mu_rpc_reader *reader, bool *ret_more)
+{
+    struct mu_rpc_bytes *message = reader->messages[reader->first];
+    reader->first = (reader->first + 1) % READ_AHEAD;
+    reader->count--;
+    reader->size_bytes -= mu_rpc_bytes_size(message);
+    *ret_more = reader->stalled && reader->count <= READ_AHEAD / 2 && reader->size_bytes <= READ_AHEAD_BYTES / 2;
+    if (*ret_more)
+        reader->stalled = false;
+    return message;
 }
 
 static void free_reader(struct mu_rpc_reader *reader)
 {
     mu_rpc_stream_free(reader->stream);
-    mu_rpc_bytes_unref(reader->message);
+    while (reader->count > 0) {
+        bool ignored;
+        mu_rpc_bytes_unref(reader_take(reader, &ignored));
+    }
     pthread_cond_destroy(&reader->filled);
     pthread_mutex_destroy(&reader->lock);
     free(reader);
@@ -423,9 +451,9 @@ enum mu_status mu_rpc_reader_next(struct mu_rpc_reader *reader, int timeout_ms, 
     struct timespec until = in_ms(timeout_ms > 0 ? timeout_ms : 0);
     enum mu_status status = MU_OK;
     struct mu_rpc_bytes *message = NULL;
-    bool late = false;
+    bool late = false, more = false;
     pthread_mutex_lock(&reader->lock);
-    while (!reader->message && !reader->ended && !reader->cancelled && !late) {
+    while (reader->count == 0 && !reader->ended && !reader->cancelled && !late) {
         if (timeout_ms < 0)
             pthread_cond_wait(&reader->filled, &reader->lock);
         else
@@ -433,16 +461,15 @@ enum mu_status mu_rpc_reader_next(struct mu_rpc_reader *reader, int timeout_ms, 
     }
     if (reader->cancelled) {
         status = mu_fail(err, MU_ERR_CANCELLED, "reading was cancelled");
-    } else if (reader->message) {
-        message = reader->message;
-        reader->message = NULL;
+    } else if (reader->count > 0) {
+        message = reader_take(reader, &more);
     } else if (!reader->ended) {
         status = mu_fail(err, MU_ERR_TIMEOUT, "no message within %d ms", timeout_ms);
     } else if (reader->status != MU_OK) {
         status = mu_fail(err, reader->status, "%s", reader->error.text);
     }
     pthread_mutex_unlock(&reader->lock);
-    if (message)
+    if (more)
         read_more(reader->stream);
     if (status == MU_OK)
         *ret_message = message;

@@ -15,7 +15,6 @@
 #include "common/id.h"
 #include "common/status.h"
 #include "storage/manifest.h"
-#include "storage/retention.h"
 
 #define MU_CATALOG_TRASH ".trash"
 #define MU_CATALOG_OWNER "owner" /* file in each checkpoint directory: whose it is */

@@ -22,8 +22,8 @@ enum mu_status mu_job_spec_from_json(const json_t *json, struct mu_job_spec *ret
 /* The canonical text (compact, sorted keys), as manifests hold it; from malloc, owned by the caller; NULL when memory
  * is out. */
 char *mu_job_spec_to_text(const struct mu_job_spec *spec);
-/* Reads such a text; also strict about duplicate keys and trailing bytes (MU_ERR_CORRUPT when it is no JSON object). `what` names the text
- * in errors. */
+/* Reads such a text; also strict about duplicate keys and trailing bytes (MU_ERR_CORRUPT when it is no JSON object).
+ * `what` names the text in errors. */
 enum mu_status mu_job_spec_from_text(const char *text, size_t size_bytes, const char *what,
                                      struct mu_job_spec *ret_spec, struct mu_error *err) MU_WARN_UNUSED;
 

@@ -10,6 +10,8 @@
 
 #include <string.h>
 
+#include "plan/retention.h"
+
 struct checkpoint *find_checkpoint(struct job *job, uint64_t number)
 {
     for (uint32_t i = 0; i < job->checkpoint_count; i++) {
@@ -99,7 +101,7 @@ uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_
         return 0;
     struct checkpoint *checkpoint = &job->checkpoints[job->checkpoint_count++];
     struct mu_checkpoint_record *record = &checkpoint->record;
-    memset(record, 0, sizeof *record);
+    memset(checkpoint, 0, sizeof *checkpoint);
     record->job_uid = job->record.uid;
     memcpy(record->job, job->record.spec.name, sizeof record->job);
     record->number = ++job->record.next_checkpoint;
@@ -300,22 +302,27 @@ void on_piece(struct mu_coord *coord, struct worker *worker, const struct mu_pie
     }
 }
 
-/* Keeps the newest `keep`, and those at multiples of `keep_every`. Order is by number, never by time. */
 static void retain(struct mu_coord *coord, struct job *job)
 {
-    uint32_t newer = 0;
-    for (uint32_t i = job->checkpoint_count; i-- > 0;) {
-        struct checkpoint *checkpoint = &job->checkpoints[i];
-        enum mu_checkpoint_state state = checkpoint->record.state;
-        uint64_t every = job->record.spec.checkpoint.keep_every;
-        if (state == MU_CKPT_COMMITTED) {
-            bool keep = newer++ < job->record.spec.checkpoint.keep || (every && checkpoint->record.step % every == 0);
-            if (!keep)
-                start_deleting(coord, job, checkpoint);
-        } else if (state == MU_CKPT_BAD && newer > 0) {
-            start_deleting(coord, job, checkpoint);
-        }
+    struct mu_checkpoint_info list[MU_CHECKPOINTS_MAX];
+    uint32_t index[MU_CHECKPOINTS_MAX];
+    size_t count = 0, chosen[MU_CHECKPOINTS_MAX];
+    for (uint32_t i = 0; i < job->checkpoint_count; i++) {
+        const struct checkpoint *checkpoint = &job->checkpoints[i];
+        if (checkpoint->record.state != MU_CKPT_COMMITTED && checkpoint->record.state != MU_CKPT_BAD)
+            continue;
+        index[count] = i;
+        list[count++] = (struct mu_checkpoint_info){.seq = checkpoint->record.number,
+                                                    .step = checkpoint->record.step,
+                                                    .verified = checkpoint->loaded,
+                                                    .quarantined = checkpoint->record.state == MU_CKPT_BAD};
     }
+    const struct mu_retention_policy policy = {.keep = job->record.spec.checkpoint.keep,
+                                               .keep_every = job->record.spec.checkpoint.keep_every,
+                                               .keep_verified = 1};
+    size_t chosen_count = mu_retention_select(list, count, &policy, chosen);
+    for (size_t i = 0; i < chosen_count; i++)
+        start_deleting(coord, job, &job->checkpoints[index[chosen[i]]]);
 }
 
 static void commit(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint, uint64_t step,

@@ -4,7 +4,7 @@
 
 #include "coordinator/core/core.h"
 
-enum { NONE = UINT32_MAX, DEATHS_KEPT = 4096, WORKER_RECORDS_MAX = 4096 };
+enum { NONE = UINT32_MAX, DEATHS_KEPT = 4096, WORKER_RECORDS_MAX = 4096, REVIVED_KEPT = 16 };
 
 /* Open-addressing map u64 -> u32 with a fixed capacity; key 0 is never used. */
 struct map {
@@ -31,6 +31,7 @@ struct worker {
     bool ready;    /* has loaded the job, identity accepted */
     bool lost;     /* declared dead; the slot stays until the generation it belongs to is replaced */
     bool draining; /* leaves as soon as a generation without it runs */
+    bool leaving;  /* by its own wish (SIGTERM): no undrain keeps it */
     bool suspect;  /* observed late or its stream is gone */
     bool counted;  /* in the job's ready_count: ready, not lost, not draining */
     bool arrived;  /* has reached what the phase of the job waits for: prepared, parked */
@@ -51,6 +52,7 @@ struct worker {
 };
 
 struct checkpoint {
+    bool loaded; /* a generation started from it: every byte was verified */
     struct mu_checkpoint_record record; /* pieces point to the job's `pieces` while it is the open intent */
 };
 
@@ -110,6 +112,9 @@ struct job {
 
     struct bad_link bad_links[MU_BAD_LINKS_MAX];
     uint32_t bad_link_count;
+
+    struct mu_id revived[REVIVED_KEPT]; /* ring: last holders that were taken in again; a second time they are fenced */
+    uint32_t revived_count;
 };
 
 struct mu_coord {

@@ -378,8 +378,11 @@ static void go(struct mu_coord *coord, struct job *job)
     job->progress_us = lease_now(coord);
     persist_job(coord, job);
     persist_generation(coord, job);
+    struct checkpoint *start = find_checkpoint(job, job->plan_checkpoint);
     for (uint32_t rank = 0; rank < job->world; rank++) {
         struct worker *worker = member_at(coord, job, rank);
+        if (start && worker->source == MU_SOURCE_CHECKPOINT)
+            start->loaded = true;
         worker->arrived = false;
         worker->status.phase = MU_PHASE_RUNNING;
         worker->progress_us = lease_now(coord);

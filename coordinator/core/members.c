@@ -216,17 +216,24 @@ static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const s
     return job;
 }
 
-/* A member that was declared lost comes back before anything was planned without it, and nobody else has what it holds:
- * then it is worth more than the rule. */
+/* Declared lost, or of an older generation, but no generation has gone on without it and nobody else has what it holds:
+ * then its state is worth more than the rule. Once only: one that hangs would come back for ever. */
 static bool is_last_holder(struct mu_coord *coord, const struct job *job, const struct worker *known,
                            const struct mu_hello *hello)
 {
     const struct mu_held *held = &hello->status.held;
-    if (!known || !known->lost || !mu_id_equal(known->incarnation, hello->incarnation) || known->rank == NONE ||
-        job_of(coord, known) != job || hello->status.generation != job->record.generation || !held->has_state)
+    bool same_slot = known && known->lost && known->rank != NONE && job_of(coord, known) == job &&
+                     mu_id_equal(known->incarnation, hello->incarnation);
+    bool superseded = job->go && hello->status.generation != job->record.generation;
+    if ((known && !same_slot) || superseded || hello->status.generation > job->record.generation || !held->has_state ||
+        held->step == 0)
         return false;
+    for (uint32_t i = 0; i < REVIVED_KEPT; i++) {
+        if (mu_id_equal(job->revived[i], hello->incarnation))
+            return false;
+    }
     const struct checkpoint *newest = newest_committed(job);
-    if (held->step == 0 || (newest && newest->record.step >= held->step))
+    if (newest && newest->record.step >= held->step)
         return false;
     for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
         const struct mu_held *other = &w->status.held;
@@ -237,21 +244,29 @@ static bool is_last_holder(struct mu_coord *coord, const struct job *job, const 
     return true;
 }
 
-/* Lost no more: it parks and is planned with. */
+/* Everybody parks and is planned with again. */
 static void revive(struct mu_coord *coord, struct job *job, struct worker *worker)
 {
+    job->revived[job->revived_count++ % REVIVED_KEPT] = worker->incarnation;
     event(coord, MU_EVENT_WARNING, "worker_returned", job, worker,
           "worker %s came back with the only copy of step %llu: it is taken in again", worker->name,
           (unsigned long long)worker->status.held.step);
-    park_all(coord, job);
+    if (job->has_generation)
+        park_all(coord, job);
 }
 
 /* The worker that this Hello speaks for: known, or new; NULL after a rejection. */
 static struct worker *identify(struct mu_coord *coord, struct job *job, uint64_t session, const struct mu_hello *hello)
 {
     struct worker *known = hello->name[0] ? find_worker(coord, hello->name) : NULL;
-    if (is_last_holder(coord, job, known, hello))
-        return known;
+    if (claims_membership(hello) && is_last_holder(coord, job, known, hello)) {
+        if (known)
+            return known;
+        struct worker *holder = add_worker(coord, job, hello->name, hello->incarnation);
+        if (holder)
+            holder->lost = true; /* until its Hello is taken in */
+        return holder;
+    }
     if (known && mu_id_equal(known->incarnation, hello->incarnation) && !known->lost && job_of(coord, known) == job) {
         if (known->session != session) { /* the old stream may be half open */
             map_remove(&coord->by_session, known->session);
@@ -375,6 +390,7 @@ static void on_eval(struct mu_coord *coord, struct worker *worker, const struct 
 
 static void on_goodbye(struct mu_coord *coord, struct worker *worker, const char *reason)
 {
+    worker->leaving = true;
     if (worker->draining)
         return;
     event(coord, MU_EVENT_INFO, "worker_leaving", job_of(coord, worker), worker, "worker %s asks to leave (%s)",

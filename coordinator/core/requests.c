@@ -176,6 +176,12 @@ static void undrain(struct mu_coord *coord, const struct mu_coord_event *request
             coord->deaths[i].name_hash = 0;
     }
     event(coord, MU_EVENT_INFO, "worker_undrained", NULL, NULL, "worker %s may attach again", record->name);
+    struct worker *worker = find_worker(coord, record->name);
+    if (worker && worker->draining && !worker->leaving && !worker->lost) { /* not gone yet: it stays */
+        worker->draining = false;
+        count_ready(coord, worker);
+        settle(coord, job_of(coord, worker));
+    }
     *record = coord->worker_records[--coord->worker_record_count];
     reply(coord, request->request.cookie, MU_OK, "%s", "");
 }

@@ -6,13 +6,12 @@
 
 enum {
     TILE_ROWS_MIN = 64,
-    TILE_ROWS_MAX = 512,
+    TILE_ROWS_MAX = 1024,
     TASKS_PER_THREAD = 3,            /* wanted, so that the last tasks of a product do not leave threads idle */
-    TASK_FLOPS_MAX = 800 * 1000 * 1000, /* wanted: a task lasts a few milliseconds */
     COLUMN_SUM_COLUMNS = 64,         /* columns of one task of a column sum */
 };
 
-_Static_assert((MU_GEMM_TILE_COLUMNS + MU_GEMM_PANEL_ROWS) * MU_GEMM_CHUNK * sizeof(float) <= MU_LANE_SCRATCH_BYTES,
+_Static_assert((MU_GEMM_TILE_COLUMNS + MU_GEMM_GROUP_ROWS) * MU_GEMM_CHUNK * sizeof(float) <= MU_LANE_SCRATCH_BYTES,
                "packed operands fit the scratch of a lane");
 _Static_assert(MU_GEMM_TILE_COLUMNS % MU_GEMM_PANEL_COLUMNS == 0, "tiles consist of whole panels");
 
@@ -42,8 +41,7 @@ static struct gemm_run plan_tiles(const struct mu_gemm *g, uint32_t threads)
     across = divide_up(g->n, run.tile_columns);
     run.tile_rows = TILE_ROWS_MAX;
     while (run.tile_rows > TILE_ROWS_MIN &&
-           (divide_up(g->m, run.tile_rows) * across < threads * TASKS_PER_THREAD ||
-            2.0 * run.tile_rows * run.tile_columns * g->k > TASK_FLOPS_MAX))
+           divide_up(g->m, run.tile_rows) * across < threads * TASKS_PER_THREAD)
         run.tile_rows /= 2;
     run.tiles_down = divide_up(g->m, run.tile_rows);
     return run;

@@ -1,8 +1,9 @@
 /* One tile of a matrix product: packing, register kernel, epilogue. Compiled once per instruction set.
  *
- *   for each chunk of 256 k:            B block [256, <= 384] packed into the lane's scratch (stays in L2)
- *     for each panel of 8 rows of C:    A panel [8, 256] packed (stays in L1)
- *       for each panel of 48 columns:   8 x 48 block of C in registers, fma over k from 0; then stored, or added to C
+ *   for each chunk of 256 k:             B block [256, <= 384] packed into the lane's scratch (stays in L2)
+ *     for each group of 64 rows of C:    A^T block packed too when A is stored transposed; else rows of A are read in place
+ *       for each panel of 8 rows:        A panel [8, 256], 8 KiB (stays in L1)
+ *         for each panel of 48 columns:  8 x 48 block of C in registers, fma over k from 0; then stored, or added to C
  *   epilogue over the tile
  *
  * This is the definition of the product in kernels.h itself, so no tile size, edge or instruction set shows in the bits. */
@@ -10,23 +11,22 @@
 
 #include "kernels/cpu/transpose.h"
 
-enum { PR = MU_GEMM_PANEL_ROWS, PC = MU_GEMM_PANEL_COLUMNS, GROUPS = PC / VL };
+enum { PR = MU_GEMM_PANEL_ROWS, PC = MU_GEMM_PANEL_COLUMNS, GROUPS = PC / VL, GROUP_ROWS = MU_GEMM_GROUP_ROWS };
 
 /* ---- packing ----------------------------------------------------------------------------------------------------------- */
 
-/* out[k][8] = rows row .. row + 7 of op(A), k values k0 .. k0 + count - 1; missing rows are zero. */
+/* A stored [k, m]: panels out[panel][k][8] of rows row .. row + rows - 1, k values k0 .. k0 + count - 1; missing rows are zero. */
 static void pack_a(const struct mu_gemm *g, uint32_t row, uint32_t rows, uint32_t k0, uint32_t count, float *out)
 {
-    if (g->transpose_a) {
-        const float *a = g->a + (size_t)k0 * g->lda + row;
-        for (uint32_t k = 0; k < count; k++, a += g->lda, out += PR)
-            for (uint32_t i = 0; i < PR; i++)
-                out[i] = i < rows ? a[i] : 0.0f;
-        return;
+    const float *a = g->a + (size_t)k0 * g->lda + row;
+    uint32_t whole = rows / PR * PR;
+    for (uint32_t k = 0; k < count; k++, a += g->lda) {
+        float *to = out + (size_t)k * PR;
+        for (uint32_t i = 0; i < whole; i += PR, to += (size_t)count * PR)
+            memcpy(to, a + i, PR * sizeof(float));
+        for (uint32_t i = whole; i < (rows + PR - 1) / PR * PR; i++)
+            to[i - whole] = i < rows ? a[i] : 0.0f;
     }
-    const float *a = g->a + (size_t)row * g->lda + k0;
-    for (uint32_t k = 0; k < count; k += 8)
-        transpose_8x8(a + k, g->lda, rows, count - k < 8 ? count - k : 8, out + k * PR, PR);
 }
 
 /* One panel: out[k][48] = columns column .. column + 47 of op(B); missing columns are zero. */
@@ -52,23 +52,30 @@ static void pack_b_panel(const struct mu_gemm *g, uint32_t column, uint32_t colu
 
 /* ---- register kernel --------------------------------------------------------------------------------------------------- */
 
-/* c[8][48] (row stride ldc) = or += sum over k of a[k][8] x b[k][48], a chain of fma from +0 per element. */
+/* Where the 8 rows of A are: row[i][k * step], step 1 (in place) or 8 (packed). */
+struct rows_of_a {
+    const float *row[PR];
+};
+
+/* c[8][48] (row stride ldc) = or += sum over k of a[8][k] b[k][48], a chain of fma from +0 per element. */
 #if MU_ISA_LEVEL == 2
-static void register_block(uint32_t count, const float *a, const float *b, float *c, size_t ldc, bool add)
+MU_INLINE void block_kernel(uint32_t count, const struct rows_of_a *a, const size_t step, const float *b, float *c, size_t ldc,
+                            bool add)
 {
     __m512 acc[PR][GROUPS];
+    const float *row[PR];
     for (int i = 0; i < PR; i++) {
-        _mm_prefetch((const char *)(c + (size_t)i * ldc), _MM_HINT_T0);
-        _mm_prefetch((const char *)(c + (size_t)i * ldc + VL), _MM_HINT_T0);
-        _mm_prefetch((const char *)(c + (size_t)i * ldc + 2 * VL), _MM_HINT_T0);
-        for (int j = 0; j < GROUPS; j++)
+        row[i] = a->row[i];
+        for (int j = 0; j < GROUPS; j++) {
+            _mm_prefetch((const char *)(c + (size_t)i * ldc + j * VL), _MM_HINT_T0);
             acc[i][j] = _mm512_setzero_ps();
+        }
     }
-    for (uint32_t k = 0; k < count; k++, a += PR, b += PC) {
+    for (size_t k = 0; k < count; k++, b += PC) {
         __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + VL), b2 = _mm512_loadu_ps(b + 2 * VL);
 #pragma GCC unroll 8
         for (int i = 0; i < PR; i++) {
-            __m512 ai = _mm512_set1_ps(a[i]);
+            __m512 ai = _mm512_set1_ps(row[i][k * step]);
             acc[i][0] = _mm512_fmadd_ps(ai, b0, acc[i][0]);
             acc[i][1] = _mm512_fmadd_ps(ai, b1, acc[i][1]);
             acc[i][2] = _mm512_fmadd_ps(ai, b2, acc[i][2]);
@@ -83,17 +90,21 @@ static void register_block(uint32_t count, const float *a, const float *b, float
         }
 }
 #elif MU_ISA_LEVEL == 1
-static void register_quarter(uint32_t count, const float *a, const float *b, float *c, size_t ldc, bool add)
+/* 4 x 24: sixteen registers hold twelve sums. */
+MU_INLINE void quarter_kernel(uint32_t count, const float *const *a, const size_t step, const float *b, float *c, size_t ldc, bool add)
 {
     __m256 acc[4][3];
-    for (int i = 0; i < 4; i++)
+    const float *row[4];
+    for (int i = 0; i < 4; i++) {
+        row[i] = a[i];
         for (int j = 0; j < 3; j++)
             acc[i][j] = _mm256_setzero_ps();
-    for (uint32_t k = 0; k < count; k++, a += PR, b += PC) {
+    }
+    for (size_t k = 0; k < count; k++, b += PC) {
         __m256 b0 = _mm256_loadu_ps(b), b1 = _mm256_loadu_ps(b + 8), b2 = _mm256_loadu_ps(b + 16);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
-            __m256 ai = _mm256_broadcast_ss(a + i);
+            __m256 ai = _mm256_broadcast_ss(row[i] + k * step);
             acc[i][0] = _mm256_fmadd_ps(ai, b0, acc[i][0]);
             acc[i][1] = _mm256_fmadd_ps(ai, b1, acc[i][1]);
             acc[i][2] = _mm256_fmadd_ps(ai, b2, acc[i][2]);
@@ -108,35 +119,49 @@ static void register_quarter(uint32_t count, const float *a, const float *b, flo
         }
 }
 
-static void register_block(uint32_t count, const float *a, const float *b, float *c, size_t ldc, bool add)
+MU_INLINE void block_kernel(uint32_t count, const struct rows_of_a *a, const size_t step, const float *b, float *c, size_t ldc,
+                            bool add)
 {
     for (uint32_t j = 0; j < PC; j += PC / 2)
         for (uint32_t i = 0; i < PR; i += PR / 2)
-            register_quarter(count, a + i, b + j, c + i * ldc + j, ldc, add);
+            quarter_kernel(count, a->row + i, step, b + j, c + i * ldc + j, ldc, add);
 }
 #else
-static void register_block(uint32_t count, const float *a, const float *b, float *c, size_t ldc, bool add)
+MU_INLINE void block_kernel(uint32_t count, const struct rows_of_a *a, const size_t step, const float *b, float *c, size_t ldc,
+                            bool add)
 {
     float acc[PR][PC] = {{0}};
-    for (uint32_t k = 0; k < count; k++, a += PR, b += PC)
+    for (size_t k = 0; k < count; k++, b += PC)
         for (uint32_t i = 0; i < PR; i++)
             for (uint32_t j = 0; j < PC; j++)
-                acc[i][j] = fmaf(a[i], b[j], acc[i][j]);
+                acc[i][j] = fmaf(a->row[i][k * step], b[j], acc[i][j]);
     for (uint32_t i = 0; i < PR; i++)
         for (uint32_t j = 0; j < PC; j++)
             c[i * ldc + j] = add ? c[i * ldc + j] + acc[i][j] : acc[i][j];
 }
 #endif
 
-/* A block at the edge of C goes through a full-size buffer. */
-static void edge_block(uint32_t count, const float *a, const float *b, float *c, size_t ldc, bool add, uint32_t rows,
-                       uint32_t columns)
+static void block_in_place(uint32_t count, const struct rows_of_a *a, const float *b, float *c, size_t ldc, bool add)
 {
-    _Alignas(64) float block[PR * PC];
-    register_block(count, a, b, block, PC, false);
+    block_kernel(count, a, 1, b, c, ldc, add);
+}
+
+static void block_packed(uint32_t count, const struct rows_of_a *a, const float *b, float *c, size_t ldc, bool add)
+{
+    block_kernel(count, a, PR, b, c, ldc, add);
+}
+
+typedef void block_fn(uint32_t count, const struct rows_of_a *a, const float *b, float *c, size_t ldc, bool add);
+
+/* A block at the edge of C goes through a full-size buffer. */
+static void edge_block(block_fn *block, uint32_t count, const struct rows_of_a *a, const float *b, float *c, size_t ldc, bool add,
+                       uint32_t rows, uint32_t columns)
+{
+    _Alignas(64) float whole[PR * PC];
+    block(count, a, b, whole, PC, false);
     for (uint32_t i = 0; i < rows; i++)
         for (uint32_t j = 0; j < columns; j++)
-            c[i * ldc + j] = add ? c[i * ldc + j] + block[i * PC + j] : block[i * PC + j];
+            c[i * ldc + j] = add ? c[i * ldc + j] + whole[i * PC + j] : whole[i * PC + j];
 }
 
 /* ---- epilogue ---------------------------------------------------------------------------------------------------------- */
@@ -163,18 +188,21 @@ static void epilogue(const struct mu_gemm *g, uint32_t row, uint32_t rows, uint3
 /* ---- tile -------------------------------------------------------------------------------------------------------------- */
 
 static void row_panel(const struct mu_gemm *g, const struct mu_tile *tile, uint32_t row, uint32_t k0, uint32_t count,
-                      float *packed_a, const float *packed_b)
+                      const float *packed_a, const float *packed_b)
 {
     uint32_t rows = tile->row + tile->rows - row < PR ? tile->row + tile->rows - row : PR;
     bool add = g->accumulate || k0 > 0;
-    pack_a(g, row, rows, k0, count, packed_a);
+    struct rows_of_a a;
+    for (uint32_t i = 0; i < PR; i++) /* beyond the edge: any valid row, the result is not used */
+        a.row[i] = g->transpose_a ? packed_a + i : g->a + (size_t)(row + (i < rows ? i : 0)) * g->lda + k0;
+    block_fn *block = g->transpose_a ? block_packed : block_in_place;
     for (uint32_t j = 0; j < tile->columns; j += PC, packed_b += (size_t)count * PC) {
         uint32_t columns = tile->columns - j < PC ? tile->columns - j : PC;
         float *c = g->c + (size_t)row * g->ldc + tile->column + j;
         if (rows == PR && columns == PC)
-            register_block(count, packed_a, packed_b, c, g->ldc, add);
+            block(count, &a, packed_b, c, g->ldc, add);
         else
-            edge_block(count, packed_a, packed_b, c, g->ldc, add, rows, columns);
+            edge_block(block, count, &a, packed_b, c, g->ldc, add, rows, columns);
     }
     if (g->epilogue != MU_EPILOGUE_NONE && k0 + count == g->k)
         epilogue(g, row, rows, tile->column, tile->columns);
@@ -183,7 +211,7 @@ static void row_panel(const struct mu_gemm *g, const struct mu_tile *tile, uint3
 void MU_ISA_FN(gemm_tile)(const struct mu_gemm *g, const struct mu_tile *tile, const struct mu_lane *lane)
 {
     float *packed_a = lane->scratch;
-    float *packed_b = packed_a + MU_GEMM_CHUNK * PR;
+    float *packed_b = packed_a + MU_GEMM_CHUNK * GROUP_ROWS;
     for (uint32_t k0 = 0; k0 < g->k; k0 += MU_GEMM_CHUNK) {
         if (lane->cancel && atomic_load_explicit(lane->cancel, memory_order_relaxed))
             return;
@@ -192,7 +220,11 @@ void MU_ISA_FN(gemm_tile)(const struct mu_gemm *g, const struct mu_tile *tile, c
             uint32_t columns = tile->columns - j < PC ? tile->columns - j : PC;
             pack_b_panel(g, tile->column + j, columns, k0, count, packed_b + (size_t)j * count);
         }
-        for (uint32_t i = 0; i < tile->rows; i += PR)
-            row_panel(g, tile, tile->row + i, k0, count, packed_a, packed_b);
+        for (uint32_t i = 0; i < tile->rows; i += PR) {
+            uint32_t rows = tile->rows - i < GROUP_ROWS ? tile->rows - i : GROUP_ROWS;
+            if (g->transpose_a && i % GROUP_ROWS == 0)
+                pack_a(g, tile->row + i, rows, k0, count, packed_a);
+            row_panel(g, tile, tile->row + i, k0, count, packed_a + (size_t)(i % GROUP_ROWS) * count, packed_b);
+        }
     }
 }

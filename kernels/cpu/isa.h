@@ -10,6 +10,7 @@
 enum {
     MU_GEMM_PANEL_ROWS = 8,     /* rows of C in one register block */
     MU_GEMM_PANEL_COLUMNS = 48, /* columns */
+    MU_GEMM_GROUP_ROWS = 64,    /* rows of a transposed A packed at once */
     MU_GEMM_TILE_COLUMNS = 384, /* most columns of C in one task: eight panels, 384 KiB of packed B */
     MU_NORM_ROWS = 64,          /* rows in one partial sum of the layer norm's weight gradients; part of the definition */
 };

@@ -292,7 +292,7 @@ static void repair(struct mu_sim *sim)
     uint32_t alive = 0;
     mu_sim_coord_restart_later(sim);
     for (uint32_t slot = 0; slot < sim->params.slots; slot++)
-        alive += mu_sim_worker_alive(sim, slot) || sim->workers[slot].restart_planned;
+        alive += (mu_sim_worker_alive(sim, slot) && !sim->workers[slot].leaving) || sim->workers[slot].restart_planned;
     for (uint32_t slot = 0; slot < sim->params.slots && alive < sim->params.workers; slot++) {
         if (!mu_sim_worker_alive(sim, slot) && !sim->workers[slot].restart_planned) {
             sim->workers[slot].stranger = false;

@@ -280,7 +280,7 @@ struct mu_sim_worker {
     char name[MU_WORKER_NAME_SIZE];
     bool exited; /* by its own EXIT action */
     int exit_code;
-    bool restart_planned, stranger;
+    bool restart_planned, stranger, leaving; /* leaving: SIGTERM was sent */
     uint32_t speed_percent;
     uint32_t host;
 };

@@ -253,7 +253,7 @@ void mu_sim_worker_start(struct mu_sim *sim, uint32_t slot)
         return;
     mu_sim_node_start(sim, node_of(slot));
     mu_sim_engine_reset(sim, slot);
-    worker->exited = false;
+    worker->exited = worker->leaving = false;
     worker->session = 0;
     mu_worker_config_init(&config);
     config.incarnation = mu_sim_id(sim);
@@ -310,6 +310,7 @@ void mu_sim_worker_terminate(struct mu_sim *sim, uint32_t slot)
     if (!mu_sim_worker_alive(sim, slot) || sim->nodes[node_of(slot)].stopped)
         return;
     mu_sim_trace(sim, "w%u   SIGTERM", slot);
+    sim->workers[slot].leaving = true;
     mu_sim_worker_event(sim, slot, &(struct mu_worker_event){.kind = MU_WE_TERMINATE, .text = "SIGTERM"});
 }
 

@@ -309,7 +309,8 @@ void mu_sim_init(struct mu_sim *sim, uint64_t seed, const struct mu_sim_profile 
 {
     memset(sim, 0, sizeof *sim);
     sim->seed = seed;
-    sim->rng = seed * 0x9E3779B97F4A7C15u + 0x1234567;
+    uint64_t start = seed ^ 0x5EED5EED5EED5EEDu; /* scrambled: the streams of neighbouring seeds must not overlap */
+    sim->rng = mu_splitmix64(&start);
     sim->profile = profile;
     sim->trace = trace;
     profile->fill(sim, &sim->params);

@@ -85,11 +85,13 @@ static void test_balance_is_optimal(void **state)
     (void)state;
     uint64_t seed = 11;
     for (int round = 0; round < 3000; round++) {
-        uint32_t world = 1 + (uint32_t)(mu_splitmix64(&seed) % 6), leaves = world + (uint32_t)(mu_splitmix64(&seed) % 20);
+        uint32_t world = 1 + (uint32_t)(mu_splitmix64(&seed) % 6),
+                 leaves = world + (uint32_t)(mu_splitmix64(&seed) % 20);
         struct mu_balance_rank ranks[WORLD_MAX];
         uint64_t room = 0;
         for (uint32_t i = 0; i < world; i++) {
-            ranks[i] = (struct mu_balance_rank){.fixed_seconds = uniform(&seed) * (round % 3), .seconds_per_leaf = 0.05 + uniform(&seed)};
+            ranks[i] = (struct mu_balance_rank){.fixed_seconds = uniform(&seed) * (round % 3),
+                                                .seconds_per_leaf = 0.05 + uniform(&seed)};
             if (round % 4 == 0)
                 ranks[i].leaves_max = 1 + (uint32_t)(mu_splitmix64(&seed) % leaves);
             room += ranks[i].leaves_max ? ranks[i].leaves_max : leaves;
@@ -156,7 +158,8 @@ static void test_balance_prefers_few_roots(void **state)
             ranks[i] = (struct mu_balance_rank){.seconds_per_leaf = 0.2};
         for (uint32_t leaves = 2 * world; leaves <= 512; leaves += 31) {
             mu_balance_leaves(leaves, world, ranks, counts);
-            uint32_t own = mu_balance_root_count(leaves, world, counts), plain = mu_balance_root_count(leaves, world, NULL);
+            uint32_t own = mu_balance_root_count(leaves, world, counts),
+                     plain = mu_balance_root_count(leaves, world, NULL);
             assert_true(own <= plain);
             chosen += own;
             equal += plain;
@@ -176,7 +179,8 @@ static void test_balance_large_worlds_and_extreme_speeds(void **state)
     assert_non_null(counts);
     uint64_t seed = 12;
     for (uint32_t i = 0; i < LARGE; i++)
-        ranks[i] = (struct mu_balance_rank){.fixed_seconds = uniform(&seed), .seconds_per_leaf = exp(40 * uniform(&seed) - 20)};
+        ranks[i] = (struct mu_balance_rank){.fixed_seconds = uniform(&seed),
+                                            .seconds_per_leaf = exp(40 * uniform(&seed) - 20)};
     mu_balance_leaves(LARGE, LARGE, ranks, counts);
     check_counts(LARGE, LARGE, counts);
     mu_balance_leaves(LARGE, 1000, ranks, counts);
@@ -193,7 +197,7 @@ static void test_balance_change_must_repay(void **state)
     const struct mu_balance_rank ranks[] = {{0, 0.1, 0}, {0, 0.2, 0}};
     const uint32_t now[] = {6, 6}, next[] = {8, 4}, slight[] = {100, 50}, slighter[] = {101, 49};
     assert_true(mu_balance_worthwhile(2, ranks, now, next, 1.0, 100));
-    assert_false(mu_balance_worthwhile(2, ranks, now, next, 1.0, 2));  /* 0.4 s a step, twice: not repaid */
+    assert_false(mu_balance_worthwhile(2, ranks, now, next, 1.0, 2));   /* 0.4 s a step, twice: not repaid */
     assert_false(mu_balance_worthwhile(2, ranks, next, now, 0.0, 100)); /* slower */
     assert_false(mu_balance_worthwhile(2, ranks, next, next, 0.0, 100));
     assert_false(mu_balance_worthwhile(2, ranks, slighter, slight, 0.0, 1000000)); /* 1 % */
@@ -215,15 +219,18 @@ static void test_balance_poor_leaf_numbers_are_warned_of(void **state)
     (void)state;
     char text[MU_BALANCE_WARNING_SIZE];
     assert_true(mu_plan_leaf_warning(64, 3, text, sizeof text));
-    assert_string_equal(text, "64 leaves fit 3 workers poorly: gradients travel as 3.7 partial sums per worker instead of 1; 48 leaves would "
-                              "fit (batch.sequences / (micro * accumulate))");
+    assert_string_equal(
+        text,
+        "64 leaves fit 3 workers poorly: gradients travel as 3.7 partial sums per worker instead of 1; 48 leaves would "
+        "fit (batch.sequences / (micro * accumulate))");
     assert_true(mu_plan_leaf_warning(8, 7, text, sizeof text));
     assert_non_null(strstr(text, "43 % of the compute time is waiting"));
     assert_non_null(strstr(text, "7 leaves would fit"));
     assert_true(mu_plan_leaf_warning(10, 4, text, sizeof text));
     assert_non_null(strstr(text, "17 %"));
     assert_non_null(strstr(text, "8 leaves would fit"));
-    static const uint32_t good[][2] = {{8, 1}, {8, 2}, {8, 4}, {8, 8}, {48, 3}, {7, 1}, {7, 7}, {65536, 65536}, {96, 6}};
+    static const uint32_t good[][2] = {{8, 1}, {8, 2}, {8, 4},         {8, 8}, {48, 3},
+                                       {7, 1}, {7, 7}, {65536, 65536}, {96, 6}};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         assert_false(mu_plan_leaf_warning(good[i][0], good[i][1], text, sizeof text));
         assert_string_equal(text, "");

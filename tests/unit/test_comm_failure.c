@@ -387,6 +387,100 @@ static void test_abort_in_the_middle_leaves_buffers_untouched(void **state)
     }
 }
 
+/* ---- one generation after the other, each aborted somewhere ---- */
+
+enum { GENERATIONS = 40, CHURN_WORLD = 4, CHURN_SIZE = 600000 };
+
+struct churn {
+    struct node nodes[CHURN_WORLD]; /* each thread has its own copy; the comms are shared with the aborting thread */
+    uint32_t rank;
+    uint32_t finished; /* generations that it got through */
+    bool ok;
+    char why[160];
+};
+
+static enum mu_status churn_generation(struct churn *churn, uint64_t generation, uint8_t *from, uint8_t *to,
+                                       struct mu_error *err)
+{
+    struct node *self = &churn->nodes[churn->rank];
+    struct mu_comm_request requests[2 * CHURN_WORLD];
+    size_t count = 0;
+    self->group = NULL;
+    enum mu_status status = node_open(churn->nodes, CHURN_WORLD, churn->rank, generation, soon(), err);
+    fill(from, CHURN_SIZE, generation * CHURN_WORLD + churn->rank);
+    for (uint32_t peer = 0; peer < CHURN_WORLD && status == MU_OK; peer++) {
+        if (peer == churn->rank)
+            continue;
+        status = mu_comm_recv(self->group, peer, 1, to + peer * CHURN_SIZE, CHURN_SIZE, &requests[count++], err);
+        if (status == MU_OK)
+            status = mu_comm_send(self->group, peer, 1, from, CHURN_SIZE, &requests[count++], err);
+    }
+    if (status == MU_OK)
+        status = mu_comm_wait_all(self->group, soon(), err);
+    for (uint32_t peer = 0; peer < CHURN_WORLD && status == MU_OK; peer++) {
+        if (peer != churn->rank && !filled(to + peer * CHURN_SIZE, CHURN_SIZE, generation * CHURN_WORLD + peer))
+            status = mu_fail(err, MU_ERR_CORRUPT, "wrong bytes from rank %u in generation %llu", peer,
+                             (unsigned long long)generation);
+    }
+    mu_comm_group_close(self->group);
+    return status;
+}
+
+static void *churn_rank(void *argument)
+{
+    struct churn *churn = argument;
+    uint8_t *from = malloc(CHURN_SIZE), *to = malloc((size_t)CHURN_SIZE * CHURN_WORLD);
+    struct mu_error err = {0};
+    enum mu_status status = MU_OK;
+    for (uint64_t generation = 1; generation <= GENERATIONS; generation++) {
+        status = churn_generation(churn, generation, from, to, &err);
+        churn->finished += status == MU_OK;
+        if (status != MU_OK && status != MU_ERR_CANCELLED && status != MU_ERR_UNAVAILABLE)
+            break;
+    }
+    churn->ok = status == MU_OK; /* nobody aborts the last one */
+    snprintf(churn->why, sizeof churn->why, "%.159s", err.text);
+    /* Stay and answer until goodbyes are out. */
+    for (uint64_t end_us = soon(); churn->nodes[churn->rank].comm->leaving && mu_clock_mono_us() < end_us;)
+        mu_comm_progress(churn->nodes[churn->rank].comm);
+    free(from);
+    free(to);
+    return NULL;
+}
+
+static void test_generations_aborted_anywhere_do_not_disturb_the_next(void **state)
+{
+    (void)state;
+    struct churn churns[CHURN_WORLD];
+    pthread_t threads[CHURN_WORLD];
+    uint64_t random = 2024;
+    struct node nodes[CHURN_WORLD];
+    nodes_new(nodes, CHURN_WORLD, OVER_UNIX, (struct mu_comm_limits){0});
+    for (uint32_t i = 0; i < CHURN_WORLD; i++) {
+        churns[i] = (struct churn){.rank = i};
+        memcpy(churns[i].nodes, nodes, sizeof nodes);
+    }
+    for (uint32_t i = 0; i < CHURN_WORLD; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, churn_rank, &churns[i]), 0);
+    for (uint64_t generation = 1; generation < GENERATIONS; generation++) {
+        uint64_t until_us = mu_clock_mono_us() + mu_splitmix64(&random) % 4000; /* anywhere in it, or before or after */
+        while (mu_clock_mono_us() < until_us)
+            ;
+        for (uint32_t i = 0; i < CHURN_WORLD; i++)
+            mu_comm_abort(nodes[i].comm, generation);
+    }
+    uint32_t finished = 0;
+    for (uint32_t i = 0; i < CHURN_WORLD; i++)
+        assert_int_equal(pthread_join(threads[i], NULL), 0);
+    for (uint32_t i = 0; i < CHURN_WORLD; i++) {
+        if (!churns[i].ok)
+            fail_msg("rank %u: %s", i, churns[i].why);
+        finished += churns[i].finished;
+    }
+    print_message("           %u of %d passages were not aborted\n", finished, (int)CHURN_WORLD * GENERATIONS);
+    nodes_free(nodes, CHURN_WORLD);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -399,6 +493,7 @@ int main(void)
         cmocka_unit_test(test_frames_that_do_not_fit_fail_as_protocol),
         cmocka_unit_test(test_end_of_file_inside_a_frame_or_half_closed_is_eof),
         cmocka_unit_test(test_abort_from_another_thread_ends_a_wait_at_once),
+        cmocka_unit_test(test_generations_aborted_anywhere_do_not_disturb_the_next),
         cmocka_unit_test(test_abort_in_the_middle_leaves_buffers_untouched),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -128,9 +128,10 @@ static void test_job_bad_data_and_batch_are_named(void **state)
     BAD(s.batch.micro = 4097, "batch.micro", "4097", "1 to 4096");
     BAD(s.batch.accumulate = 0, "batch.accumulate", "0", "1 to 4096");
     BAD(s.batch.accumulate = 4097, "batch.accumulate", "4097", "1 to 4096");
-    BAD((s.model.context = s.batch.length = 1024, s.batch.micro = 1025, s.batch.sequences = 2050), "batch.micro", "1025",
-        "use at most 1024 sequences");
-    BAD((s.model.context = s.batch.length = 4097), "batch.length", "4097", "length * channels / heads (64 a head) at most 262144");
+    BAD((s.model.context = s.batch.length = 1024, s.batch.micro = 1025, s.batch.sequences = 2050), "batch.micro",
+        "1025", "use at most 1024 sequences");
+    BAD((s.model.context = s.batch.length = 4097), "batch.length", "4097",
+        "length * channels / heads (64 a head) at most 262144");
     BAD(s.batch.micro = 3, "batch.sequences", "32", "multiple of micro * accumulate (3 * 2 = 6); use 36");
     BAD((s.batch.micro = 4096, s.batch.accumulate = 4096), "batch.sequences", "32", "16777216");
     BAD((s.batch.sequences = 131072, s.batch.micro = 1, s.batch.accumulate = 1), "batch.sequences", "131072",

@@ -15,19 +15,20 @@
 
 #include "common/rng.h"
 
-static const char good[] = "job: kjv\n"
-                           "model:      {family: gpt2, layers: 6, heads: 6, channels: 384, context: 256, vocab: 256, dropout: 0.1}\n"
-                           "data:       {path: kjv.txt, tokens: bytes, holdout: 0.01}   # a comment\n"
-                           "batch:      {sequences: 32, micro: 2, accumulate: 2, length: 128}\n"
-                           "steps:      1000\n"
-                           "optimizer:  {kind: adamw, lr: 6.0e-4, min_lr: 6.0e-5, warmup: 50, betas: [0.8, 0.99], eps: 1e-9,\n"
-                           "             weight_decay: 0.2, clip: 0.5}\n"
-                           "parallel:   {tp: auto, pp: auto, slices: 1}\n"
-                           "workers:    {min: 2, max: 64, spares: 1}\n"
-                           "checkpoint: {path: ckpt, kind: shared, every: 100, keep: 7, keep_every: 500}\n"
-                           "eval:       {every: 50, sequences: 16}\n"
-                           "numerics:   fast\n"
-                           "seed:       18446744073709551615\n";
+static const char good[] =
+    "job: kjv\n"
+    "model:      {family: gpt2, layers: 6, heads: 6, channels: 384, context: 256, vocab: 256, dropout: 0.1}\n"
+    "data:       {path: kjv.txt, tokens: bytes, holdout: 0.01}   # a comment\n"
+    "batch:      {sequences: 32, micro: 2, accumulate: 2, length: 128}\n"
+    "steps:      1000\n"
+    "optimizer:  {kind: adamw, lr: 6.0e-4, min_lr: 6.0e-5, warmup: 50, betas: [0.8, 0.99], eps: 1e-9,\n"
+    "             weight_decay: 0.2, clip: 0.5}\n"
+    "parallel:   {tp: auto, pp: auto, slices: 1}\n"
+    "workers:    {min: 2, max: 64, spares: 1}\n"
+    "checkpoint: {path: ckpt, kind: shared, every: 100, keep: 7, keep_every: 500}\n"
+    "eval:       {every: 50, sequences: 16}\n"
+    "numerics:   fast\n"
+    "seed:       18446744073709551615\n";
 
 static const char minimal[] = "job: a\n"
                               "model: {layers: 1, heads: 1, channels: 8, context: 16, vocab: 256}\n"
@@ -117,17 +118,20 @@ struct bad {
 static const struct bad bads[] = {
     /* single fields: kinds of values */
     {"layers: 6", "layers: six", "f.yaml:2: model.layers: value six is not allowed: a whole number", "digits"},
-    {"layers: 6", "layers: -6", "f.yaml:2: model.layers: value -6 is not allowed: a whole number from 0 to 4294967295", ""},
+    {"layers: 6", "layers: -6", "f.yaml:2: model.layers: value -6 is not allowed: a whole number from 0 to 4294967295",
+     ""},
     {"layers: 6", "layers: 6.5", "f.yaml:2: model.layers: value 6.5 is not allowed", "whole number"},
     {"layers: 6", "layers: 0x10", "f.yaml:2: model.layers: value 0x10 is not allowed", "digits"},
     {"layers: 6", "layers: 4294967296", "f.yaml:2: model.layers: value 4294967296 is not allowed", "4294967295"},
-    {"layers: 6", "layers: 99999999999999999999999", "f.yaml:2: model.layers: value 99999999999999999999999 is", "smaller"},
+    {"layers: 6", "layers: 99999999999999999999999", "f.yaml:2: model.layers: value 99999999999999999999999 is",
+     "smaller"},
     {"layers: 6", "layers: ", "f.yaml:2: model.layers: value (empty) is not allowed", "whole number"},
     {"layers: 6", "layers: [6]", "f.yaml:2: model.layers: a list is not allowed: a single value", ""},
     {"layers: 6", "layers: {a: 6}", "f.yaml:2: model.layers: a group is not allowed: a single value", ""},
     {"layers: 6", "layers: 0", "f.yaml:2: model.layers: value 0 is not allowed: 1 to 512", "set the number"},
     {"layers: 6, ", "", "f.yaml:2: model.layers: is missing", "set the number"},
-    {"seed:       18446744073709551615", "seed: 18446744073709551616", "f.yaml:13: seed: value 18446744073709551616 is", "smaller"},
+    {"seed:       18446744073709551615", "seed: 18446744073709551616", "f.yaml:13: seed: value 18446744073709551616 is",
+     "smaller"},
     {"dropout: 0.1", "dropout: nan", "f.yaml:2: model.dropout: value nan is not allowed: a finite", ""},
     {"dropout: 0.1", "dropout: .nan", "f.yaml:2: model.dropout: value .nan is not allowed: a finite", ""},
     {"dropout: 0.1", "dropout: -inf", "f.yaml:2: model.dropout: value -inf is not allowed: a finite", ""},
@@ -138,14 +142,16 @@ static const struct bad bads[] = {
     {"dropout: 0.1", "dropout: 0.1.2", "f.yaml:2: model.dropout: value 0.1.2 is not allowed: a finite", ""},
     {"clip: 0.5", "clip: e5", "f.yaml:7: optimizer.clip: value e5 is not allowed: a finite", ""},
     {"clip: 0.5", "clip: 1e", "f.yaml:7: optimizer.clip: value 1e is not allowed: a finite", ""},
-    {"weight_decay: 0.2", "weight_decay: -1", "f.yaml:7: optimizer.weight_decay: value -1 is not allowed: 0 to 1000", ""},
+    {"weight_decay: 0.2", "weight_decay: -1", "f.yaml:7: optimizer.weight_decay: value -1 is not allowed: 0 to 1000",
+     ""},
     {"eps: 1e-9", "eps: 0", "f.yaml:6: optimizer.eps: value 0 is not allowed: 1e-30 to 1", ""},
     /* words */
     {"family: gpt2", "family: llama", "f.yaml:2: model.family: value llama is not allowed: gpt2", ""},
     {"tokens: bytes", "tokens: words", "f.yaml:3: data.tokens: value words is not allowed: bytes or llmc", ""},
     {"kind: adamw", "kind: sgd", "f.yaml:6: optimizer.kind: value sgd is not allowed: adamw", ""},
     {"numerics:   fast", "numerics: Exact", "f.yaml:12: numerics: value Exact is not allowed: exact or fast", ""},
-    {"kind: shared", "kind: local", "f.yaml:10: checkpoint.kind: value local is not allowed: this version supports shared", ""},
+    {"kind: shared", "kind: local",
+     "f.yaml:10: checkpoint.kind: value local is not allowed: this version supports shared", ""},
     {"kind: shared", "kind: s3", "f.yaml:10: checkpoint.kind: value s3 is not allowed: shared", ""},
     {"every: 100", "every: auto", "f.yaml:10: checkpoint.every: value auto is not allowed: a number of steps", ""},
     {"tp: auto", "tp: 2", "f.yaml:8: parallel.tp: value 2 is not allowed: auto or 1", "leaves only"},
@@ -154,7 +160,8 @@ static const struct bad bads[] = {
     /* names and paths */
     {"job: kjv", "job: King", "f.yaml:1: job: value 'King' is not allowed", "a-z"},
     {"job: kjv", "job: \"a\\nb\"", "f.yaml:1: job: value 'a?b' is not allowed", ""},
-    {"job: kjv", "job: aaaaaaaaaabbbbbbbbbbccccccccccddddddddddeeeeeeeeeeffffffffffgggg", "f.yaml:1: job: value aaaa", "63"},
+    {"job: kjv", "job: aaaaaaaaaabbbbbbbbbbccccccccccddddddddddeeeeeeeeeeffffffffffgggg", "f.yaml:1: job: value aaaa",
+     "63"},
     {"job: kjv\n", "", "f.yaml: job: is missing", "job: my-job"},
     {"path: kjv.txt", "path: ''", "f.yaml:3: data.path: value (empty) is not allowed: a path", ""},
     {"path: kjv.txt", "path: ~/kjv.txt", "f.yaml:3: data.path: value ~/kjv.txt is not allowed: a path without ~", ""},
@@ -167,20 +174,25 @@ static const struct bad bads[] = {
     {"sequences: 32", "lr: 32", "f.yaml:4: batch.lr: unknown key; did you mean lr inside optimizer?", ""},
     {"sequences: 32", "seed: 32", "f.yaml:4: batch.seed: unknown key; did you mean seed at the top level?", ""},
     {"seed: ", "layers: ", "f.yaml:13: layers: unknown key; did you mean layers inside model?", ""},
-    {"spares: 1", "colour_of_the_moon: 1", "f.yaml:9: workers.colour_of_the_moon: unknown key; allowed here: min, max, spares", ""},
+    {"spares: 1", "colour_of_the_moon: 1",
+     "f.yaml:9: workers.colour_of_the_moon: unknown key; allowed here: min, max, spares", ""},
     {"seed: ", "<<: ", "f.yaml:13: <<: unknown key; allowed here: job, model", ""},
     {"seed: ", "? [a, b]\n: ", "f.yaml:13: a key must be a plain name", ""},
     {"micro: 2", "micro: 2, micro: 4", "f.yaml:4: batch.micro: given twice, first at line 4", "keep one"},
     {"seed: ", "steps: ", "f.yaml:13: steps: given twice, first at line 5", "keep one"},
     {"numerics:   fast", "model: {layers: 1}", "f.yaml:12: model: given twice, first at line 2", ""},
-    {"workers:    {min: 2, max: 64, spares: 1}", "workers: 4", "f.yaml:9: workers: a single value is not allowed: a group", ""},
-    {"workers:    {min: 2, max: 64, spares: 1}", "workers: ", "f.yaml:9: workers: a single value is not allowed: a group", ""},
-    {"workers:    {min: 2, max: 64, spares: 1}", "workers: [4]", "f.yaml:9: workers: a list is not allowed: a group", ""},
+    {"workers:    {min: 2, max: 64, spares: 1}", "workers: 4",
+     "f.yaml:9: workers: a single value is not allowed: a group", ""},
+    {"workers:    {min: 2, max: 64, spares: 1}",
+     "workers: ", "f.yaml:9: workers: a single value is not allowed: a group", ""},
+    {"workers:    {min: 2, max: 64, spares: 1}", "workers: [4]", "f.yaml:9: workers: a list is not allowed: a group",
+     ""},
     {"betas: [0.8, 0.99]", "betas: 0.9", "f.yaml:6: optimizer.betas: a single value is not allowed: a list of two", ""},
     {"betas: [0.8, 0.99]", "betas: [0.9]", "f.yaml:6: optimizer.betas: a list of another length", "two numbers"},
     {"betas: [0.8, 0.99]", "betas: [0.9, 0.9, 0.9]", "f.yaml:6: optimizer.betas: a list of another length", ""},
     {"betas: [0.8, 0.99]", "betas: [0.9, x]", "f.yaml:6: optimizer.betas[1]: value x is not allowed: a finite", ""},
-    {"betas: [0.8, 0.99]", "betas: [0.9,\n 1.5]", "f.yaml:7: optimizer.betas[1]: value 1.5 is not allowed: 0 to less than 1", ""},
+    {"betas: [0.8, 0.99]", "betas: [0.9,\n 1.5]",
+     "f.yaml:7: optimizer.betas[1]: value 1.5 is not allowed: 0 to less than 1", ""},
     {"betas: [0.8, 0.99]", "betas: [[0.9], 1]", "f.yaml:6: optimizer.betas", "a single value"},
     {"job: kjv", "job: &x kjv", "f.yaml:1: anchors and aliases", "write the value out"},
     {"job: kjv", "job: *x", "f.yaml:1: anchors and aliases", ""},
@@ -207,11 +219,13 @@ static const struct bad bads[] = {
     {"micro: 2", "micro: 3", "f.yaml:4: batch.sequences: value 32 is not allowed: a multiple of micro", "use 36"},
     {"length: 128", "length: 512", "f.yaml:4: batch.length: value 512 is not allowed: 1 to 256", ""},
     {"warmup: 50", "warmup: 5000", "f.yaml:6: optimizer.warmup: value 5000 is not allowed: 0 to 1000", ""},
-    {"min_lr: 6.0e-5", "min_lr: 6.0e-3", "f.yaml:6: optimizer.min_lr: value 0.006 is not allowed: 0 to optimizer.lr", ""},
+    {"min_lr: 6.0e-5", "min_lr: 6.0e-3", "f.yaml:6: optimizer.min_lr: value 0.006 is not allowed: 0 to optimizer.lr",
+     ""},
     {"min: 2", "min: 65", "f.yaml:9: workers.min: value 65 is not allowed: at most workers.max (64)", ""},
     {"min: 2", "min: 9", "f.yaml:9: workers.min: value 9 is not allowed: at most the 8 leaves", ""},
     {"keep: 7", "keep: 0", "f.yaml:10: checkpoint.keep: value 0 is not allowed: 1 to 100000", ""},
-    {"keep_every: 500", "keep_every: 250", "f.yaml:10: checkpoint.keep_every: value 250 is not allowed: a multiple", ""},
+    {"keep_every: 500", "keep_every: 250", "f.yaml:10: checkpoint.keep_every: value 250 is not allowed: a multiple",
+     ""},
     {"holdout: 0.01", "holdout: 0", "f.yaml:11: eval.every: value 50 is not allowed: 0 when data.holdout is 0", ""},
     {"every: 50, ", "", "f.yaml:11: eval.every: is missing", ""},
 };
@@ -250,7 +264,8 @@ static void test_job_file_bad_files_give_one_clear_line(void **state)
         if (status != MU_ERR_INVALID || err.status != MU_ERR_INVALID)
             fail_msg("'%s' -> status %s: %s", bads[i].put, mu_status_name(status), err.text);
         if (strncmp(err.text, bads[i].begins, strlen(bads[i].begins)) != 0 || !strstr(err.text, bads[i].contains))
-            fail_msg("'%s' gave\n  '%s', expected\n  '%s' ... '%s'", bads[i].put, err.text, bads[i].begins, bads[i].contains);
+            fail_msg("'%s' gave\n  '%s', expected\n  '%s' ... '%s'", bads[i].put, err.text, bads[i].begins,
+                     bads[i].contains);
         check_one_line(&err);
         assert_memory_equal(&s, &untouched, sizeof s);
         assert_int_equal(parse(text, &s, NULL), MU_ERR_INVALID);
@@ -383,6 +398,88 @@ static void test_job_file_unreadable_files_are_named(void **state)
     check_one_line(&err);
 }
 
+/* The file of the project at `name`, beside this source file's folder. */
+static void project_path(const char *name, char *out, size_t out_size)
+{
+    const char *here = __FILE__, *tail = strstr(here, "tests/unit/test_job_file.c");
+    assert_non_null(tail);
+    snprintf(out, out_size, "%.*s%s", (int)(tail - here), here, name);
+}
+
+static void test_job_file_examples_are_valid(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"examples/kjv.yaml", "examples/tiny.yaml"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char path[512];
+        project_path(names[i], path, sizeof path);
+        struct mu_job_spec s;
+        struct mu_error err = {0};
+        if (mu_job_file_read(path, &s, &err))
+            fail_msg("%s", err.text);
+        assert_int_equal(mu_job_leaves(&s), 8);
+    }
+}
+
+/* Every field that `good` uses (it uses all) has a row in the documentation. */
+static void test_job_file_every_field_is_documented(void **state)
+{
+    (void)state;
+    static const char *const fields[] = {"job",
+                                         "model.family",
+                                         "model.layers",
+                                         "model.heads",
+                                         "model.channels",
+                                         "model.context",
+                                         "model.vocab",
+                                         "model.dropout",
+                                         "data.path",
+                                         "data.tokens",
+                                         "data.holdout",
+                                         "batch.sequences",
+                                         "batch.micro",
+                                         "batch.accumulate",
+                                         "batch.length",
+                                         "steps",
+                                         "optimizer.kind",
+                                         "optimizer.lr",
+                                         "optimizer.min_lr",
+                                         "optimizer.warmup",
+                                         "optimizer.betas",
+                                         "optimizer.eps",
+                                         "optimizer.weight_decay",
+                                         "optimizer.clip",
+                                         "parallel.tp",
+                                         "parallel.pp",
+                                         "parallel.slices",
+                                         "workers.min",
+                                         "workers.max",
+                                         "workers.spares",
+                                         "checkpoint.path",
+                                         "checkpoint.kind",
+                                         "checkpoint.every",
+                                         "checkpoint.keep",
+                                         "checkpoint.keep_every",
+                                         "eval.every",
+                                         "eval.sequences",
+                                         "numerics",
+                                         "seed"};
+    char path[512], row[64];
+    project_path("docs/job-file.md", path, sizeof path);
+    char *text = calloc(1, 65536);
+    FILE *file = fopen(path, "rb");
+    assert_non_null(text);
+    assert_non_null(file);
+    assert_true(fread(text, 1, 65535, file) > 1000);
+    fclose(file);
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        snprintf(row, sizeof row, "\n| `%s` |", fields[i]);
+        if (!strstr(text, row))
+            fail_msg("docs/job-file.md has no row for %s", fields[i]);
+    }
+    free(text);
+}
+
 /* ---- Mutations ---- */
 
 static size_t mutate(char *text, size_t length, size_t capacity, uint64_t *seed)
@@ -454,8 +551,11 @@ int main(void)
         cmocka_unit_test(test_job_file_absent_fields_take_their_defaults),
         cmocka_unit_test(test_job_file_bad_files_give_one_clear_line),
         cmocka_unit_test(test_job_file_long_values_and_keys_are_cut),
-        cmocka_unit_test_setup_teardown(test_job_file_relative_paths_start_at_the_job_file, make_scratch, remove_scratch),
+        cmocka_unit_test_setup_teardown(test_job_file_relative_paths_start_at_the_job_file, make_scratch,
+                                        remove_scratch),
         cmocka_unit_test_setup_teardown(test_job_file_unreadable_files_are_named, make_scratch, remove_scratch),
+        cmocka_unit_test(test_job_file_examples_are_valid),
+        cmocka_unit_test(test_job_file_every_field_is_documented),
         cmocka_unit_test(test_job_file_mutations_never_crash_and_explain_themselves),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

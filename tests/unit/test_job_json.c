@@ -75,8 +75,8 @@ static void test_job_json_round_trip_is_lossless_and_canonical(void **state)
     free(again);
 }
 
-/* A field that were forgotten would read back as zero: so change every byte of a record in turn, and where the changed record is still
- * allowed, it must come back changed. */
+/* A field that were forgotten would read back as zero: so change every byte of a record in turn, and where the changed
+ * record is still allowed, it must come back changed. */
 static void test_job_json_no_byte_of_the_record_is_forgotten(void **state)
 {
     (void)state;

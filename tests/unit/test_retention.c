@@ -2,7 +2,7 @@
 #include "storage_testing.h"
 
 #include "common/rng.h"
-#include "storage/retention.h"
+#include "plan/retention.h"
 
 enum { LIST_MAX = 32 };
 

@@ -26,7 +26,11 @@ static void test_young_goodput_of_known_machines(void **state)
     (void)state;
     static const struct {
         double mtbf, cost, restart, expected;
-    } rows[] = {{3.09 * 3600, 5, 600, 0.919}, {1824, 60, 900, 0.467}, {1824, 5, 600, 0.668}, {1824, 5, 120, 0.869}, {1824, 1, 30, 0.951}};
+    } rows[] = {{3.09 * 3600, 5, 600, 0.919},
+                {1824, 60, 900, 0.467},
+                {1824, 5, 600, 0.668},
+                {1824, 5, 120, 0.869},
+                {1824, 1, 30, 0.951}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         double interval = mu_young_interval_s(rows[i].cost, rows[i].mtbf);
         double got = mu_young_goodput(interval, rows[i].cost, rows[i].mtbf, rows[i].restart);
@@ -35,7 +39,8 @@ static void test_young_goodput_of_known_machines(void **state)
     }
 }
 
-/* Daly's interval is where the goodput is best: nothing within 1 % of it, or far from it, is better by more than 1e-5. */
+/* Daly's interval is where the goodput is best: nothing within 1 % of it, or far from it, is better by more than 1e-5.
+ */
 static void test_young_daly_interval_maximises_goodput(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-#include "storage/retention.h"
+#include "plan/retention.h"
 
 /* Insertion sort: a list holds tens of entries and is nearly in order; no memory is needed. */
 static void sort_by_seq_descending(const struct mu_checkpoint_info *list, size_t *order, size_t count)

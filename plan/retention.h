@@ -1,6 +1,6 @@
 /* Which checkpoints of a job may be deleted. Pure; depends on nothing. */
-#ifndef MU_STORAGE_RETENTION_H
-#define MU_STORAGE_RETENTION_H
+#ifndef MU_PLAN_RETENTION_H
+#define MU_PLAN_RETENTION_H
 
 #include <stdbool.h>
 #include <stddef.h>
