@@ -106,7 +106,7 @@ static void fail_call(struct mu_api *api, struct mu_rpc_call *call, const struct
     if (!answer)
         return;
     answer->err = *err;
-    mu_outbox_hold(api->config.outbox, &answer->item, run_answer);
+    mu_outbox_hold_answer(api->config.outbox, &answer->item, run_answer);
 }
 
 /* Packs `message` into the answer, or its failure. */
@@ -124,7 +124,7 @@ static void answer_call(struct mu_api *api, struct mu_rpc_call *call, const Prot
     if (!answer)
         return;
     fill_answer(api, answer, message);
-    mu_outbox_hold(api->config.outbox, &answer->item, run_answer);
+    mu_outbox_hold_answer(api->config.outbox, &answer->item, run_answer);
 }
 
 /* ---- parts of requests ---- */

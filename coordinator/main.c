@@ -284,6 +284,12 @@ static int run(const struct options *options, struct mu_driver *driver)
     }
     MU_LOGI("musterd %s listens on %s, data in %s", MU_VERSION, mu_driver_address(driver),
             options->driver.data_dir ? options->driver.data_dir : "memory");
+    const char *listen = options->driver.listen;
+    if (strncmp(listen, "127.", 4) != 0 && strncmp(listen, "[::1]", 5) != 0 && strncmp(listen, "unix:", 5) != 0 &&
+        strncmp(listen, "localhost:", 10) != 0)
+        MU_LOGW("%s can be reached from other hosts, without encryption or authentication: keep it inside a trusted "
+                "network",
+                mu_driver_address(driver));
     enum mu_status status = mu_driver_run(driver, &err);
     pthread_cancel(signals);
     pthread_join(signals, NULL);

@@ -27,8 +27,9 @@ struct mu_outbox {
     size_t held;
 
     atomic_uint_fast64_t durable; /* written by the storage thread */
-    atomic_bool failed;
-    pthread_mutex_t lock; /* guards failure */
+    atomic_bool failed, stalled;
+    size_t may_pass_count; /* held ones that may pass */
+    pthread_mutex_t lock;  /* guards failure */
     struct mu_error failure;
 };
 
@@ -50,7 +51,9 @@ static void on_done(void *arg, const uint64_t *cookies, size_t count, enum mu_st
 
 static void on_stalled(void *arg, const struct mu_error *err)
 {
-    (void)arg;
+    struct mu_outbox *outbox = arg;
+    atomic_store(&outbox->stalled, err != NULL);
+    outbox->wake(outbox->wake_arg);
     if (err)
         MU_LOGE("nothing can be stored and no change is announced until there is space: %s", err->text);
     else
@@ -209,16 +212,28 @@ enum mu_status mu_outbox_forget(struct mu_outbox *outbox, const struct mu_record
     return status ? mu_fail(err, status, "the records of one turn do not fit into one batch") : MU_OK;
 }
 
-void mu_outbox_hold(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run)
+static void append(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run, bool may_pass)
 {
     MU_ASSERT(outbox->held < MU_OUTBOX_HELD_MAX);
-    *item = (struct mu_outbox_item){.run = run, .batch = outbox->submitted + (outbox->batch.op_count > 0)};
-    if (outbox->last && outbox->first)
+    *item = (struct mu_outbox_item){
+        .run = run, .batch = outbox->submitted + (outbox->batch.op_count > 0), .may_pass = may_pass};
+    if (outbox->first)
         outbox->last->next = item;
     else
         outbox->first = item;
     outbox->last = item;
     outbox->held++;
+    outbox->may_pass_count += may_pass;
+}
+
+void mu_outbox_hold(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run)
+{
+    append(outbox, item, run, false);
+}
+
+void mu_outbox_hold_answer(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run)
+{
+    append(outbox, item, run, true);
 }
 
 /* The fault points after a write, once, before anything that waited for it goes out. */
@@ -228,6 +243,31 @@ static void note_durable(struct mu_outbox *outbox, uint64_t durable)
         outbox->seen_durable++;
         faults_after(outbox->in_flight_classes[outbox->seen_durable % MU_OUTBOX_BATCHES_MAX]);
     }
+}
+
+/* While the disk is full: answers to questions leave the line. What they run holds nothing further. */
+static size_t release_passing(struct mu_outbox *outbox)
+{
+    size_t count = 0;
+    struct mu_outbox_item *previous = NULL, *next;
+    for (struct mu_outbox_item *item = outbox->first; item && outbox->may_pass_count > 0; item = next) {
+        next = item->next;
+        if (!item->may_pass) {
+            previous = item;
+            continue;
+        }
+        if (previous)
+            previous->next = next;
+        else
+            outbox->first = next;
+        if (outbox->last == item)
+            outbox->last = previous;
+        outbox->held--;
+        outbox->may_pass_count--;
+        count++;
+        item->run(outbox->ctx, item, false);
+    }
+    return count;
 }
 
 size_t mu_outbox_release(struct mu_outbox *outbox)
@@ -241,10 +281,11 @@ size_t mu_outbox_release(struct mu_outbox *outbox)
         struct mu_outbox_item *item = outbox->first;
         outbox->first = item->next;
         outbox->held--;
+        outbox->may_pass_count -= item->may_pass;
         count++;
         item->run(outbox->ctx, item, false);
     }
-    return count;
+    return atomic_load(&outbox->stalled) ? count + release_passing(outbox) : count;
 }
 
 enum mu_status mu_outbox_end_turn(struct mu_outbox *outbox, struct mu_error *err)

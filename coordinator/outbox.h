@@ -5,7 +5,8 @@
  *                                                                                    persisted before it is durable
  *
  * So nobody hears of anything that a crash could undo. While the disk is full the storage thread waits and so does the
- * FIFO; workers do not need it to keep stepping. Any other failure of the store is final: mu_outbox_failure, and the
+ * FIFO; workers do not need it to keep stepping, and answers to mere questions pass by, so that people can see what is
+ * going on. Any other failure of the store is final: mu_outbox_failure, and the
  * process must end.
  *
  * Threads: one core thread calls everything. Ownership: an item belongs to the outbox from hold on until its function
@@ -38,6 +39,7 @@ struct mu_outbox_item {
     struct mu_outbox_item *next;
     mu_outbox_fn *run;
     uint64_t batch; /* the outbox's */
+    bool may_pass;  /* likewise */
 };
 
 /* `wake` is called on the storage thread when something became durable or failed. `ctx` goes to the items' functions.
@@ -52,6 +54,8 @@ enum mu_status mu_outbox_persist(struct mu_outbox *outbox, struct mu_wire_arena 
 enum mu_status mu_outbox_forget(struct mu_outbox *outbox, const struct mu_record *record,
                                 struct mu_error *err) MU_WARN_UNUSED;
 void mu_outbox_hold(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run);
+/* The same for the answer to a question: while nothing can be written for want of space, it goes at once. */
+void mu_outbox_hold_answer(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run);
 
 /* Runs what may go. Returns how many items ran. */
 size_t mu_outbox_release(struct mu_outbox *outbox);

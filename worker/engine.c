@@ -127,27 +127,40 @@ static enum mu_peer_failure peer_failure_of(enum mu_comm_failure_kind kind)
     return MU_PEER_FAILURE_NONE;
 }
 
+/* Tells of peers that have failed since the last time, one PARKED each: every one may be a second witness of a death. */
+static bool post_peer_failures(struct mu_engine *engine)
+{
+    struct mu_comm_failure failures[MU_NEIGHBOURS_MAX];
+    size_t count = mu_comm_group_failures(engine->now.group, failures, MU_NEIGHBOURS_MAX);
+    bool posted = false;
+    for (size_t i = engine->now.failures_told; i < count && i < MU_NEIGHBOURS_MAX; i++) {
+        engine->now.failures_told = i + 1;
+        struct mu_parked parked = {.generation = engine->now.generation,
+                                   .reason = MU_PARK_PEER,
+                                   .peer_rank = failures[i].peer_rank,
+                                   .peer_failure = peer_failure_of(failures[i].kind)};
+        if (failures[i].kind == MU_COMM_FAIL_LOCAL || (i > 0 && parked.peer_failure == MU_PEER_FAILURE_NONE))
+            continue; /* others leave because of the first failure */
+        snprintf(parked.text, sizeof parked.text, "exchange with rank %u failed: %s", failures[i].peer_rank,
+                 mu_comm_failure_name(failures[i].kind));
+        post_parked(engine, &parked);
+        posted = true;
+    }
+    return posted;
+}
+
 void engine_park_failed(struct mu_engine *engine, enum mu_status status, const struct mu_error *err, enum mu_park_reason otherwise,
                         uint64_t bad_checkpoint)
 {
-    struct mu_parked parked = {.generation = engine->now.generation, .reason = otherwise, .bad_checkpoint = bad_checkpoint};
-    struct mu_comm_failure failure = {0};
     engine->phase = ENGINE_PARKED;
     if (engine_aborted(engine))
         return;
-    bool peers = engine->now.group && mu_comm_group_failures(engine->now.group, &failure, 1) > 0;
-    if (peers && failure.kind != MU_COMM_FAIL_LOCAL && (status == MU_ERR_UNAVAILABLE || status == MU_ERR_CANCELLED)) {
-        parked.reason = MU_PARK_PEER;
-        parked.peer_rank = failure.peer_rank;
-        parked.peer_failure = peer_failure_of(failure.kind);
-        snprintf(parked.text, sizeof parked.text, "exchange with rank %u failed: %s", failure.peer_rank,
-                 mu_comm_failure_name(failure.kind));
-        parked.bad_checkpoint = 0;
-    } else {
-        copy_text(parked.text, err->text);
-        if (engine->now.group)
-            mu_comm_abort(engine->comm, engine->now.generation); /* what is outstanding must never arrive */
-    }
+    if (engine->now.group && (status == MU_ERR_UNAVAILABLE || status == MU_ERR_CANCELLED) && post_peer_failures(engine))
+        return;
+    struct mu_parked parked = {.generation = engine->now.generation, .reason = otherwise, .bad_checkpoint = bad_checkpoint};
+    copy_text(parked.text, err->text);
+    if (engine->now.group)
+        mu_comm_abort(engine->comm, engine->now.generation); /* what is outstanding must never arrive */
     post_parked(engine, &parked);
 }
 
@@ -225,13 +238,15 @@ static void execute(struct mu_engine *engine, const struct engine_command *comma
     }
 }
 
-/* Between commands: hand-shakes are answered, and a peer that dies before Go is noticed. */
+/* Between commands: hand-shakes are answered; a peer that dies before Go is noticed, and so are further ones after the first. */
 static void idle(struct mu_engine *engine)
 {
     struct pollfd fds[2] = {{.fd = mu_queue_fd(engine->mailbox), .events = POLLIN}, {.fd = mu_comm_fd(engine->comm), .events = POLLIN}};
     if (poll(fds, 2, -1) < 0 && errno != EINTR)
         return;
     mu_comm_progress(engine->comm);
+    if (engine->phase == ENGINE_PARKED && engine->now.failures_told > 0 && !engine_aborted(engine))
+        post_peer_failures(engine);
     if (engine->phase != ENGINE_PREPARED || !engine->now.group)
         return;
     struct mu_error err = {0};

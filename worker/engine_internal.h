@@ -66,6 +66,7 @@ struct engine_generation {
     struct mu_comm_group *group; /* NULL when world is 1 */
     struct mu_reduce *reduce;
     struct mu_transfer *transfer;
+    size_t failures_told; /* of the group's failures, how many the owner knows of */
 };
 
 /* The job and everything that is allocated for it. */

@@ -360,8 +360,9 @@ static void tell_go(struct mu_coord *coord, struct job *job)
         format_into(after, sizeof after, " after %.0f ms", (double)(coord->now_us - job->broken_us) * 1e-3);
     if (job->broken_text[0])
         format_into(cause, sizeof cause, "%s; ", job->broken_text);
-    event(coord, MU_EVENT_INFO, "generation_go", job, NULL, "%s%u worker%s %s at step %llu%s (generation %llu)", cause,
-          job->world, job->world == 1 ? "" : "s", job->reformed ? "continue" : "start",
+    const char *verb = job->reformed ? "continue" : "start";
+    event(coord, MU_EVENT_INFO, "generation_go", job, NULL, "%s%u worker%s %s%s at step %llu%s (generation %llu)", cause,
+          job->world, job->world == 1 ? "" : "s", verb, job->world == 1 ? "s" : "",
           (unsigned long long)job->start_step, after, (unsigned long long)job->record.generation);
     job->reformed = true;
     job->waiting_text[0] = 0;

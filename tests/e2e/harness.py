@@ -106,6 +106,7 @@ class Cluster:
                     f.write(f"line {i}: the quick brown fox number {i * i % 997} jumps over {i % 13} lazy dogs\n")
         self.coordinator, self.address, self.workers, self.events = None, None, [], []
         self.count = 0
+        self.restarts = 0
         self.new_events = queue.Queue()
         self.watch_stop = threading.Event()
         self.watcher = None
@@ -146,8 +147,6 @@ class Cluster:
         argv = [os.path.join(BUILD, "coordinator/musterd"), "--data-dir", os.path.join(self.dir, "store"), "--listen", listen,
                 "--address-file", address_file, *flags]
         self.coordinator = Process(self, "musterd", argv, self.fault_env(fault, env))
-        if fault:
-            return self.coordinator
         self.wait_until(lambda: os.path.exists(address_file) and open(address_file).read().strip(), 15,
                         "musterd wrote no address", watch=self.coordinator)
         self.address = open(address_file).read().strip()
@@ -155,6 +154,30 @@ class Cluster:
             self.watcher = threading.Thread(target=self.watch, daemon=True)
             self.watcher.start()
         return self.coordinator
+
+    def keep_coordinator(self):
+        """From now on a coordinator that dies is started again, on its store and address, without a fault."""
+        def keep():
+            while not self.watch_stop.wait(0.02):
+                if self.coordinator and not self.coordinator.alive():
+                    self.restarts += 1
+                    try:
+                        self.start_coordinator()
+                    except Failure as error:
+                        self.new_events.put(error)
+                        return
+        threading.Thread(target=keep, daemon=True).start()
+
+    def retry(self, action, limit_s=20):
+        """Repeats a request while the coordinator is away."""
+        deadline = time.monotonic() + limit_s * SLOW
+        while True:
+            try:
+                return action()
+            except grpc.RpcError as error:
+                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
     def fault_env(self, fault, env=None):
         extra = dict(env or {})
@@ -266,7 +289,7 @@ class Cluster:
 
     def wait_over(self, job="tiny", limit_s=60):
         event = self.wait_event(lambda e: e.job == job and e.kind in ("job_finished", "job_failed", "job_cancelled"), limit_s)
-        return self.job(event.job)
+        return self.retry(lambda: self.job(event.job))
 
     def wait_finished(self, job="tiny", limit_s=60):
         over = self.wait_over(job, limit_s)

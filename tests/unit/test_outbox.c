@@ -134,6 +134,13 @@ static void hold(struct fixture *f, char letter)
     mu_outbox_hold(f->outbox, &item->item, run_letter);
 }
 
+static void hold_answer(struct fixture *f, char letter)
+{
+    struct letter *item = calloc(1, sizeof *item);
+    item->letter = letter;
+    mu_outbox_hold_answer(f->outbox, &item->item, run_letter);
+}
+
 static void persist(struct fixture *f, const char *worker)
 {
     struct mu_error err;
@@ -259,6 +266,31 @@ static void test_after_a_failed_write_nothing_goes_any_more(void **state)
     assert_int_equal(f.dropped_count, 2);
 }
 
+static void test_answers_pass_while_the_disk_is_full(void **state)
+{
+    (void)state;
+    struct fixture f;
+    set_up(&f);
+    persist(&f, "w1");
+    hold(&f, 'a');
+    hold_answer(&f, '1');
+    hold(&f, 'b');
+    hold_answer(&f, '2');
+    end_turn(&f);
+    allow(&f, 1, MU_ERR_NO_SPACE); /* the storage thread keeps trying */
+    await_wakes(&f, 1);
+    assert_int_equal(mu_outbox_release(f.outbox), 2);
+    assert_string_equal(f.ran, "12");
+    hold_answer(&f, '3');
+    assert_int_equal(mu_outbox_release(f.outbox), 1);
+    hold(&f, 'c'); /* the end of the line is where it was */
+    allow(&f, 1, MU_OK);
+    while (!mu_outbox_idle(f.outbox))
+        mu_outbox_release(f.outbox);
+    assert_string_equal(f.ran, "123abc");
+    tear_down(&f);
+}
+
 static void test_item_may_hold_another_while_it_runs(void **state)
 {
     (void)state;
@@ -283,6 +315,7 @@ int main(void)
         cmocka_unit_test(test_turns_become_durable_in_order),
         cmocka_unit_test(test_turns_merge_while_the_disk_is_behind),
         cmocka_unit_test(test_after_a_failed_write_nothing_goes_any_more),
+        cmocka_unit_test(test_answers_pass_while_the_disk_is_full),
         cmocka_unit_test(test_item_may_hold_another_while_it_runs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,139 @@
+#!/usr/bin/python3
+"""SIGKILL at every named fault point, SIGSTOP (longer than the lost timeout, then SIGCONT) at every one of a worker: the weights are
+always those of the undisturbed run. The points come from scripts/fault-points; one that no scenario reaches is a failure.
+
+    test_fault_points.py            a sample: every point is killed, every third is stopped
+    test_fault_points.py --full     all, each also at its second and third passage
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import grpc
+from harness import ROOT, SLOW, Cluster, Failure, check, tiny_job, undisturbed
+
+STEPS = 80
+JOB = dict(steps=STEPS, checkpoint_every=8, checkpoint__keep=1)
+
+
+def points(role):
+    out = subprocess.run([os.path.join(ROOT, "scripts/fault-points")], capture_output=True, text=True, check=True).stdout
+    return [line for line in out.split() if line.startswith(role + ".")]
+
+
+def finish(cluster, reference):
+    sha = cluster.wait_finished(limit_s=60)
+    check(sha == reference, f"weights {sha} differ from the undisturbed run's {reference}")
+
+
+def worker_scenario(point, reference, stop):
+    """Two healthy workers; the faulty one joins (its state is copied), steps, saves, and lives through two further changes."""
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **JOB))
+        cluster.start_worker()
+        cluster.start_worker()
+        cluster.wait_step(3)
+        faulty = cluster.start_worker(fault=point + (",stop" if stop else ""))
+        extra = []
+
+        def reached():
+            return cluster.faults_reached() or cluster.job().state > 2
+
+        # Points of parking need a change of membership while the faulty one is in.
+        deadline = time.monotonic() + 30 * SLOW
+        while not reached():
+            if not extra and cluster.job().world == 3:
+                extra.append(cluster.start_worker())
+            if time.monotonic() > deadline:
+                raise Failure("the point was never reached and the job does not end")
+            time.sleep(0.005)
+        check(cluster.faults_reached(), "no scenario reaches this point")
+        if stop:
+            finished = lambda e: e.kind == "job_finished"  # noqa: E731: it may hold nobody up any more
+            cluster.wait_event(lambda e: (e.kind == "worker_lost") or finished(e) or e.kind == "worker_left", limit_s=20)
+            faulty.kill(signal.SIGCONT)
+        finish(cluster, reference)
+        if stop:
+            check(faulty.wait() in (0, 1), f"the stopped worker ended with {faulty.popen.returncode}")
+
+
+def corrupt(cluster):
+    """Flips a bit in every piece of the newest checkpoint."""
+    newest = [c for c in cluster.checkpoints() if c.state == 2][-1]
+    for name in os.listdir(newest.dir):
+        if name.endswith(".safetensors"):
+            with open(os.path.join(newest.dir, name), "r+b") as f:
+                f.seek(-8, os.SEEK_END)
+                byte = f.read(1)
+                f.seek(-8, os.SEEK_END)
+                f.write(bytes([byte[0] ^ 1]))
+
+
+def coordinator_scenario(point, reference):
+    """Attach, growth, a death, a drain, checkpoints and their deletion, a bad checkpoint: the coordinator dies once on the way."""
+    with Cluster() as cluster:
+        cluster.start_coordinator(fault=point)
+        cluster.keep_coordinator()
+        job = tiny_job(cluster, **{**JOB, "checkpoint__keep": 2})
+        cluster.retry(lambda: cluster.submit(job))
+        workers = [cluster.start_worker(name="a"), cluster.start_worker(name="b")]
+        cluster.wait_step(3)
+        workers.append(cluster.start_worker(name="c"))
+        cluster.wait_step(12)
+        workers[0].kill()
+        cluster.wait_step(20)
+
+        def drain():
+            try:
+                cluster.drain("c")
+            except grpc.RpcError as error:
+                if error.code() != grpc.StatusCode.NOT_FOUND:  # answered before, or between two attachments of it
+                    raise
+        cluster.retry(drain)
+        cluster.wait_step(30)
+        if point.startswith(("coord.persist.bad", "coord.send.snapshot")) or not cluster.faults_reached():
+            for worker in workers:
+                worker.kill()
+            cluster.wait_event(lambda e: e.kind == "worker_lost" and e.worker == "b", limit_s=20)
+            cluster.retry(lambda: corrupt(cluster))
+        workers.append(cluster.start_worker(name="d"))
+        finish(cluster, reference)
+        check(cluster.faults_reached(), "no scenario reaches this point")
+        check(cluster.restarts == 1, f"the coordinator was started again {cluster.restarts} times")
+
+
+def main():
+    full = "--full" in sys.argv
+    wanted = [a for a in sys.argv[1:] if not a.startswith("-")]
+    reference = undisturbed(JOB)
+    cases = []
+    for i, point in enumerate(points("worker")):
+        for hit in ("", ":2", ":3") if full else ("",):
+            cases.append((f"worker killed at {point}{hit}", lambda p=point + hit: worker_scenario(p, reference, False)))
+        if full or i % 3 == 0:
+            cases.append((f"worker stopped at {point}", lambda p=point: worker_scenario(p, reference, True)))
+    for point in points("coord"):
+        for hit in ("", ":2", ":3") if full else ("",):
+            cases.append((f"coordinator killed at {point}{hit}", lambda p=point + hit: coordinator_scenario(p, reference)))
+    passed = failed = 0
+    for name, case in cases:
+        if wanted and not any(word in name for word in wanted):
+            continue
+        start = time.monotonic()
+        try:
+            case()
+            passed += 1
+            print(f"ok   {name} ({time.monotonic() - start:.1f} s)", flush=True)
+        except Exception as error:  # noqa: BLE001: every failure is reported and counted
+            failed += 1
+            print(f"FAIL {name}: {type(error).__name__}: {error}", flush=True)
+    print(f"{passed} passed, {failed} failed")
+    sys.exit(1 if failed or not passed else 0)
+
+
+if __name__ == "__main__":
+    main()

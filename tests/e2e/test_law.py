@@ -1,0 +1,235 @@
+#!/usr/bin/python3
+"""The law, with real processes: whatever happens to workers and coordinator, the weights are those of the undisturbed run."""
+
+import os
+import signal
+
+from harness import Cluster, Failure, check, main, pb, tiny_job, undisturbed
+
+STEPS = 150
+REFERENCE = {}
+
+
+def reference(**changes):
+    key = tuple(sorted(changes.items()))
+    if key not in REFERENCE:
+        REFERENCE[key] = undisturbed(changes)
+    return REFERENCE[key]
+
+
+def expect_equal(cluster, **changes):
+    sha = cluster.wait_finished()
+    check(sha == reference(**changes), f"weights {sha} differ from the undisturbed run's {reference(**changes)}")
+
+
+def test_any_number_of_workers():
+    for workers in (2, 3, 4, 7):
+        with Cluster() as cluster:
+            cluster.start_coordinator()
+            cluster.submit(tiny_job(cluster, steps=20, workers__min=workers))
+            for _ in range(workers):
+                cluster.start_worker()
+            expect_equal(cluster, steps=20)
+            check(cluster.job().generations == 1, "one generation is enough")
+
+
+def test_uneven_leaf_counts():
+    for leaves, workers in ((5, 2), (7, 3), (13, 4)):
+        with Cluster() as cluster:
+            cluster.start_coordinator()
+            cluster.submit(tiny_job(cluster, steps=12, leaves=leaves, workers__min=workers))
+            for _ in range(workers):
+                cluster.start_worker()
+            expect_equal(cluster, steps=12, leaves=leaves)
+
+
+def test_threads_do_not_matter():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=20, workers__min=2))
+        cluster.start_worker(threads=3)
+        cluster.start_worker(threads=8)
+        expect_equal(cluster, steps=20)
+
+
+def start(cluster, workers, steps=STEPS, **changes):
+    cluster.start_coordinator()
+    cluster.submit(tiny_job(cluster, steps=steps, workers__min=1, **changes))
+    started = [cluster.start_worker() for _ in range(workers)]
+    cluster.wait_until(lambda: cluster.job().world == workers and cluster.job().steps_done >= 5, 20, "the workers did not start together")
+    return started
+
+
+def test_worker_killed():
+    with Cluster() as cluster:
+        workers = start(cluster, 3)
+        workers[1].kill()
+        event = cluster.wait_event(lambda e: e.kind == "generation_go" and "continue" in e.text)
+        check("lost" in event.text and "2 workers" in event.text, event.text)
+        expect_equal(cluster, steps=STEPS)
+        check(cluster.job().replayed_steps == 0, "no step is replayed when a replica lives")
+
+
+def test_two_workers_killed_at_once():
+    with Cluster() as cluster:
+        workers = start(cluster, 4)
+        workers[0].kill()
+        workers[2].kill()
+        expect_equal(cluster, steps=STEPS)
+        check(cluster.job().replayed_steps == 0, "no step is replayed when a replica lives")
+
+
+def test_worker_killed_during_recovery():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=STEPS))
+        first = cluster.start_worker()
+        cluster.start_worker(fault="worker.parked:2")  # dies when it parks for the second generation change
+        cluster.start_worker()
+        cluster.wait_step(5)
+        first.kill()
+        cluster.wait_step(40)
+        cluster.start_worker()
+        expect_equal(cluster, steps=STEPS)
+
+
+def test_coordinator_killed_costs_no_step():
+    with Cluster() as cluster:
+        start(cluster, 3, steps=STEPS * 4)
+        generation = cluster.job().generation
+        before = len([e for e in cluster.events if e.kind == "generation_go"])
+        cluster.coordinator.kill()
+        cluster.coordinator.wait()
+        cluster.start_coordinator()
+        cluster.wait_event("worker_reattached")
+        sha = cluster.wait_finished()
+        check(sha == reference(steps=STEPS * 4), "weights differ")
+        goes = [e for e in cluster.events if e.kind == "generation_go"]
+        check(cluster.job().generation == 0 or cluster.job().generation == generation, "the generation changed")
+        check(len(goes) <= max(before, 1), f"a restart of the coordinator formed a new generation: {[e.text for e in goes]}")
+
+
+def test_coordinator_and_worker_killed():
+    with Cluster() as cluster:
+        workers = start(cluster, 3)
+        cluster.coordinator.kill()
+        workers[0].kill()
+        cluster.coordinator.wait()
+        cluster.start_coordinator()
+        expect_equal(cluster, steps=STEPS)
+
+
+def test_growth_and_shrink():
+    with Cluster() as cluster:
+        workers = start(cluster, 1)
+        cluster.start_worker()
+        cluster.start_worker()
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text)
+        workers[0].kill(signal.SIGTERM)
+        check(workers[0].wait() == 0, "a worker that was told to leave ends with 0")
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text)
+        expect_equal(cluster, steps=STEPS)
+        check(cluster.job().replayed_steps == 0, "planned changes replay nothing")
+
+
+def test_drain():
+    with Cluster() as cluster:
+        workers = start(cluster, 3)
+        cluster.drain("w1", "memory errors")
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text)
+        cluster.wait_event(lambda e: e.kind == "worker_left" and e.worker == "w1")
+        cluster.wait_until(lambda: any(not w.alive() and w.popen.returncode == 0 for w in workers), 10, "the drained worker did not end with 0")
+        again = cluster.start_worker(name="w1")
+        check(again.wait() == 1, "a drained name is refused")
+        check("undrain" in open(again.log).read(), "and it is told how to lift it")
+        expect_equal(cluster, steps=STEPS)
+
+
+def test_stopped_worker_is_fenced_and_comes_back():
+    with Cluster() as cluster:
+        workers = start(cluster, 3, steps=STEPS * 2)
+        workers[2].kill(signal.SIGSTOP)
+        lost = cluster.wait_event("worker_lost")
+        check("no sign of life" in lost.text, lost.text)
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text)
+        workers[2].kill(signal.SIGCONT)
+        cluster.wait_event(lambda e: e.kind == "worker_attached" and e.number > lost.number)
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text and e.number > lost.number)
+        expect_equal(cluster, steps=STEPS * 2)
+
+
+def test_stopped_coordinator_blames_nobody():
+    with Cluster() as cluster:
+        start(cluster, 3, steps=STEPS * 4)
+        cluster.coordinator.kill(signal.SIGSTOP)
+        cluster.watch_stop.wait(2.0)  # longer than the lost timeout: that is what is tested
+        cluster.coordinator.kill(signal.SIGCONT)
+        sha = cluster.wait_finished()
+        check(sha == reference(steps=STEPS * 4), "weights differ")
+        check(not [e for e in cluster.events if e.kind == "worker_lost"], "a paused coordinator declared a worker lost")
+
+
+def test_everything_killed_resumes_from_checkpoint():
+    with Cluster() as cluster:
+        workers = start(cluster, 3, steps=STEPS, checkpoint_every=20)
+        cluster.wait_event("checkpoint_committed")
+        cluster.wait_step(30)
+        for process in [*workers, cluster.coordinator]:
+            process.kill()
+        for process in [*workers, cluster.coordinator]:
+            process.wait()
+        cluster.start_coordinator()
+        cluster.start_worker()
+        cluster.start_worker()
+        cluster.wait_event(lambda e: e.kind == "generation_go" and e.generation > 1 and "continue" in e.text and "at step 0" not in e.text)
+        expect_equal(cluster, steps=STEPS, checkpoint_every=20)
+
+
+def test_all_workers_killed_go_back_to_the_checkpoint():
+    with Cluster() as cluster:
+        workers = start(cluster, 2, checkpoint_every=20)
+        cluster.wait_event("checkpoint_committed")
+        for worker in workers:
+            worker.kill()
+        cluster.wait_event("worker_lost")
+        cluster.start_worker()
+        back = cluster.wait_event("steps_replayed")
+        expect_equal(cluster, steps=STEPS, checkpoint_every=20)
+        check(cluster.job().replayed_steps > 0 and "checkpoint" in back.text, "replayed steps are counted and explained")
+
+
+def test_last_worker_leaves_in_good_order():
+    with Cluster() as cluster:
+        workers = start(cluster, 1)
+        workers[0].kill(signal.SIGTERM)
+        check(workers[0].wait() == 0, "a worker that was told to leave ends with 0")
+        left = cluster.wait_event("worker_left")
+        check([e for e in cluster.events if e.kind == "checkpoint_committed" and e.number < left.number], "its state was not saved")
+        cluster.start_worker()
+        expect_equal(cluster, steps=STEPS)
+        check(cluster.job().replayed_steps == 0, "a graceful leave replays nothing")
+
+
+def test_many_jobs_at_once():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        for name in ("a", "b", "c"):
+            cluster.submit(tiny_job(cluster, name=name, steps=20))
+            cluster.start_worker(job=name)
+        shas = {cluster.wait_finished(name) for name in ("a", "b", "c")}
+        check(shas == {reference(steps=20)}, f"jobs that differ in name alone have the same weights: {shas}")
+
+
+def test_data_is_checked():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        os.makedirs(os.path.join(cluster.dir, "empty"))
+        cluster.submit(tiny_job(cluster, name="nodata", data__path=os.path.join(cluster.dir, "absent")))
+        worker = cluster.start_worker(job="nodata")
+        check(worker.wait() == 1, "missing data ends the worker with 1")
+        check("absent" in open(worker.log).read(), "and the line names the file")
+        check(cluster.job("nodata").state == pb.JOB_STATE_PENDING, "the job itself goes on waiting")
+
+
+if __name__ == "__main__":
+    main([value for name, value in list(globals().items()) if name.startswith("test_")])
