@@ -7,6 +7,7 @@
 import pathlib
 import sys
 import tempfile
+import time
 
 import grpc
 from grpc_tools import protoc
@@ -32,13 +33,19 @@ spec = job.JobSpec(
 try:
     answer = muster.SubmitJob(api.SubmitJobRequest(spec=spec), timeout=10)
     print("submitted" if not answer.existed else "was there already:", answer.job.name, answer.job.uid.hex())
-    events = muster.WatchEvents(api.WatchEventsRequest(job=name, follow=True))
-    for event in (response.event for response in events):
-        print(f"event {event.number:>5} step {event.step:>6} {event.kind:24} {event.text}", flush=True)
-        if event.kind in ("job_finished", "job_failed", "job_cancelled"):
-            events.cancel()
-            break
-    result = muster.GetJob(api.GetJobRequest(name=name), timeout=10).job
+    last, result = 0, answer.job
+    while result.phase != job.JOB_PHASE_OVER:
+        try:
+            for event in (r.event for r in muster.WatchEvents(api.WatchEventsRequest(job=name, follow=True, after_event=last))):
+                last = event.number
+                print(f"event {last:>5} step {event.step:>6} {event.kind:24} {event.text}", flush=True)
+                if event.kind in ("job_finished", "job_failed", "job_cancelled"):
+                    break  # perhaps of an earlier job of this name: the job itself says
+            result = muster.GetJob(api.GetJobRequest(name=name), timeout=10).job
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.UNAVAILABLE:
+                raise
+            time.sleep(0.2)  # the coordinator restarts: go on after the last event, nothing is lost or repeated
     print(f"{result.name}: {job.JobState.Name(result.state)} at step {result.steps_done}, loss {result.result.loss:.4f}, "
           f"weights {result.weights_sha256.hex() or '-'}")
     for t in muster.GetTimings(api.GetTimingsRequest(job=name), timeout=10).timings:

@@ -66,10 +66,14 @@ grpc_byte_buffer *mu_rpc_bytes_to_buffer(struct mu_rpc_bytes *bytes)
     return grpc_raw_byte_buffer_create(&bytes->slice, 1); /* takes its own reference */
 }
 
+bool mu_rpc_buffer_is_plain(const grpc_byte_buffer *buffer)
+{
+    return buffer->type == GRPC_BB_RAW && buffer->data.raw.compression == GRPC_COMPRESS_NONE;
+}
+
 grpc_slice mu_rpc_slice_of_buffer(grpc_byte_buffer *buffer)
 {
-    /* Never compressed: the channel arguments allow only identity. */
-    MU_ASSERT(buffer->type == GRPC_BB_RAW && buffer->data.raw.compression == GRPC_COMPRESS_NONE);
+    MU_ASSERT(mu_rpc_buffer_is_plain(buffer));
     grpc_slice slice;
     if (buffer->data.raw.slice_buffer.count == 1) {
         slice = grpc_slice_ref(buffer->data.raw.slice_buffer.slices[0]);

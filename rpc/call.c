@@ -23,6 +23,8 @@
 
 enum { PEER_SIZE = 320, DEADLINE_SLACK_US = 5000 };
 
+static const char compressed_text[] = "compressed messages are not accepted; send them with encoding identity";
+
 static void init_op(struct rpc_op *op, enum op_kind kind, struct mu_rpc_call *call)
 {
     op->kind = kind;
@@ -277,20 +279,9 @@ static bool step_close(struct mu_rpc_call *call, struct mu_rpc_event *ret_event)
     return tell_closed(call, reason_when_over(call), ret_event);
 }
 
-static bool step_recv(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *ret_event)
+/* No message will come any more, because there is none or because one could not be read. */
+static bool recv_ended(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *ret_event)
 {
-    if (call->received && ok && !call->ended) {
-        fill_event(call, MU_RPC_EVENT_MESSAGE, ret_event);
-        fill_payload(call, ret_event);
-        start_recv(call);
-        return true;
-    }
-    if (call->received && ok) { /* ended by us: what still comes is dropped */
-        grpc_byte_buffer_destroy(call->received);
-        call->received = NULL;
-        start_recv(call);
-        return false;
-    }
     call->recv_done = true;
     call->recv_bad = !ok && !call->over;
     if (call->over)
@@ -299,6 +290,32 @@ static bool step_recv(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *re
     if (ok && !grpc_call_failed_before_recv_message(call->grpc))
         return tell_closed(call, MU_RPC_CLOSED_HALF, ret_event);
     return false;
+}
+
+static void drop_received(struct mu_rpc_call *call)
+{
+    grpc_byte_buffer_destroy(call->received);
+    call->received = NULL;
+}
+
+static bool step_recv(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *ret_event)
+{
+    if (!ok || !call->received)
+        return recv_ended(call, ok, ret_event);
+    if (!mu_rpc_buffer_is_plain(call->received)) {
+        drop_received(call);
+        grpc_call_cancel_with_status(call->grpc, GRPC_STATUS_UNIMPLEMENTED, compressed_text, NULL);
+        return recv_ended(call, false, ret_event);
+    }
+    bool wanted = !call->ended;
+    if (wanted) {
+        fill_event(call, MU_RPC_EVENT_MESSAGE, ret_event);
+        fill_payload(call, ret_event);
+    } else {
+        drop_received(call); /* ended by us: what still comes is of no interest */
+    }
+    start_recv(call);
+    return wanted;
 }
 
 static bool step_send(struct mu_rpc_call *call, struct mu_rpc_event *ret_event)
@@ -361,6 +378,8 @@ static bool step_accept(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *
         return true;
     } else if (!call->received) {
         end(call, MU_RPC_INVALID_ARGUMENT, "the call carries no request message");
+    } else if (!mu_rpc_buffer_is_plain(call->received)) {
+        end(call, MU_RPC_UNIMPLEMENTED, compressed_text);
     } else {
         fill_event(call, MU_RPC_EVENT_CALL, ret_event);
         fill_payload(call, ret_event);

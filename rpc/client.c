@@ -278,9 +278,10 @@ enum mu_status mu_rpc_client_call(struct mu_rpc_client *client, const char *meth
     enum mu_status status = MU_OK;
     if (outcome.code != GRPC_STATUS_OK) {
         status = mu_rpc_outcome_fail(&outcome, client->address_text, method, err);
-    } else if (!received) {
-        status = mu_fail(err, MU_ERR_INTERNAL, "%s answered %s with no message: not a Muster server?",
-                         client->address_text, method);
+    } else if (!received || !mu_rpc_buffer_is_plain(received)) {
+        status =
+            mu_fail(err, MU_ERR_INTERNAL, "%s answered %s with no message that can be read; is it a Muster server?",
+                    client->address_text, method);
     } else {
         *ret_reply = mu_rpc_bytes_of_slice(mu_rpc_slice_of_buffer(received));
         received = NULL;

@@ -66,6 +66,16 @@ void mu_rpc_args_int(struct mu_rpc_args *args, const char *key, uint64_t value)
     arg->value.integer = value < INT_MAX ? (int)value : INT_MAX;
 }
 
+void mu_rpc_args_pointer(struct mu_rpc_args *args, const char *key, void *value, const grpc_arg_pointer_vtable *vtable)
+{
+    MU_ASSERT(args->args.num_args < MU_RPC_ARGS_MAX);
+    grpc_arg *arg = &args->items[args->args.num_args++];
+    arg->type = GRPC_ARG_POINTER;
+    arg->key = (char *)(uintptr_t)key;
+    arg->value.pointer.p = value;
+    arg->value.pointer.vtable = vtable;
+}
+
 void mu_rpc_args_common(struct mu_rpc_args *args, size_t max_receive_bytes, unsigned keepalive_time_ms,
                         unsigned keepalive_timeout_ms)
 {

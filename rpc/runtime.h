@@ -36,6 +36,8 @@ struct mu_rpc_args {
 
 void mu_rpc_args_init(struct mu_rpc_args *args);
 void mu_rpc_args_int(struct mu_rpc_args *args, const char *key, uint64_t value); /* clamped to INT_MAX */
+void mu_rpc_args_pointer(struct mu_rpc_args *args, const char *key, void *value,
+                         const grpc_arg_pointer_vtable *vtable); /* borrowed */
 /* What holds for both sides: message and metadata limits, keepalive, no compression (a small message may inflate to
  * gigabytes), no bandwidth probing (a ping for every heartbeat). */
 void mu_rpc_args_common(struct mu_rpc_args *args, size_t max_receive_bytes, unsigned keepalive_time_ms,

@@ -21,6 +21,7 @@ struct mu_rpc_server_config mu_rpc_server_config_default(void)
     return (struct mu_rpc_server_config){
         .pollers = 1,
         .max_receive_bytes = (size_t)4 << 20,
+        .max_memory_bytes = (size_t)1 << 30,
         .max_metadata_bytes = (size_t)16 << 10,
         .max_streams_per_connection = 256,
         .max_calls = 4096,
@@ -108,9 +109,25 @@ static enum mu_status check_config(const struct mu_rpc_server_config *config, st
         return mu_fail(
             err, MU_ERR_INVALID,
             "server: max_receive_bytes, max_send_queue_messages and max_streams_per_connection must be 1 or more");
+    if (config->max_memory_bytes < config->max_receive_bytes)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "server: max_memory_bytes (%zu) must not be less than max_receive_bytes (%zu)",
+                       config->max_memory_bytes, config->max_receive_bytes);
     if (config->keepalive_time_ms == 0 || config->keepalive_timeout_ms == 0)
         return mu_fail(err, MU_ERR_INVALID, "server: keepalive_time_ms and keepalive_timeout_ms must be 1 or more");
     return MU_OK;
+}
+
+/* The core looks at max_receive_bytes only when it has the whole message (1.51): a peer that announces 2 GiB and sends
+ * them makes it buffer them all. The quota bounds that: over it, the core resets streams until there is room. */
+static grpc_server *create_with_quota(struct mu_rpc_args *args, size_t max_memory_bytes)
+{
+    grpc_resource_quota *quota = grpc_resource_quota_create("muster-server");
+    grpc_resource_quota_resize(quota, max_memory_bytes);
+    mu_rpc_args_pointer(args, GRPC_ARG_RESOURCE_QUOTA, quota, grpc_resource_quota_arg_vtable());
+    grpc_server *server = grpc_server_create(&args->args, NULL); /* takes its own reference */
+    grpc_resource_quota_unref(quota);
+    return server;
 }
 
 static grpc_server *create_grpc(const struct mu_rpc_server_config *config)
@@ -125,7 +142,7 @@ static grpc_server *create_grpc(const struct mu_rpc_server_config *config)
     mu_rpc_args_int(&args, GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, HANDSHAKE_TIMEOUT_MS);
     if (config->max_connection_idle_ms > 0)
         mu_rpc_args_int(&args, GRPC_ARG_MAX_CONNECTION_IDLE_MS, config->max_connection_idle_ms);
-    return grpc_server_create(&args.args, NULL);
+    return create_with_quota(&args, config->max_memory_bytes);
 }
 
 static enum mu_status register_methods(struct mu_rpc_server *server, struct mu_error *err)

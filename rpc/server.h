@@ -54,8 +54,9 @@ struct mu_rpc_server_config {
                            /etc/hosts */
     const struct mu_rpc_method *methods;
     size_t method_count;
-    unsigned pollers;                    /* completion queues, each with its thread; 1..MU_RPC_POLLERS_MAX */
-    size_t max_receive_bytes;            /* of one message; a larger one ends its call with RESOURCE_EXHAUSTED */
+    unsigned pollers;         /* completion queues, each with its thread; 1..MU_RPC_POLLERS_MAX */
+    size_t max_receive_bytes; /* of one message; a larger one ends its call with RESOURCE_EXHAUSTED */
+    size_t max_memory_bytes; /* for input of all connections; beyond, streams that hold most are reset (see server.c) */
     size_t max_metadata_bytes;           /* of the headers of one call */
     unsigned max_streams_per_connection; /* more wait in the client */
     size_t max_calls;                    /* open calls of ordinary methods; beyond: RESOURCE_EXHAUSTED at once */

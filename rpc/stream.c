@@ -173,7 +173,10 @@ static void opened_done(struct client_op *op, bool ok)
 static void recv_done(struct client_op *op, bool ok)
 {
     struct mu_rpc_stream *stream = enter(op);
-    if (ok && stream->received) {
+    if (ok && stream->received && !mu_rpc_buffer_is_plain(stream->received)) {
+        stream->recv_done = true;
+        grpc_call_cancel_with_status(stream->grpc, GRPC_STATUS_INTERNAL, "the server sent a compressed message", NULL);
+    } else if (ok && stream->received) {
         grpc_slice slice = mu_rpc_slice_of_buffer(stream->received);
         stream->received = NULL;
         struct mu_rpc_stream_event event = {

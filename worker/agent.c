@@ -35,8 +35,8 @@ struct agent {
     struct mu_engine *engine;
     struct mu_rpc_pool *pool;
     struct mu_rpc_client *client;
-    struct link *link;  /* current stream; NULL: none */
-    struct link *dead;  /* ended streams, to be freed outside of the lock */
+    struct link *link; /* current stream; NULL: none */
+    struct link *dead; /* ended streams, to be freed outside of the lock */
     struct mu_wire_arena arena_in, arena_out;
     char connect_trouble[MU_TEXT_SIZE]; /* CONNECT failed at once: to be told to the core after its step */
     bool connect_failed;
@@ -96,10 +96,12 @@ static void do_connect(struct agent *agent)
     }
     free(link);
     agent->connect_failed = true;
-    snprintf(agent->connect_trouble, sizeof agent->connect_trouble, "%.*s", (int)sizeof agent->connect_trouble - 1, err.text);
+    snprintf(agent->connect_trouble, sizeof agent->connect_trouble, "%.*s", (int)sizeof agent->connect_trouble - 1,
+             err.text);
 }
 
-/* A message that cannot be queued ends the stream: the next Hello carries the whole status, and the core repeats what matters. */
+/* A message that cannot be queued ends the stream: the next Hello carries the whole status, and the core repeats what
+ * matters. */
 static void do_send(struct agent *agent, const struct mu_worker_message *message)
 {
     const void *data;
@@ -182,7 +184,8 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
         do_engine(agent, action);
         break;
     case MU_WA_EXIT:
-        mu_log(action->exit.code == 0 ? MU_LOG_INFO : MU_LOG_ERROR, NULL, "leaving: %s", action->exit.text ? action->exit.text : "");
+        mu_log(action->exit.code == 0 ? MU_LOG_INFO : MU_LOG_ERROR, NULL, "leaving%s%s",
+               action->exit.text && *action->exit.text ? ": " : "", action->exit.text ? action->exit.text : "");
         leave(agent, action->exit.code);
         break;
     }
@@ -196,7 +199,8 @@ static void step_core(struct agent *agent, struct mu_worker_event *event)
     event->random = mu_id_random();
     mu_worker_step(agent->worker, event, &sink);
     if (agent->connect_failed) {
-        struct mu_worker_event failed = {.kind = MU_WE_DISCONNECTED, .now_us = mu_clock_mono_us(), .text = agent->connect_trouble};
+        struct mu_worker_event failed = {
+            .kind = MU_WE_DISCONNECTED, .now_us = mu_clock_mono_us(), .text = agent->connect_trouble};
         agent->connect_failed = false;
         mu_worker_step(agent->worker, &failed, &sink);
     }
@@ -250,7 +254,7 @@ static void on_stream(void *user, const struct mu_rpc_stream_event *event)
         const char *text = event->code == MU_RPC_OK ? "ended by the coordinator" : event->error->text;
         bool was_up = mu_worker_connected(agent->worker);
         drop_link(agent, false);
-        mu_log(was_up ? MU_LOG_WARN : MU_LOG_DEBUG, NULL, "no coordinator: %s", text);
+        mu_log(was_up && !agent->exiting ? MU_LOG_WARN : MU_LOG_DEBUG, NULL, "no coordinator: %s", text);
         step_core(agent, &(struct mu_worker_event){.kind = MU_WE_DISCONNECTED, .text = text});
         break;
     }
@@ -271,7 +275,8 @@ static void on_post(void *ctx, const struct mu_worker_event *event)
     if (event->kind == MU_WE_JOB_LOADED && event->job_loaded.status != MU_OK)
         MU_LOGE("job cannot be loaded: %s", event->job_loaded.text);
     if (event->kind == MU_WE_PIECE && event->piece.status != MU_OK)
-        MU_LOGE("checkpoint %llu, piece %u: %s", (unsigned long long)event->piece.checkpoint, event->piece.piece, event->piece.text);
+        MU_LOGE("checkpoint %llu, piece %u: %s", (unsigned long long)event->piece.checkpoint, event->piece.piece,
+                event->piece.text);
     give_event(agent, &copy);
 }
 
@@ -284,7 +289,8 @@ static uint64_t on_vote(void *ctx, uint64_t generation)
     return command;
 }
 
-static struct mu_boundary on_boundary(void *ctx, uint64_t generation, uint64_t steps_done, const struct mu_step_result *result)
+static struct mu_boundary on_boundary(void *ctx, uint64_t generation, uint64_t steps_done,
+                                      const struct mu_step_result *result)
 {
     struct agent *agent = ctx;
     pthread_mutex_lock(&agent->lock);
@@ -299,12 +305,13 @@ static void write_ledger(const struct agent *agent, const char *line, int length
         MU_LOGE("ledger: %s", strerror(errno));
 }
 
-static void on_leaf(void *ctx, uint64_t generation, uint64_t step, uint32_t leaf, uint64_t first_sequence, uint64_t count)
+static void on_leaf(void *ctx, uint64_t generation, uint64_t step, uint32_t leaf, uint64_t first_sequence,
+                    uint64_t count)
 {
     char line[160];
     int length = snprintf(line, sizeof line, "leaf generation=%llu step=%llu leaf=%u first=%llu count=%llu\n",
-                          (unsigned long long)generation, (unsigned long long)step, leaf, (unsigned long long)first_sequence,
-                          (unsigned long long)count);
+                          (unsigned long long)generation, (unsigned long long)step, leaf,
+                          (unsigned long long)first_sequence, (unsigned long long)count);
     write_ledger(ctx, line, length);
 }
 
@@ -342,7 +349,8 @@ static void on_signals(struct agent *agent)
             _exit(MU_AGENT_EXIT_INTERRUPTED);
         }
         agent->interrupted = agent->interrupted || interrupt;
-        MU_LOGI("%s: leaving in good order%s", interrupt ? "SIGINT" : "SIGTERM", interrupt ? " (again to leave at once)" : "");
+        MU_LOGI("%s: leaving in good order%s", interrupt ? "SIGINT" : "SIGTERM",
+                interrupt ? " (again to leave at once)" : "");
         give_event(agent, &(struct mu_worker_event){.kind = MU_WE_TERMINATE, .text = interrupt ? "SIGINT" : "SIGTERM"});
     }
 }
@@ -404,7 +412,8 @@ static void flush_stream(struct agent *agent)
 
 /* ---- start ---- */
 
-/* The coordinator's address as literal "address:port", for the choice of the data plane's own address; false: it has none. */
+/* The coordinator's address as literal "address:port", for the choice of the data plane's own address; false: it has
+ * none. */
 static bool literal_address(const char *text, char *out, size_t size)
 {
     char host[256];
@@ -430,13 +439,14 @@ static bool literal_address(const char *text, char *out, size_t size)
 static enum mu_status start_engine(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
 {
     char route_to[192];
-    struct mu_engine_config engine = {.threads = config->threads,
-                                      .data_addr = config->data_addr,
-                                      .route_to = literal_address(config->coordinator, route_to, sizeof route_to) ? route_to : NULL,
-                                      .host_id = config->host_id,
-                                      .unix_dir = config->unix_dir,
-                                      .connect_timeout_ms = config->connect_timeout_ms,
-                                      .callbacks = {.ctx = agent, .post = on_post, .vote = on_vote, .boundary = on_boundary}};
+    struct mu_engine_config engine = {
+        .threads = config->threads,
+        .data_addr = config->data_addr,
+        .route_to = literal_address(config->coordinator, route_to, sizeof route_to) ? route_to : NULL,
+        .host_id = config->host_id,
+        .unix_dir = config->unix_dir,
+        .connect_timeout_ms = config->connect_timeout_ms,
+        .callbacks = {.ctx = agent, .post = on_post, .vote = on_vote, .boundary = on_boundary}};
     if (config->ledger) {
         agent->ledger_fd = open(config->ledger, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
         if (agent->ledger_fd < 0)

@@ -1,9 +1,10 @@
-/* The shell of the worker: carries messages, timers and signals to the pure core, and the core's actions to the stream and the engine.
+/* The shell of the worker: carries messages, timers and signals to the pure core, and the core's actions to the stream
+ * and the engine.
  *
  *   main thread     signals, timers, heartbeats; frees what other threads may not
  *   RPC poller      messages of the coordinator                    \
- *   engine thread   vote, boundary, answers                         } step the core under one lock, and carry out its actions
- *   writer thread   pieces written                                 /
+ *   engine thread   vote, boundary, answers                         } step the core under one lock, and carry out its
+ * actions writer thread   pieces written                                 /
  *
  * A worker that loses its coordinator goes on stepping; the core decides when to connect again. */
 #ifndef MU_WORKER_AGENT_H
@@ -23,18 +24,18 @@ enum {
 };
 
 struct mu_agent_config {
-    const char *coordinator;        /* "host:port", "[::1]:port", "unix:/path" */
+    const char *coordinator; /* "host:port", "[::1]:port", "unix:/path" */
     const char *job;
-    const char *name;               /* NULL: the coordinator chooses one */
+    const char *name;                           /* NULL: the coordinator chooses one */
     const char *data_addr, *host_id, *unix_dir; /* NULL: defaults of worker/comm.h */
-    const char *ledger;             /* file that receives a line for each leaf computed and update applied; NULL: none */
-    uint32_t threads;               /* 0: the affinity mask */
-    uint32_t give_up_ms;            /* 0: never */
+    const char *ledger;  /* file that receives a line for each leaf computed and update applied; NULL: none */
+    uint32_t threads;    /* 0: the affinity mask */
+    uint32_t give_up_ms; /* 0: never */
     uint32_t backoff_min_ms, backoff_max_ms, step_report_ms, connect_timeout_ms; /* 0: defaults */
 };
 
-/* Runs until the core says exit; returns the exit code. SIGTERM, SIGINT: leave in good order. Blocks these signals in the calling
- * thread, which must be the only one. */
+/* Runs until the core says exit; returns the exit code. SIGTERM, SIGINT: leave in good order. Blocks these signals in
+ * the calling thread, which must be the only one. */
 int mu_agent_run(const struct mu_agent_config *config);
 
 #endif

@@ -127,7 +127,8 @@ static enum mu_peer_failure peer_failure_of(enum mu_comm_failure_kind kind)
     return MU_PEER_FAILURE_NONE;
 }
 
-/* Tells of peers that have failed since the last time, one PARKED each: every one may be a second witness of a death. */
+/* Tells of peers that have failed since the last time, one PARKED each: every one may be a second witness of a death.
+ */
 static bool post_peer_failures(struct mu_engine *engine)
 {
     struct mu_comm_failure failures[MU_NEIGHBOURS_MAX];
@@ -149,15 +150,16 @@ static bool post_peer_failures(struct mu_engine *engine)
     return posted;
 }
 
-void engine_park_failed(struct mu_engine *engine, enum mu_status status, const struct mu_error *err, enum mu_park_reason otherwise,
-                        uint64_t bad_checkpoint)
+void engine_park_failed(struct mu_engine *engine, enum mu_status status, const struct mu_error *err,
+                        enum mu_park_reason otherwise, uint64_t bad_checkpoint)
 {
     engine->phase = ENGINE_PARKED;
     if (engine_aborted(engine))
         return;
     if (engine->now.group && (status == MU_ERR_UNAVAILABLE || status == MU_ERR_CANCELLED) && post_peer_failures(engine))
         return;
-    struct mu_parked parked = {.generation = engine->now.generation, .reason = otherwise, .bad_checkpoint = bad_checkpoint};
+    struct mu_parked parked = {
+        .generation = engine->now.generation, .reason = otherwise, .bad_checkpoint = bad_checkpoint};
     copy_text(parked.text, err->text);
     if (engine->now.group)
         mu_comm_abort(engine->comm, engine->now.generation); /* what is outstanding must never arrive */
@@ -238,10 +240,12 @@ static void execute(struct mu_engine *engine, const struct engine_command *comma
     }
 }
 
-/* Between commands: hand-shakes are answered; a peer that dies before Go is noticed, and so are further ones after the first. */
+/* Between commands: hand-shakes are answered; a peer that dies before Go is noticed, and so are further ones after the
+ * first. */
 static void idle(struct mu_engine *engine)
 {
-    struct pollfd fds[2] = {{.fd = mu_queue_fd(engine->mailbox), .events = POLLIN}, {.fd = mu_comm_fd(engine->comm), .events = POLLIN}};
+    struct pollfd fds[2] = {{.fd = mu_queue_fd(engine->mailbox), .events = POLLIN},
+                            {.fd = mu_comm_fd(engine->comm), .events = POLLIN}};
     if (poll(fds, 2, -1) < 0 && errno != EINTR)
         return;
     mu_comm_progress(engine->comm);
@@ -420,8 +424,8 @@ static void copy_assign(struct engine_command *command, const struct mu_assign *
     char *tail = (char *)command->tail;
     command->assign = *assign;
     if (assign->leaf_counts)
-        command->assign.leaf_counts = memcpy(tail_take(&tail, assign->world * sizeof *assign->leaf_counts), assign->leaf_counts,
-                                             assign->world * sizeof *assign->leaf_counts);
+        command->assign.leaf_counts = memcpy(tail_take(&tail, assign->world * sizeof *assign->leaf_counts),
+                                             assign->leaf_counts, assign->world * sizeof *assign->leaf_counts);
     if (assign->serve_count > 0)
         command->assign.serve_ranks = memcpy(tail_take(&tail, assign->serve_count * sizeof *assign->serve_ranks),
                                              assign->serve_ranks, assign->serve_count * sizeof *assign->serve_ranks);
@@ -441,7 +445,8 @@ static size_t assign_tail_bytes(const struct mu_assign *assign)
     bytes += assign->serve_count * sizeof *assign->serve_ranks;
     bytes += assign->peer_count * sizeof *assign->peers;
     for (uint32_t i = 0; i < assign->peer_count; i++)
-        bytes += strlen(assign->peers[i].address) + (assign->peers[i].name ? strlen(assign->peers[i].name) : 0) + 2 + 2 * unit;
+        bytes += strlen(assign->peers[i].address) + (assign->peers[i].name ? strlen(assign->peers[i].name) : 0) + 2 +
+                 2 * unit;
     return bytes;
 }
 

@@ -4,16 +4,17 @@
  *                     ^                                                 |
  *                     +------------------- forget ----------------------+
  *
- * Threads: the engine runs on a thread of its own (which is also thread 0 of its compute pool) and takes commands from a mailbox;
- * every mu_engine_* function below may be called from any thread, returns at once and copies what it is given. A second thread writes
- * snapshots. Answers come as `mu_worker_event`s through `post` (without now_us and random), on one of those two threads.
+ * Threads: the engine runs on a thread of its own (which is also thread 0 of its compute pool) and takes commands from
+ * a mailbox; every mu_engine_* function below may be called from any thread, returns at once and copies what it is
+ * given. A second thread writes snapshots. Answers come as `mu_worker_event`s through `post` (without now_us and
+ * random), on one of those two threads.
  *
- * Memory: all that a step touches is mapped and touched at load (parameters, moments, gradients, activations) and at prepare (only
- * what a new layout needs more); a step allocates nothing.
+ * Memory: all that a step touches is mapped and touched at load (parameters, moments, gradients, activations) and at
+ * prepare (only what a new layout needs more); a step allocates nothing.
  *
- * Stopping: `mu_engine_abort` cancels at once, from any thread, what is in flight for a generation: exchanges fail, compute stops at
- * the next tile. An optimizer update that has begun runs to its end. Buffers of an aborted generation are never written again by
- * late data, because the data plane copies only inside the engine's own calls. */
+ * Stopping: `mu_engine_abort` cancels at once, from any thread, what is in flight for a generation: exchanges fail,
+ * compute stops at the next tile. An optimizer update that has begun runs to its end. Buffers of an aborted generation
+ * are never written again by late data, because the data plane copies only inside the engine's own calls. */
 #ifndef MU_WORKER_ENGINE_H
 #define MU_WORKER_ENGINE_H
 
@@ -25,9 +26,10 @@
 #include "worker/core/core.h"
 
 enum {
-    MU_ENGINE_MAILBOX_MAX = 256,                /* commands waiting */
-    MU_ENGINE_CONNECT_TIMEOUT_MS = 30000,       /* default: ranks of a new generation find each other */
-    MU_ENGINE_EAGER_BYTES = 512 * 1024 * 1024,  /* gradient buffers for any layout are reserved at load up to this much */
+    MU_ENGINE_MAILBOX_MAX = 256,          /* commands waiting */
+    MU_ENGINE_CONNECT_TIMEOUT_MS = 30000, /* default: ranks of a new generation find each other */
+    MU_ENGINE_EAGER_BYTES =
+        512 * 1024 * 1024, /* gradient buffers for any layout are reserved at load up to this much */
     MU_ENGINE_STAGING_BYTES = 256 * 1024 * 1024 /* received gradients waiting to be added; more means smaller windows */
 };
 
@@ -38,9 +40,11 @@ struct mu_engine_callbacks {
     void (*post)(void *ctx, const struct mu_worker_event *event);
     /* Engine thread: mu_worker_vote and mu_worker_boundary under the owner's lock. */
     uint64_t (*vote)(void *ctx, uint64_t generation);
-    struct mu_boundary (*boundary)(void *ctx, uint64_t generation, uint64_t steps_done, const struct mu_step_result *result);
-    /* Engine thread, may be NULL: the ledger of samples. Leaf `leaf` of update `step` was computed from the global sequences
-     * [first_sequence, first_sequence + count) of mu_data_order; then, once a step, the update was applied (or rolled forward). */
+    struct mu_boundary (*boundary)(void *ctx, uint64_t generation, uint64_t steps_done,
+                                   const struct mu_step_result *result);
+    /* Engine thread, may be NULL: the ledger of samples. Leaf `leaf` of update `step` was computed from the global
+     * sequences [first_sequence, first_sequence + count) of mu_data_order; then, once a step, the update was applied
+     * (or rolled forward). */
     void (*leaf)(void *ctx, uint64_t generation, uint64_t step, uint32_t leaf, uint64_t first_sequence, uint64_t count);
     void (*applied)(void *ctx, uint64_t generation, uint64_t step);
 };
@@ -56,8 +60,10 @@ struct mu_engine_config {
 struct mu_engine;
 
 /* Binds the data plane's sockets and starts the engine thread. Strings are copied. */
-enum mu_status mu_engine_new(const struct mu_engine_config *config, struct mu_engine **ret_engine, struct mu_error *err) MU_WARN_UNUSED;
-/* Cancels everything, also a piece being written, and waits for both threads. Nothing is posted after it has begun. NULL is fine. */
+enum mu_status mu_engine_new(const struct mu_engine_config *config, struct mu_engine **ret_engine,
+                             struct mu_error *err) MU_WARN_UNUSED;
+/* Cancels everything, also a piece being written, and waits for both threads. Nothing is posted after it has begun.
+ * NULL is fine. */
 void mu_engine_free(struct mu_engine *engine);
 
 const char *mu_engine_address(const struct mu_engine *engine); /* data plane; lives as long as the engine */
@@ -66,9 +72,10 @@ uint32_t mu_engine_threads(const struct mu_engine *engine);
 /* Grows whenever anything moves; `waiting`: for peers in an exchange, not computing. */
 void mu_engine_progress(const struct mu_engine *engine, uint64_t *ret_counter, bool *ret_waiting);
 
-/* The commands, see enum mu_worker_action_kind for what answers them. MU_ERR_BUSY: the mailbox is full, so the engine does not
- * answer any more; MU_ERR_NO_MEMORY. */
-enum mu_status mu_engine_load(struct mu_engine *engine, const struct mu_job_spec *spec, struct mu_id uid) MU_WARN_UNUSED;
+/* The commands, see enum mu_worker_action_kind for what answers them. MU_ERR_BUSY: the mailbox is full, so the engine
+ * does not answer any more; MU_ERR_NO_MEMORY. */
+enum mu_status mu_engine_load(struct mu_engine *engine, const struct mu_job_spec *spec,
+                              struct mu_id uid) MU_WARN_UNUSED;
 /* `incarnation`: the worker's own, as its peers were told. */
 enum mu_status mu_engine_prepare(struct mu_engine *engine, uint64_t generation, struct mu_id incarnation,
                                  const struct mu_assign *assign) MU_WARN_UNUSED;
@@ -76,7 +83,8 @@ enum mu_status mu_engine_run(struct mu_engine *engine, uint64_t generation) MU_W
 /* Cancels every generation up to this one for good; answered by one PARKED. */
 enum mu_status mu_engine_abort(struct mu_engine *engine, uint64_t generation) MU_WARN_UNUSED;
 /* While a piece is still being written another snapshot is refused: its PIECE event says MU_ERR_BUSY. */
-enum mu_status mu_engine_snapshot(struct mu_engine *engine, uint64_t generation, const struct mu_snapshot *snapshot) MU_WARN_UNUSED;
+enum mu_status mu_engine_snapshot(struct mu_engine *engine, uint64_t generation,
+                                  const struct mu_snapshot *snapshot) MU_WARN_UNUSED;
 /* Cancels everything, drops all state; a piece being written is abandoned without an event. */
 enum mu_status mu_engine_forget(struct mu_engine *engine) MU_WARN_UNUSED;
 

@@ -1,5 +1,6 @@
-/* Shared by the files of the engine: engine.c (mailbox, threads, parking), engine_load.c (job and memory), engine_prepare.c (a new
- * generation and its state), engine_step.c (one step), engine_run.c (the loop, evaluation, boundaries). */
+/* Shared by the files of the engine: engine.c (mailbox, threads, parking), engine_load.c (job and memory),
+ * engine_prepare.c (a new generation and its state), engine_step.c (one step), engine_run.c (the loop, evaluation,
+ * boundaries). */
 #ifndef MU_WORKER_ENGINE_INTERNAL_H
 #define MU_WORKER_ENGINE_INTERNAL_H
 
@@ -19,9 +20,8 @@
 #include "worker/transfer.h"
 
 enum {
-    ENGINE_POLL_US = 50,         /* least time between looks at the sockets while computing */
-    ENGINE_ADDRESS_TEXT = 512,   /* copied strings of the configuration */
-    ENGINE_EXACT_LEAVES = 1024,  /* up to so many leaves the deepest stack is computed, above it is bounded */
+    ENGINE_POLL_US = 200,       /* least time between looks at the sockets while computing */
+    ENGINE_EXACT_LEAVES = 1024, /* up to so many leaves the deepest stack is computed, above it is bounded */
 };
 
 enum engine_phase {
@@ -33,7 +33,13 @@ enum engine_phase {
 
 /* A command, its assignment and what that points to, in one block of memory. */
 enum engine_command_kind {
-    ENGINE_LOAD, ENGINE_PREPARE, ENGINE_RUN, ENGINE_ABORT, ENGINE_SNAPSHOT, ENGINE_FORGET, ENGINE_STOP
+    ENGINE_LOAD,
+    ENGINE_PREPARE,
+    ENGINE_RUN,
+    ENGINE_ABORT,
+    ENGINE_SNAPSHOT,
+    ENGINE_FORGET,
+    ENGINE_STOP
 };
 
 struct engine_command {
@@ -78,14 +84,15 @@ struct engine_job {
     struct mu_data_info data_info;
     struct mu_model *net;
     uint32_t leaves, eval_leaves;
-    uint64_t eval_sequences;             /* really used */
+    uint64_t eval_sequences; /* really used */
     uint64_t tokens_per_step;
     int32_t *tokens, *targets;           /* [micro, length] */
     uint64_t *samples;                   /* [micro] */
     struct engine_state state, incoming; /* incoming: only while a state that is held must stay intact */
     struct mu_arena *staging_arena;
     struct mu_arena *stack_arenas[MU_TREE_ROOTS_MAX]; /* [i] holds stack[i] */
-    float *stack[MU_TREE_ROOTS_MAX]; /* gradient buffers of the binary counter; [0] is where the reduced gradient is kept */
+    float *stack[MU_TREE_ROOTS_MAX]; /* gradient buffers of the binary counter; [0] is where the reduced gradient is
+                                        kept */
     uint32_t stack_count;
     float *staging;
     uint64_t staging_bytes;
@@ -124,7 +131,8 @@ struct mu_engine {
 
 /* ---- engine.c ---- */
 
-/* Has the generation under way been cancelled from outside (abort, forget, stop)? Then nobody is told: the command that follows does it. */
+/* Has the generation under way been cancelled from outside (abort, forget, stop)? Then nobody is told: the command that
+ * follows does it. */
 bool engine_aborted(struct mu_engine *engine);
 /* Compute is cancelled while this generation is aborted; called when one begins. */
 void engine_set_current(struct mu_engine *engine, uint64_t generation);
@@ -136,18 +144,23 @@ void engine_generation_close(struct engine_generation *generation);
 /* Parks and posts PARKED. `text` may be NULL. */
 void engine_park(struct mu_engine *engine, enum mu_park_reason reason, const char *text);
 /* Parks because of `status` (nothing is posted if it was cancelled from outside): a peer's failure, or `otherwise`. */
-void engine_park_failed(struct mu_engine *engine, enum mu_status status, const struct mu_error *err, enum mu_park_reason otherwise,
-                        uint64_t bad_checkpoint);
+void engine_park_failed(struct mu_engine *engine, enum mu_status status, const struct mu_error *err,
+                        enum mu_park_reason otherwise, uint64_t bad_checkpoint);
 void engine_post(struct mu_engine *engine, const struct mu_worker_event *event);
 
 /* ---- engine_load.c ---- */
 void engine_load(struct mu_engine *engine, const struct engine_command *command);
 void engine_unload(struct mu_engine *engine);
-enum mu_status engine_state_new(const struct mu_model_spec *model, struct engine_state *ret_state, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status engine_state_new(const struct mu_model_spec *model, struct engine_state *ret_state,
+                                struct mu_error *err) MU_WARN_UNUSED;
 void engine_state_free(struct engine_state *state);
 /* Gradient buffers for a stack of `depth`; staging memory of at least size_bytes. They only grow. */
 enum mu_status engine_reserve_stack(struct mu_engine *engine, uint32_t depth, struct mu_error *err) MU_WARN_UNUSED;
-enum mu_status engine_reserve_staging(struct mu_engine *engine, uint64_t size_bytes, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status engine_reserve_staging(struct mu_engine *engine, uint64_t size_bytes,
+                                      struct mu_error *err) MU_WARN_UNUSED;
+/* Room to copy a piece of 1 / piece_count of the state; nothing when the job makes no checkpoints. */
+enum mu_status engine_reserve_snapshot(struct mu_engine *engine, uint32_t piece_count,
+                                       struct mu_error *err) MU_WARN_UNUSED;
 /* A clear refusal where the kernel would kill the process later. */
 enum mu_status engine_check_memory(uint64_t size_bytes, const char *what, struct mu_error *err) MU_WARN_UNUSED;
 
@@ -160,7 +173,8 @@ enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err) MU_WA
 /* The update held.step -> held.step + 1 with the reduced gradient. Always to its end. */
 void engine_apply(struct mu_engine *engine, const struct mu_step_result *result);
 /* Tokens and targets of sequences; fills job.tokens, targets, samples. */
-enum mu_status engine_fill_batch(struct mu_engine *engine, uint64_t first_sequence, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status engine_fill_batch(struct mu_engine *engine, uint64_t first_sequence,
+                                 struct mu_error *err) MU_WARN_UNUSED;
 
 /* ---- engine_run.c ---- */
 void engine_run(struct mu_engine *engine, uint64_t generation);

@@ -34,13 +34,14 @@ enum mu_status engine_check_memory(uint64_t size_bytes, const char *what, struct
     if (size_bytes <= available)
         return MU_OK;
     return mu_fail(err, MU_ERR_NO_MEMORY,
-                   "%s: %llu MiB are needed, %llu MiB are available; use a smaller model or micro-batch, fewer workers on this host, or "
+                   "%s: %llu MiB are needed, %llu MiB are available; use a smaller model or micro-batch, fewer workers "
+                   "on this host, or "
                    "more memory",
                    what, (unsigned long long)(size_bytes >> 20), (unsigned long long)(available >> 20));
 }
 
-static enum mu_status new_flats(const struct mu_model_spec *model, uint32_t count, const char *what, struct mu_arena **ret_arena,
-                                struct mu_error *err)
+static enum mu_status new_flats(const struct mu_model_spec *model, uint32_t count, const char *what,
+                                struct mu_arena **ret_arena, struct mu_error *err)
 {
     uint64_t size_bytes = count * mu_arena_piece_bytes(model->flat_size * sizeof(float));
     enum mu_status status = engine_check_memory(size_bytes, what, err);
@@ -104,6 +105,16 @@ enum mu_status engine_reserve_staging(struct mu_engine *engine, uint64_t size_by
     return MU_OK;
 }
 
+enum mu_status engine_reserve_snapshot(struct mu_engine *engine, uint32_t piece_count, struct mu_error *err)
+{
+    const struct engine_job *job = &engine->job;
+    if (!job->spec.checkpoint.path[0])
+        return MU_OK;
+    uint64_t growth_bytes = mu_snapshots_growth_bytes(engine->snapshots, &job->model, piece_count);
+    enum mu_status status = engine_check_memory(growth_bytes, "copy of the state for checkpoints", err);
+    return status == MU_OK ? mu_snapshots_reserve(engine->snapshots, &job->model, piece_count, err) : status;
+}
+
 /* The deepest stack of gradient buffers that any contiguous range of leaves can need. */
 static uint32_t deepest_stack(uint32_t leaves)
 {
@@ -126,11 +137,13 @@ static enum mu_status reserve_for_all_layouts(struct mu_engine *engine, struct m
     uint64_t flat_bytes = job->model.flat_size * sizeof(float);
     uint32_t depth = deepest_stack(job->leaves);
     enum mu_status status = engine_reserve_stack(engine, 1, err);
-    if (status != MU_OK || (depth + 1) * flat_bytes > MU_ENGINE_EAGER_BYTES)
+    if (status != MU_OK || (depth + 4) * flat_bytes > MU_ENGINE_EAGER_BYTES)
         return status;
     status = engine_reserve_stack(engine, depth, err);
     if (status == MU_OK)
-        status = engine_reserve_staging(engine, flat_bytes < MU_ENGINE_STAGING_BYTES ? flat_bytes : MU_ENGINE_STAGING_BYTES, err);
+        status = engine_reserve_staging(engine, flat_bytes, err);
+    if (status == MU_OK)
+        status = engine_reserve_snapshot(engine, 1, err);
     return status;
 }
 
@@ -152,7 +165,8 @@ static enum mu_status open_data(struct engine_job *job, struct mu_error *err)
         return MU_OK;
     if (job->data_info.eval_samples == 0)
         return mu_fail(err, MU_ERR_INVALID,
-                       "eval.every: %llu is not allowed: '%s' has no whole held-out sequence of %u tokens; raise data.holdout (now %g) or "
+                       "eval.every: %llu is not allowed: '%s' has no whole held-out sequence of %u tokens; raise "
+                       "data.holdout (now %g) or "
                        "switch evaluation off",
                        (unsigned long long)spec->eval.every, spec->data.path, spec->batch.length, spec->data.holdout);
     uint64_t micro = spec->batch.micro, wanted = (spec->eval.sequences + micro - 1) / micro * micro;
@@ -181,8 +195,8 @@ static enum mu_status build_model(struct mu_engine *engine, struct mu_error *err
     return MU_OK;
 }
 
-static enum mu_status load_job(struct mu_engine *engine, const struct engine_command *command, struct mu_hash128 *ret_identity,
-                               struct mu_error *err)
+static enum mu_status load_job(struct mu_engine *engine, const struct engine_command *command,
+                               struct mu_hash128 *ret_identity, struct mu_error *err)
 {
     struct engine_job *job = &engine->job;
     job->spec = command->spec;

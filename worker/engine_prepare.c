@@ -19,13 +19,14 @@ static enum mu_status check_assign(const struct mu_engine *engine, const struct 
     if (assign->world == 0 || assign->world > MU_WORKERS_MAX || assign->rank >= assign->world)
         return mu_fail(err, MU_ERR_INVALID, "rank %u of %u is not allowed", assign->rank, assign->world);
     if (assign->mesh && assign->world > MU_MESH_WORLD_MAX)
-        return mu_fail(err, MU_ERR_INVALID, "a mesh of %u ranks is not allowed: at most %d", assign->world, MU_MESH_WORLD_MAX);
+        return mu_fail(err, MU_ERR_INVALID, "a mesh of %u ranks is not allowed: at most %d", assign->world,
+                       MU_MESH_WORLD_MAX);
     uint64_t leaves = 0;
     for (uint32_t i = 0; assign->leaf_counts && i < assign->world; i++)
         leaves += assign->leaf_counts[i];
     if (assign->leaf_counts && leaves != job->leaves)
-        return mu_fail(err, MU_ERR_INVALID, "leaf counts of %llu leaves are not allowed: the job has %u", (unsigned long long)leaves,
-                       job->leaves);
+        return mu_fail(err, MU_ERR_INVALID, "leaf counts of %llu leaves are not allowed: the job has %u",
+                       (unsigned long long)leaves, job->leaves);
     if (assign->start_step > job->spec.steps)
         return mu_fail(err, MU_ERR_INVALID, "start at step %llu is not allowed: the job ends at %llu",
                        (unsigned long long)assign->start_step, (unsigned long long)job->spec.steps);
@@ -40,8 +41,10 @@ static void fill_generation(struct mu_engine *engine, const struct engine_comman
     now->start_step = assign->start_step;
     now->rank = assign->rank;
     now->world = assign->world;
-    now->first_leaf = mu_plan_leaf_range(engine->job.leaves, assign->world, assign->leaf_counts, assign->rank, &now->leaf_count);
-    now->first_eval_leaf = mu_plan_leaf_range(engine->job.eval_leaves, assign->world, NULL, assign->rank, &now->eval_leaf_count);
+    now->first_leaf =
+        mu_plan_leaf_range(engine->job.leaves, assign->world, assign->leaf_counts, assign->rank, &now->leaf_count);
+    now->first_eval_leaf =
+        mu_plan_leaf_range(engine->job.eval_leaves, assign->world, NULL, assign->rank, &now->eval_leaf_count);
 }
 
 static enum mu_status open_group(struct mu_engine *engine, const struct engine_command *command, struct mu_error *err)
@@ -53,8 +56,9 @@ static enum mu_status open_group(struct mu_engine *engine, const struct engine_c
     if (!peers)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u peers", assign->peer_count);
     for (uint32_t i = 0; i < assign->peer_count; i++)
-        peers[i] = (struct mu_comm_peer){
-            .rank = assign->peers[i].rank, .incarnation = assign->peers[i].incarnation, .address = assign->peers[i].address};
+        peers[i] = (struct mu_comm_peer){.rank = assign->peers[i].rank,
+                                         .incarnation = assign->peers[i].incarnation,
+                                         .address = assign->peers[i].address};
     struct mu_comm_group_config config = {.generation = command->generation,
                                           .rank = assign->rank,
                                           .world = assign->world,
@@ -81,11 +85,12 @@ static enum mu_status make_reduce(struct mu_engine *engine, const struct mu_assi
                                       .staging_bytes = MU_ENGINE_STAGING_BYTES};
     enum mu_status status = mu_reduce_new(&config, &now->reduce, err);
     if (status == MU_OK)
-        status = engine_reserve_stack(engine, mu_tree_buffers(engine->job.leaves, now->first_leaf, now->leaf_count), err);
+        status =
+            engine_reserve_stack(engine, mu_tree_buffers(engine->job.leaves, now->first_leaf, now->leaf_count), err);
     if (status == MU_OK)
         status = engine_reserve_staging(engine, mu_reduce_staging_bytes(now->reduce), err);
-    if (status == MU_OK && engine->job.spec.checkpoint.path[0])
-        status = mu_snapshots_reserve(engine->snapshots, &engine->job.model, assign->world, err);
+    if (status == MU_OK)
+        status = engine_reserve_snapshot(engine, assign->world, err);
     if (status == MU_OK)
         mu_reduce_attach(now->reduce, now->group, engine->job.staging);
     return status;
@@ -138,16 +143,20 @@ static enum mu_status use_held(struct mu_engine *engine, const struct mu_assign 
     if (engine->held.has_state && engine->held.step == assign->start_step)
         return MU_OK;
     return mu_fail(err, MU_ERR_CONFLICT, "told to go on from held step %llu, but this worker holds %s step %llu",
-                   (unsigned long long)assign->start_step, engine->held.has_state ? "" : "nothing, not", (unsigned long long)engine->held.step);
+                   (unsigned long long)assign->start_step, engine->held.has_state ? "" : "nothing, not",
+                   (unsigned long long)engine->held.step);
 }
 
 static enum mu_status roll_forward(struct mu_engine *engine, const struct mu_assign *assign, struct mu_error *err)
 {
     const struct mu_held *held = &engine->held;
-    if (!held->has_state || !held->has_gradient || held->step + 1 != assign->start_step || assign->roll_forward.step != held->step)
+    if (!held->has_state || !held->has_gradient || held->step + 1 != assign->start_step ||
+        assign->roll_forward.step != held->step)
         return mu_fail(err, MU_ERR_CONFLICT, "told to roll forward to step %llu, but this worker holds %s at step %llu",
                        (unsigned long long)assign->start_step,
-                       !held->has_state ? "nothing" : held->has_gradient ? "state and gradient" : "no gradient",
+                       !held->has_state     ? "nothing"
+                       : held->has_gradient ? "state and gradient"
+                                            : "no gradient",
                        (unsigned long long)held->step);
     engine_apply(engine, &assign->roll_forward);
     return MU_OK;
@@ -195,8 +204,10 @@ static enum mu_status transfer(struct mu_engine *engine, const struct mu_assign 
                                         .progress = &engine->progress};
     status = mu_transfer_new(&config, &engine->now.transfer, err);
     MU_FAULT("worker.prepare.transfer");
+    engine_set_waiting(engine, true);
     if (status == MU_OK)
         status = mu_transfer_run(engine->now.transfer, err);
+    engine_set_waiting(engine, false);
     if (status == MU_OK && receive)
         accept_state(engine, state, assign->start_step);
     return status;
@@ -229,14 +240,18 @@ static float *place_entry(void *arg, const struct mu_piece_entry *entry)
     return NULL;
 }
 
-static enum mu_status check_manifest(const struct mu_engine *engine, const struct mu_assign *assign, const struct mu_manifest *manifest,
-                                     struct mu_error *err)
+static enum mu_status check_manifest(const struct mu_engine *engine, const struct mu_assign *assign,
+                                     const struct mu_manifest *manifest, struct mu_error *err)
 {
     const struct mu_checkpoint_identity *identity = &manifest->identity;
-    if (strcmp(identity->job, engine->job.spec.name) != 0 || identity->seq != assign->checkpoint || identity->step != assign->start_step)
-        return mu_fail(err, MU_ERR_CORRUPT, "'%s' holds checkpoint %llu of job '%s' at step %llu, not checkpoint %llu of job '%s' at step %llu",
-                       assign->checkpoint_dir, (unsigned long long)identity->seq, identity->job, (unsigned long long)identity->step,
-                       (unsigned long long)assign->checkpoint, engine->job.spec.name, (unsigned long long)assign->start_step);
+    if (strcmp(identity->job, engine->job.spec.name) != 0 || identity->seq != assign->checkpoint ||
+        identity->step != assign->start_step)
+        return mu_fail(
+            err, MU_ERR_CORRUPT,
+            "'%s' holds checkpoint %llu of job '%s' at step %llu, not checkpoint %llu of job '%s' at step %llu",
+            assign->checkpoint_dir, (unsigned long long)identity->seq, identity->job,
+            (unsigned long long)identity->step, (unsigned long long)assign->checkpoint, engine->job.spec.name,
+            (unsigned long long)assign->start_step);
     return mu_manifest_check_tiling(manifest, &engine->job.model, err);
 }
 
@@ -249,21 +264,24 @@ static enum mu_status load_pieces(struct mu_engine *engine, const char *dir, con
         char path[MU_PATH_SIZE + MU_PIECE_FILE_NAME_SIZE + 1];
         snprintf(path, sizeof path, "%s/%s", dir, piece->file);
         struct mu_piece_expected expected = {.size_bytes = piece->size_bytes, .xxh3 = piece->xxh3};
-        struct mu_piece_read_options options = {.resolve = place_entry, .arg = &loader, .expected = &expected, .abort = &engine->cancel};
+        struct mu_piece_read_options options = {
+            .resolve = place_entry, .arg = &loader, .expected = &expected, .abort = &engine->cancel};
         struct mu_checkpoint_identity identity;
         enum mu_status status = mu_piece_read(path, &options, &identity, err);
         if (status != MU_OK)
             return status;
         if (strcmp(identity.job, manifest->identity.job) != 0 || identity.seq != manifest->identity.seq ||
             identity.step != manifest->identity.step)
-            return mu_fail(err, MU_ERR_CORRUPT, "'%s' is a piece of checkpoint %llu of job '%s' at step %llu, not of this one", path,
+            return mu_fail(err, MU_ERR_CORRUPT,
+                           "'%s' is a piece of checkpoint %llu of job '%s' at step %llu, not of this one", path,
                            (unsigned long long)identity.seq, identity.job, (unsigned long long)identity.step);
         atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
     }
     return MU_OK;
 }
 
-static enum mu_status load_checkpoint(struct mu_engine *engine, const struct mu_assign *assign, uint64_t *ret_bad, struct mu_error *err)
+static enum mu_status load_checkpoint(struct mu_engine *engine, const struct mu_assign *assign, uint64_t *ret_bad,
+                                      struct mu_error *err)
 {
     struct engine_job *job = &engine->job;
     struct engine_state *state;
@@ -291,7 +309,8 @@ static enum mu_status load_checkpoint(struct mu_engine *engine, const struct mu_
 /* ---- the whole ---- */
 
 /* Once connected. State that this rank makes or has itself first, then what moves between ranks. */
-static enum mu_status get_state(struct mu_engine *engine, const struct mu_assign *assign, uint64_t *ret_bad, struct mu_error *err)
+static enum mu_status get_state(struct mu_engine *engine, const struct mu_assign *assign, uint64_t *ret_bad,
+                                struct mu_error *err)
 {
     enum mu_status status = MU_OK;
     switch (assign->source) {
@@ -344,6 +363,7 @@ void engine_prepare(struct mu_engine *engine, const struct engine_command *comma
     }
     engine->phase = ENGINE_PREPARED;
     MU_FAULT("worker.prepared");
-    struct mu_worker_event event = {.kind = MU_WE_PREPARED, .parked = {.generation = command->generation, .held = engine->held}};
+    struct mu_worker_event event = {.kind = MU_WE_PREPARED,
+                                    .parked = {.generation = command->generation, .held = engine->held}};
     engine_post(engine, &event);
 }

@@ -61,14 +61,14 @@ static enum mu_status evaluate(struct mu_engine *engine, struct mu_error *err)
         mu_small_push(&own, job->eval_leaves, now->first_eval_leaf, leaf, loss);
     }
     engine_set_waiting(engine, true);
-    enum mu_status status =
-        mu_reduce_small(now->reduce, engine->held.step - now->start_step, MU_SMALL_EVAL, job->eval_leaves, &own, &total, err);
+    enum mu_status status = mu_reduce_small(now->reduce, engine->held.step - now->start_step, MU_SMALL_EVAL,
+                                            job->eval_leaves, &own, &total, err);
     engine_set_waiting(engine, false);
     if (status != MU_OK || now->rank != 0)
         return status;
     double tokens = (double)job->eval_sequences * job->spec.batch.length;
-    engine_post(engine, &(struct mu_worker_event){.kind = MU_WE_EVAL,
-                                                  .eval = {.step = engine->held.step, .loss = total.roots[0] / tokens}});
+    engine_post(engine, &(struct mu_worker_event){
+                            .kind = MU_WE_EVAL, .eval = {.step = engine->held.step, .loss = total.roots[0] / tokens}});
     return MU_OK;
 }
 
@@ -110,8 +110,9 @@ static void post_step(struct mu_engine *engine)
 static void park_finished(struct mu_engine *engine)
 {
     const struct engine_job *job = &engine->job;
-    struct mu_worker_event event = {.kind = MU_WE_PARKED,
-                                    .parked = {.generation = engine->now.generation, .reason = MU_PARK_FINISHED, .held = engine->held}};
+    struct mu_worker_event event = {
+        .kind = MU_WE_PARKED,
+        .parked = {.generation = engine->now.generation, .reason = MU_PARK_FINISHED, .held = engine->held}};
     struct mu_sha256 *sha = mu_sha256_new();
     for (uint32_t i = 0; i < job->model.cell_count; i++) {
         struct mu_cell cell = mu_model_cell(&job->model, i);
@@ -131,8 +132,8 @@ enum after_step { STEP_ON, PARK_HERE, FINISHED };
 /* Between two steps: the one decision that all ranks take alike. */
 static enum after_step boundary(struct mu_engine *engine)
 {
-    struct mu_boundary decision = engine->callbacks.boundary(engine->callbacks.ctx, engine->now.generation, engine->held.step,
-                                                             &engine->held.result);
+    struct mu_boundary decision = engine->callbacks.boundary(engine->callbacks.ctx, engine->now.generation,
+                                                             engine->held.step, &engine->held.result);
     MU_FAULT("worker.boundary");
     if (decision.take_snapshot) {
         engine->times.snapshot_us = engine_take_snapshot(engine, engine->now.generation, &decision.snapshot);

@@ -33,13 +33,14 @@ enum mu_status engine_fill_batch(struct mu_engine *engine, uint64_t first_sequen
     for (uint32_t i = 0; i < spec->batch.micro && status == MU_OK; i++) {
         uint64_t global = first_sequence + i;
         job->samples[i] = mu_data_order(job->data_info.train_samples, spec->seed, global);
-        status = mu_data_sample(job->data, spec->seed, global, job->tokens + (size_t)i * length, job->targets + (size_t)i * length, err);
+        status = mu_data_sample(job->data, spec->seed, global, job->tokens + (size_t)i * length,
+                                job->targets + (size_t)i * length, err);
     }
     return status;
 }
 
-/* A cell of the leaf's gradient is complete: add it to its siblings' sums, and let the exchange begin with it. Both only write to
- * parts of buffers that the rest of the backward pass does not touch. */
+/* A cell of the leaf's gradient is complete: add it to its siblings' sums, and let the exchange begin with it. Both
+ * only write to parts of buffers that the rest of the backward pass does not touch. */
 static void cell_done(void *ctx, uint32_t index)
 {
     struct leaf_pass *pass = ctx;
@@ -49,7 +50,8 @@ static void cell_done(void *ctx, uint32_t index)
         MU_FAULT("worker.backward");
     pass->begun = true;
     for (uint32_t i = 0; i < pass->carries && pass->status == MU_OK; i++) {
-        float *from = engine->job.stack[pass->depth - i] + cell.offset, *into = engine->job.stack[pass->depth - i - 1] + cell.offset;
+        float *from = engine->job.stack[pass->depth - i] + cell.offset,
+              *into = engine->job.stack[pass->depth - i - 1] + cell.offset;
         pass->status = mu_kernel_add(engine->pool, cell.size, into, from);
     }
     if (pass->status == MU_OK && pass->last)
@@ -62,7 +64,8 @@ static enum mu_status run_leaf(struct mu_engine *engine, uint32_t leaf, struct l
     struct engine_job *job = &engine->job;
     const struct mu_job_spec *spec = &job->spec;
     uint32_t micros = spec->batch.accumulate;
-    uint64_t step = engine->held.step, first = step * spec->batch.sequences + (uint64_t)leaf * micros * spec->batch.micro;
+    uint64_t step = engine->held.step,
+             first = step * spec->batch.sequences + (uint64_t)leaf * micros * spec->batch.micro;
     double loss = 0;
     for (uint32_t i = 0; i < micros; i++) {
         uint64_t mark_us = mu_clock_mono_us();
@@ -95,11 +98,13 @@ static enum mu_status run_leaf(struct mu_engine *engine, uint32_t leaf, struct l
     }
     *ret_loss = loss;
     if (engine->callbacks.leaf)
-        engine->callbacks.leaf(engine->callbacks.ctx, engine->now.generation, step, leaf, first, (uint64_t)micros * spec->batch.micro);
+        engine->callbacks.leaf(engine->callbacks.ctx, engine->now.generation, step, leaf, first,
+                               (uint64_t)micros * spec->batch.micro);
     return MU_OK;
 }
 
-/* Own leaves in order on the binary counter; then the exchange's rest. Afterwards stack[0] holds the complete reduced gradient. */
+/* Own leaves in order on the binary counter; then the exchange's rest. Afterwards stack[0] holds the complete reduced
+ * gradient. */
 static enum mu_status compute_gradient(struct mu_engine *engine, struct mu_small *vote, struct mu_error *err)
 {
     struct engine_job *job = &engine->job;
@@ -143,7 +148,8 @@ static enum mu_status own_squares(struct mu_engine *engine, struct mu_exact_sum 
         struct mu_chunk chunk = mu_model_chunk(&job->model, first + i);
         uint64_t size = chunk.size;
         /* Neighbours in the same cell lie side by side: one longer run. Whole chunks are whole norm blocks. */
-        for (struct mu_chunk next; i + 1 < count && (next = mu_model_chunk(&job->model, first + i + 1)).cell == chunk.cell; i++)
+        for (struct mu_chunk next;
+             i + 1 < count && (next = mu_model_chunk(&job->model, first + i + 1)).cell == chunk.cell; i++)
             size += next.size;
         status = mu_kernel_square_sum(engine->pool, size, job->stack[0] + chunk.offset, sum);
     }
@@ -162,8 +168,8 @@ static enum mu_status vote(struct mu_engine *engine, struct mu_small *own, struc
     own->command = engine->callbacks.vote(engine->callbacks.ctx, engine->now.generation);
     MU_FAULT("worker.vote.before");
     engine_set_waiting(engine, true);
-    enum mu_status status =
-        mu_reduce_small(engine->now.reduce, held->step - engine->now.start_step, MU_SMALL_VOTE, job->leaves, own, &total, err);
+    enum mu_status status = mu_reduce_small(engine->now.reduce, held->step - engine->now.start_step, MU_SMALL_VOTE,
+                                            job->leaves, own, &total, err);
     engine_set_waiting(engine, false);
     if (status != MU_OK)
         return status;
@@ -186,12 +192,12 @@ void engine_apply(struct mu_engine *engine, const struct mu_step_result *result)
     MU_ASSERT(held->has_state && held->has_gradient && result->step == held->step);
     MU_FAULT("worker.optimizer");
     if (result->finite) {
-        struct mu_adamw adamw = mu_adamw_at(mu_job_learning_rate(spec, held->step), spec->optimizer.beta1, spec->optimizer.beta2,
-                                            spec->optimizer.eps, spec->optimizer.weight_decay, spec->optimizer.clip,
-                                            result->grad_norm, held->step + 1);
+        struct mu_adamw adamw = mu_adamw_at(mu_job_learning_rate(spec, held->step), spec->optimizer.beta1,
+                                            spec->optimizer.beta2, spec->optimizer.eps, spec->optimizer.weight_decay,
+                                            spec->optimizer.clip, result->grad_norm, held->step + 1);
         engine_set_cancellable(engine, false);
-        enum mu_status status = mu_model_update(&job->model, engine->pool, &adamw, 0, job->model.flat_size, job->state.params,
-                                                job->state.m, job->state.v, job->stack[0]);
+        enum mu_status status = mu_model_update(&job->model, engine->pool, &adamw, 0, job->model.flat_size,
+                                                job->state.params, job->state.m, job->state.v, job->stack[0]);
         MU_ASSERT(status == MU_OK);
         engine_set_cancellable(engine, true);
     }
@@ -221,7 +227,8 @@ enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err)
     times->wait_us = group ? mu_comm_group_wait_us(group) - waited_us : 0;
     times->communicate_us = spent_us > compute_us + times->wait_us ? spent_us - compute_us - times->wait_us : 0;
     if (atomic_load(&engine->cancel))
-        return mu_fail(err, MU_ERR_CANCELLED, "step %llu stopped before its update", (unsigned long long)engine->held.step);
+        return mu_fail(err, MU_ERR_CANCELLED, "step %llu stopped before its update",
+                       (unsigned long long)engine->held.step);
     struct mu_step_result result = engine->held.result;
     engine_apply(engine, &result);
     times->optimizer_us = elapsed_us(&mark_us);

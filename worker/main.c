@@ -19,10 +19,12 @@ static const char help[] =
     "it can use it. Leaves by itself when the job is over; SIGTERM or SIGINT makes it leave in good order before.\n"
     "\n"
     "  --job NAME            the job to work for\n"
-    "  --coordinator ADDR    host:port, [v6]:port or unix:/path of musterd (default: $MUSTER_COORDINATOR, else 127.0.0.1:7070)\n"
+    "  --coordinator ADDR    host:port, [v6]:port or unix:/path of musterd (default: $MUSTER_COORDINATOR, else "
+    "127.0.0.1:7070)\n"
     "  --name NAME           this worker's name: a-z 0-9 . _ - (default: chosen by the coordinator)\n"
     "  --threads N           compute threads (default: CPUs of the affinity mask)\n"
-    "  --data-addr ADDR      address on which peers reach this worker, with or without port (default: the one that reaches\n"
+    "  --data-addr ADDR      address on which peers reach this worker, with or without port (default: the one that "
+    "reaches\n"
     "                        the coordinator)\n"
     "  --host-id ID          workers with equal ids talk over Unix sockets (default: derived from the machine)\n"
     "  --unix-dir DIR        directory for the Unix socket (default: none, an abstract name)\n"
@@ -42,8 +44,22 @@ static const char help[] =
     "          130 interrupted twice\n";
 
 enum option_id {
-    OPT_JOB = 256, OPT_COORDINATOR, OPT_NAME, OPT_THREADS, OPT_DATA_ADDR, OPT_HOST_ID, OPT_UNIX_DIR, OPT_GIVE_UP, OPT_BACKOFF_MIN,
-    OPT_BACKOFF_MAX, OPT_REPORT_EVERY, OPT_CONNECT_TIMEOUT, OPT_LEDGER, OPT_LOG_LEVEL, OPT_VERSION, OPT_HELP
+    OPT_JOB = 256,
+    OPT_COORDINATOR,
+    OPT_NAME,
+    OPT_THREADS,
+    OPT_DATA_ADDR,
+    OPT_HOST_ID,
+    OPT_UNIX_DIR,
+    OPT_GIVE_UP,
+    OPT_BACKOFF_MIN,
+    OPT_BACKOFF_MAX,
+    OPT_REPORT_EVERY,
+    OPT_CONNECT_TIMEOUT,
+    OPT_LEDGER,
+    OPT_LOG_LEVEL,
+    OPT_VERSION,
+    OPT_HELP
 };
 
 static const struct option options[] = {
@@ -71,7 +87,8 @@ static bool parse_number(const char *option, const char *text, uint32_t least, u
     char *end;
     unsigned long value = strtoul(text, &end, 10);
     if (text[0] < '0' || text[0] > '9' || *end || value < least || value > most) {
-        fprintf(stderr, "muster-worker: --%s: '%s' is not allowed: a number from %u to %u\n", option, text, least, most);
+        fprintf(stderr, "muster-worker: --%s: '%s' is not allowed: a number from %u to %u\n", option, text, least,
+                most);
         return false;
     }
     *ret_value = (uint32_t)value;
@@ -80,7 +97,8 @@ static bool parse_number(const char *option, const char *text, uint32_t least, u
 
 static bool parse_level(const char *text, enum mu_log_level *ret_level)
 {
-    static const char *const names[] = {[MU_LOG_DEBUG] = "debug", [MU_LOG_INFO] = "info", [MU_LOG_WARN] = "warn", [MU_LOG_ERROR] = "error"};
+    static const char *const names[] = {
+        [MU_LOG_DEBUG] = "debug", [MU_LOG_INFO] = "info", [MU_LOG_WARN] = "warn", [MU_LOG_ERROR] = "error"};
     for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(text, names[i]) == 0) {
             *ret_level = (enum mu_log_level)i;
@@ -95,13 +113,15 @@ static bool parse_name(const char *option, const char *text, size_t capacity)
 {
     if (mu_wire_name_ok(text, capacity))
         return true;
-    fprintf(stderr, "muster-worker: --%s: '%s' is not allowed: 1 to %zu characters of a-z 0-9 . _ -, a letter or digit first\n", option,
-            text, capacity - 1);
+    fprintf(stderr,
+            "muster-worker: --%s: '%s' is not allowed: 1 to %zu characters of a-z 0-9 . _ -, a letter or digit first\n",
+            option, text, capacity - 1);
     return false;
 }
 
 /* False: the exit code is in *ret_code. */
-static bool take_option(int id, const char *text, struct mu_agent_config *config, enum mu_log_level *level, int *ret_code)
+static bool take_option(int id, const char *text, struct mu_agent_config *config, enum mu_log_level *level,
+                        int *ret_code)
 {
     bool ok = true;
     uint32_t seconds;
@@ -161,7 +181,8 @@ static bool take_option(int id, const char *text, struct mu_agent_config *config
 int main(int argc, char **argv)
 {
     const char *from_environment = getenv("MUSTER_COORDINATOR");
-    struct mu_agent_config config = {.coordinator = from_environment && *from_environment ? from_environment : "127.0.0.1:7070"};
+    struct mu_agent_config config = {.coordinator =
+                                         from_environment && *from_environment ? from_environment : "127.0.0.1:7070"};
     enum mu_log_level level = MU_LOG_INFO;
     int code;
     for (int id; (id = getopt_long(argc, argv, "", options, NULL)) != -1;)
@@ -176,8 +197,8 @@ int main(int argc, char **argv)
         return MU_AGENT_EXIT_USAGE;
     }
     if (config.backoff_min_ms && config.backoff_max_ms && config.backoff_min_ms > config.backoff_max_ms) {
-        fprintf(stderr, "muster-worker: --backoff-min %u is not allowed: at most --backoff-max, %u\n", config.backoff_min_ms,
-                config.backoff_max_ms);
+        fprintf(stderr, "muster-worker: --backoff-min %u is not allowed: at most --backoff-max, %u\n",
+                config.backoff_min_ms, config.backoff_max_ms);
         return MU_AGENT_EXIT_USAGE;
     }
     mu_log_init("worker", level);

@@ -29,14 +29,14 @@ struct mu_model {
 
     struct layer_state *layers; /* [layers]; with forward_only all point to one set */
     float *xf, *lnf, *meanf, *rstdf;
-    float *branch;                              /* [N,C] output of attention or MLP before it is added */
-    float *logits;                              /* [head_tokens, logits_stride] */
-    double *losses;                             /* [N] */
-    float *dnorm, *dbranch, *dfc, *dqkv;        /* gradients: [N,C], [N,C], [N,4C], [N,3C]; dbranch only with dropout */
+    float *branch;                       /* [N,C] output of attention or MLP before it is added */
+    float *logits;                       /* [head_tokens, logits_stride] */
+    double *losses;                      /* [N] */
+    float *dnorm, *dbranch, *dfc, *dqkv; /* gradients: [N,C], [N,C], [N,4C], [N,3C]; dbranch only with dropout */
     float *norm_workspace;
-    float **dembedding;                         /* [accumulate][N,C]: gradient of the residual stream, kept to the leaf's end */
-    int32_t *tokens;                            /* [accumulate][N], copies for the look-up's gradient */
-    uint64_t *samples;                          /* [accumulate][micro] */
+    float **dembedding; /* [accumulate][N,C]: gradient of the residual stream, kept to the leaf's end */
+    int32_t *tokens;    /* [accumulate][N], copies for the look-up's gradient */
+    uint64_t *samples;  /* [accumulate][micro] */
     uint32_t head_tokens;
     size_t logits_stride;
 
@@ -55,7 +55,8 @@ struct pass {
     bool dropout;
 };
 
-/* ---- workspace --------------------------------------------------------------------------------------------------------- */
+/* ---- workspace
+ * --------------------------------------------------------------------------------------------------------- */
 
 /* Runs over all buffers twice: to count bytes (arena NULL), then to take them. */
 struct planner {
@@ -134,25 +135,30 @@ static void place_all(struct planner *planner, struct mu_model *m)
         place_gradients(planner, m, n);
 }
 
-static enum mu_status check_options(const struct mu_model_spec *spec, const struct mu_model_options *o, struct mu_error *err)
+static enum mu_status check_options(const struct mu_model_spec *spec, const struct mu_model_options *o,
+                                    struct mu_error *err)
 {
     const struct mu_model_config *c = &spec->config;
     if (c->family != MU_FAMILY_GPT2 || c->channels == 0 || c->heads == 0 || c->channels % c->heads || c->layers == 0)
-        return mu_fail(err, MU_ERR_INVALID, "model: %u layers, %u heads, %u channels is no GPT-2 shape", c->layers, c->heads,
-                       c->channels);
+        return mu_fail(err, MU_ERR_INVALID, "model: %u layers, %u heads, %u channels is no GPT-2 shape", c->layers,
+                       c->heads, c->channels);
     if (o->length == 0 || o->length > c->context)
-        return mu_fail(err, MU_ERR_INVALID, "model: length %u is not allowed: 1 to the context, %u", o->length, c->context);
+        return mu_fail(err, MU_ERR_INVALID, "model: length %u is not allowed: 1 to the context, %u", o->length,
+                       c->context);
     if (o->micro == 0 || o->micro > MU_MICRO_SEQUENCES_MAX || (uint64_t)o->micro * o->length > MU_MICRO_TOKENS_MAX)
-        return mu_fail(err, MU_ERR_INVALID, "model: micro %u is not allowed with length %u: 1 to %d sequences and at most %d tokens",
+        return mu_fail(err, MU_ERR_INVALID,
+                       "model: micro %u is not allowed with length %u: 1 to %d sequences and at most %d tokens",
                        o->micro, o->length, MU_MICRO_SEQUENCES_MAX, MU_MICRO_TOKENS_MAX);
     if (!o->forward_only && (o->accumulate == 0 || o->accumulate > MU_ACCUMULATE_MAX))
-        return mu_fail(err, MU_ERR_INVALID, "model: accumulate %u is not allowed: 1 to %d", o->accumulate, MU_ACCUMULATE_MAX);
+        return mu_fail(err, MU_ERR_INVALID, "model: accumulate %u is not allowed: 1 to %d", o->accumulate,
+                       MU_ACCUMULATE_MAX);
     uint32_t head = c->channels / c->heads;
     size_t padded = (size_t)(head + 15) / 16 * 16;
     size_t tokens = (size_t)(o->length + MU_ATTENTION_TILE - 1) / MU_ATTENTION_TILE * MU_ATTENTION_TILE;
     if (head > MU_ATTENTION_HEAD_MAX || tokens * padded > MU_ATTENTION_ELEMENTS_MAX)
         return mu_fail(err, MU_ERR_INVALID,
-                       "model: %u channels per head with length %u is not supported: at most %d channels, and channels times length "
+                       "model: %u channels per head with length %u is not supported: at most %d channels, and channels "
+                       "times length "
                        "at most %d; use more heads or shorter sequences",
                        head, o->length, MU_ATTENTION_HEAD_MAX, MU_ATTENTION_ELEMENTS_MAX);
     return MU_OK;
@@ -166,8 +172,8 @@ size_t mu_model_workspace_bytes(const struct mu_model_spec *spec, const struct m
     return planner.total_bytes;
 }
 
-enum mu_status mu_model_new(const struct mu_model_spec *spec, const struct mu_model_options *options, struct mu_pool *pool,
-                            struct mu_error *err, struct mu_model **ret_model)
+enum mu_status mu_model_new(const struct mu_model_spec *spec, const struct mu_model_options *options,
+                            struct mu_pool *pool, struct mu_error *err, struct mu_model **ret_model)
 {
     enum mu_status status = check_options(spec, options, err);
     if (status != MU_OK)
@@ -199,7 +205,8 @@ void mu_model_free(struct mu_model *model)
     free(model);
 }
 
-/* ---- parameters -------------------------------------------------------------------------------------------------------- */
+/* ---- parameters
+ * -------------------------------------------------------------------------------------------------------- */
 
 static uint64_t offset_of(const struct mu_model *m, uint32_t layer, enum mu_gpt2_role role)
 {
@@ -224,7 +231,8 @@ static struct layer_map map_layer(const struct mu_model *m, uint32_t layer)
     };
 }
 
-enum mu_status mu_model_init_parameters(const struct mu_model_spec *spec, struct mu_pool *pool, uint64_t seed, float *params)
+enum mu_status mu_model_init_parameters(const struct mu_model_spec *spec, struct mu_pool *pool, uint64_t seed,
+                                        float *params)
 {
     for (uint32_t i = 0; i < spec->cell_count; i++) {
         struct mu_cell cell = mu_model_cell(spec, i);
@@ -258,12 +266,12 @@ static enum mu_status update_tensor(const struct update_run *run, const struct m
     uint64_t last = tensor->offset + tensor->size < run->end ? tensor->offset + tensor->size : run->end;
     if (first >= last)
         return MU_OK;
-    return mu_kernel_adamw(run->pool, tensor->decay ? &run->decayed : &run->plain, (size_t)(last - first), run->params + first,
-                           run->m + first, run->v + first, run->grads + first);
+    return mu_kernel_adamw(run->pool, tensor->decay ? &run->decayed : &run->plain, (size_t)(last - first),
+                           run->params + first, run->m + first, run->v + first, run->grads + first);
 }
 
-enum mu_status mu_model_update(const struct mu_model_spec *spec, struct mu_pool *pool, const struct mu_adamw *adamw, uint64_t offset,
-                               uint64_t size, float *params, float *m, float *v, const float *grads)
+enum mu_status mu_model_update(const struct mu_model_spec *spec, struct mu_pool *pool, const struct mu_adamw *adamw,
+                               uint64_t offset, uint64_t size, float *params, float *m, float *v, const float *grads)
 {
     MU_ASSERT(offset <= spec->flat_size && size <= spec->flat_size - offset);
     struct update_run run = {pool, *adamw, *adamw, offset, offset + size, params, m, v, grads};
@@ -287,7 +295,8 @@ enum mu_status mu_model_update(const struct mu_model_spec *spec, struct mu_pool 
     return status;
 }
 
-/* ---- steps of the passes: nothing happens once model->status is not MU_OK ---------------------------------------------------- */
+/* ---- steps of the passes: nothing happens once model->status is not MU_OK
+ * ---------------------------------------------------- */
 
 static void product(struct mu_model *m, const struct mu_gemm *gemm)
 {
@@ -296,24 +305,54 @@ static void product(struct mu_model *m, const struct mu_gemm *gemm)
 }
 
 /* y[rows,out] = x[rows,in] w[in,out] + b; with `gelu` y = gelu of that, which itself is kept in aux. */
-static void linear(struct mu_model *m, uint32_t rows, uint32_t in, uint32_t out, const float *x, const float *w, const float *b,
-                   float *y, float *aux)
+static void linear(struct mu_model *m, uint32_t rows, uint32_t in, uint32_t out, const float *x, const float *w,
+                   const float *b, float *y, float *aux)
 {
-    product(m, &(struct mu_gemm){.m = rows, .n = out, .k = in, .a = x, .lda = in, .b = w, .ldb = out, .c = y, .ldc = out,
-                                 .epilogue = aux ? MU_EPILOGUE_BIAS_GELU : MU_EPILOGUE_BIAS, .bias = b, .before = aux, .ldaux = out});
+    product(m, &(struct mu_gemm){.m = rows,
+                                 .n = out,
+                                 .k = in,
+                                 .a = x,
+                                 .lda = in,
+                                 .b = w,
+                                 .ldb = out,
+                                 .c = y,
+                                 .ldc = out,
+                                 .epilogue = aux ? MU_EPILOGUE_BIAS_GELU : MU_EPILOGUE_BIAS,
+                                 .bias = b,
+                                 .before = aux,
+                                 .ldaux = out});
 }
 
 /* dw (+)= x^T dy, db (+)= column sums of dy, dx = dy w^T; with `before` dx is multiplied by gelu'(before). */
-static void linear_backward(struct mu_model *m, const struct pass *p, uint32_t in, uint32_t out, const float *x, const float *w,
-                            const float *dy, float *dw, float *db, float *dx, const float *before)
+static void linear_backward(struct mu_model *m, const struct pass *p, uint32_t in, uint32_t out, const float *x,
+                            const float *w, const float *dy, float *dw, float *db, float *dx, const float *before)
 {
-    product(m, &(struct mu_gemm){.m = in, .n = out, .k = p->rows, .transpose_a = true, .a = x, .lda = in, .b = dy, .ldb = out,
-                                 .c = dw, .ldc = out, .accumulate = p->accumulate});
+    product(m, &(struct mu_gemm){.m = in,
+                                 .n = out,
+                                 .k = p->rows,
+                                 .transpose_a = true,
+                                 .a = x,
+                                 .lda = in,
+                                 .b = dy,
+                                 .ldb = out,
+                                 .c = dw,
+                                 .ldc = out,
+                                 .accumulate = p->accumulate});
     if (m->status == MU_OK)
         m->status = mu_kernel_column_sum(m->pool, p->rows, out, dy, out, p->accumulate, db);
-    product(m, &(struct mu_gemm){.m = p->rows, .n = in, .k = out, .a = dy, .lda = out, .transpose_b = true, .b = w, .ldb = out,
-                                 .c = dx, .ldc = in, .epilogue = before ? MU_EPILOGUE_GELU_GRAD : MU_EPILOGUE_NONE,
-                                 .aux = before, .ldaux = in});
+    product(m, &(struct mu_gemm){.m = p->rows,
+                                 .n = in,
+                                 .k = out,
+                                 .a = dy,
+                                 .lda = out,
+                                 .transpose_b = true,
+                                 .b = w,
+                                 .ldb = out,
+                                 .c = dx,
+                                 .ldc = in,
+                                 .epilogue = before ? MU_EPILOGUE_GELU_GRAD : MU_EPILOGUE_NONE,
+                                 .aux = before,
+                                 .ldaux = in});
 }
 
 static struct mu_dropout site(const struct mu_model *m, const struct pass *p, uint32_t layer, enum mu_dropout_op op)
@@ -323,23 +362,32 @@ static struct mu_dropout site(const struct mu_model *m, const struct pass *p, ui
     return mu_dropout_site(p->batch->seed, p->batch->step, layer, op, m->spec.config.dropout, p->batch->samples);
 }
 
-static void norm(struct mu_model *m, const struct pass *p, const float *residual, const float *branch, const struct mu_dropout *drop,
-                 const float *w, const float *b, float *out, float *y, float *mean, float *rstd)
+static void norm(struct mu_model *m, const struct pass *p, const float *residual, const float *branch,
+                 const struct mu_dropout *drop, const float *w, const float *b, float *out, float *y, float *mean,
+                 float *rstd)
 {
     if (m->status == MU_OK)
-        m->status = mu_kernel_norm_forward(m->pool, &(struct mu_norm_forward){p->sequences, p->length, m->spec.config.channels,
-                                                                             residual, branch, w, b, drop, out, y, mean, rstd});
+        m->status = mu_kernel_norm_forward(m->pool,
+                                           &(struct mu_norm_forward){p->sequences, p->length, m->spec.config.channels,
+                                                                     residual, branch, w, b, drop, out, y, mean, rstd});
 }
 
 static struct mu_attention attention_of(const struct mu_model *m, const struct pass *p, const struct layer_state *s,
                                         const struct mu_dropout *drop)
 {
     const struct mu_model_config *c = &m->spec.config;
-    return (struct mu_attention){.sequences = p->sequences, .length = p->length, .heads = c->heads, .channels = c->channels,
-                                 .qkv = s->qkv, .drop = drop, .out = s->attention, .lse = s->lse};
+    return (struct mu_attention){.sequences = p->sequences,
+                                 .length = p->length,
+                                 .heads = c->heads,
+                                 .channels = c->channels,
+                                 .qkv = s->qkv,
+                                 .drop = drop,
+                                 .out = s->attention,
+                                 .lse = s->lse};
 }
 
-/* ---- forward ----------------------------------------------------------------------------------------------------------- */
+/* ---- forward
+ * ----------------------------------------------------------------------------------------------------------- */
 
 /* Embedding, all layers, final norm: leaves m->lnf. */
 static void forward(struct mu_model *m, const struct pass *p)
@@ -393,8 +441,16 @@ static void head(struct mu_model *m, const struct pass *p)
         uint64_t start_ns = clock_ns();
         uint32_t rows = p->rows - row < m->head_tokens ? p->rows - row : m->head_tokens;
         const float *x = m->lnf + (size_t)row * c->channels;
-        product(m, &(struct mu_gemm){.m = rows, .n = c->vocab, .k = c->channels, .a = x, .lda = c->channels, .transpose_b = true,
-                                     .b = wte, .ldb = c->channels, .c = m->logits, .ldc = stride});
+        product(m, &(struct mu_gemm){.m = rows,
+                                     .n = c->vocab,
+                                     .k = c->channels,
+                                     .a = x,
+                                     .lda = c->channels,
+                                     .transpose_b = true,
+                                     .b = wte,
+                                     .ldb = c->channels,
+                                     .c = m->logits,
+                                     .ldc = stride});
         if (m->status == MU_OK)
             m->status = mu_kernel_cross_entropy(m->pool, rows, c->vocab, stride, m->logits, p->targets + row, scale,
                                                 p->grads != NULL, m->losses + row);
@@ -402,10 +458,25 @@ static void head(struct mu_model *m, const struct pass *p)
         m->forward_ns += middle_ns - start_ns;
         if (!p->grads)
             continue;
-        product(m, &(struct mu_gemm){.m = rows, .n = c->channels, .k = c->vocab, .a = m->logits, .lda = stride, .b = wte,
-                                     .ldb = c->channels, .c = m->dnorm + (size_t)row * c->channels, .ldc = c->channels});
-        product(m, &(struct mu_gemm){.m = c->vocab, .n = c->channels, .k = rows, .transpose_a = true, .a = m->logits, .lda = stride,
-                                     .b = x, .ldb = c->channels, .c = p->grads + offset_of(m, 0, MU_GPT2_WTE), .ldc = c->channels,
+        product(m, &(struct mu_gemm){.m = rows,
+                                     .n = c->channels,
+                                     .k = c->vocab,
+                                     .a = m->logits,
+                                     .lda = stride,
+                                     .b = wte,
+                                     .ldb = c->channels,
+                                     .c = m->dnorm + (size_t)row * c->channels,
+                                     .ldc = c->channels});
+        product(m, &(struct mu_gemm){.m = c->vocab,
+                                     .n = c->channels,
+                                     .k = rows,
+                                     .transpose_a = true,
+                                     .a = m->logits,
+                                     .lda = stride,
+                                     .b = x,
+                                     .ldb = c->channels,
+                                     .c = p->grads + offset_of(m, 0, MU_GPT2_WTE),
+                                     .ldc = c->channels,
                                      .accumulate = p->accumulate || row > 0});
         m->backward_ns += clock_ns() - middle_ns;
     }
@@ -423,7 +494,8 @@ static double sum_losses(const double *losses, uint32_t count)
     return total;
 }
 
-/* ---- backward ---------------------------------------------------------------------------------------------------------- */
+/* ---- backward
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static void report_cell(const struct mu_model *m, const struct pass *p, uint32_t layer, enum mu_gpt2_role role)
 {
@@ -433,41 +505,58 @@ static void report_cell(const struct mu_model *m, const struct pass *p, uint32_t
 }
 
 /* dx += norm'(dy), and the gradient of the branch that was added before this norm; returns the latter. */
-static const float *norm_back(struct mu_model *m, const struct pass *p, const float *x, const float *mean, const float *rstd,
-                              const float *w, float *dw, float *db, bool first, const struct mu_dropout *drop, float *dx)
+static const float *norm_back(struct mu_model *m, const struct pass *p, const float *x, const float *mean,
+                              const float *rstd, const float *w, float *dw, float *db, bool first,
+                              const struct mu_dropout *drop, float *dx)
 {
     float *dbranch = p->dropout && drop ? m->dbranch : NULL;
     if (m->status == MU_OK)
-        m->status = mu_kernel_norm_backward(
-            m->pool, &(struct mu_norm_backward){.sequences = p->sequences, .length = p->length, .channels = m->spec.config.channels,
-                                               .residual = x, .weight = w, .mean = mean, .rstd = rstd, .dy = m->dnorm,
-                                               .drop = drop, .accumulate = p->accumulate, .first = first, .dresidual = dx,
-                                               .dbranch = dbranch, .dweight = dw, .dbias = db, .workspace = m->norm_workspace});
+        m->status = mu_kernel_norm_backward(m->pool, &(struct mu_norm_backward){.sequences = p->sequences,
+                                                                                .length = p->length,
+                                                                                .channels = m->spec.config.channels,
+                                                                                .residual = x,
+                                                                                .weight = w,
+                                                                                .mean = mean,
+                                                                                .rstd = rstd,
+                                                                                .dy = m->dnorm,
+                                                                                .drop = drop,
+                                                                                .accumulate = p->accumulate,
+                                                                                .first = first,
+                                                                                .dresidual = dx,
+                                                                                .dbranch = dbranch,
+                                                                                .dweight = dw,
+                                                                                .dbias = db,
+                                                                                .workspace = m->norm_workspace});
     return dbranch ? dbranch : dx;
 }
 
-static const float *backward_layer(struct mu_model *m, const struct pass *p, uint32_t i, const float *dbranch, float *dx)
+static const float *backward_layer(struct mu_model *m, const struct pass *p, uint32_t i, const float *dbranch,
+                                   float *dx)
 {
     const uint32_t channels = m->spec.config.channels;
     const struct layer_state *s = &m->layers[i];
     const struct layer_map t = map_layer(m, i);
     const float *w = p->params;
     float *g = p->grads;
-    linear_backward(m, p, 4 * channels, channels, s->gelu, w + t.fcproj_w, dbranch, g + t.fcproj_w, g + t.fcproj_b, m->dfc, s->fc);
+    linear_backward(m, p, 4 * channels, channels, s->gelu, w + t.fcproj_w, dbranch, g + t.fcproj_w, g + t.fcproj_b,
+                    m->dfc, s->fc);
     linear_backward(m, p, channels, 4 * channels, s->ln2, w + t.fc_w, m->dfc, g + t.fc_w, g + t.fc_b, m->dnorm, NULL);
     struct mu_dropout drop = site(m, p, i, MU_DROPOUT_PROJECTION);
     dbranch = norm_back(m, p, s->x2, s->mean2, s->rstd2, w + t.ln2_w, g + t.ln2_w, g + t.ln2_b, false, &drop, dx);
     float *dattention = m->dfc; /* free again */
-    linear_backward(m, p, channels, channels, s->attention, w + t.proj_w, dbranch, g + t.proj_w, g + t.proj_b, dattention, NULL);
+    linear_backward(m, p, channels, channels, s->attention, w + t.proj_w, dbranch, g + t.proj_w, g + t.proj_b,
+                    dattention, NULL);
     drop = site(m, p, i, MU_DROPOUT_ATTENTION);
     struct mu_attention attention = attention_of(m, p, s, &drop);
     attention.dout = dattention;
     attention.dqkv = m->dqkv;
     if (m->status == MU_OK)
         m->status = mu_kernel_attention_backward(m->pool, &attention);
-    linear_backward(m, p, channels, 3 * channels, s->ln1, w + t.qkv_w, m->dqkv, g + t.qkv_w, g + t.qkv_b, m->dnorm, NULL);
+    linear_backward(m, p, channels, 3 * channels, s->ln1, w + t.qkv_w, m->dqkv, g + t.qkv_w, g + t.qkv_b, m->dnorm,
+                    NULL);
     drop = site(m, p, i ? i - 1 : 0, MU_DROPOUT_MLP);
-    dbranch = norm_back(m, p, s->x1, s->mean1, s->rstd1, w + t.ln1_w, g + t.ln1_w, g + t.ln1_b, false, i ? &drop : NULL, dx);
+    dbranch =
+        norm_back(m, p, s->x1, s->mean1, s->rstd1, w + t.ln1_w, g + t.ln1_w, g + t.ln1_b, false, i ? &drop : NULL, dx);
     report_cell(m, p, i, MU_GPT2_QKV_W);
     report_cell(m, p, i, MU_GPT2_LN1_W);
     return dbranch;
@@ -483,8 +572,8 @@ static void backward_embedding(struct mu_model *m, const struct pass *p)
     for (uint32_t i = 0; i < p->batch->count && m->status == MU_OK; i++) {
         struct mu_dropout drop = site(m, p, 0, MU_DROPOUT_EMBEDDING);
         drop.samples = m->samples + (size_t)i * m->options.micro;
-        m->status = mu_kernel_embedding_backward(m->pool, p->sequences, p->length, c->channels, m->tokens + (size_t)i * p->rows,
-                                                 &drop, m->dembedding[i], dwte, dwpe);
+        m->status = mu_kernel_embedding_backward(m->pool, p->sequences, p->length, c->channels,
+                                                 m->tokens + (size_t)i * p->rows, &drop, m->dembedding[i], dwte, dwpe);
     }
     report_cell(m, p, 0, MU_GPT2_WPE);
     report_cell(m, p, 0, MU_GPT2_WTE);
@@ -496,9 +585,9 @@ static void backward(struct mu_model *m, const struct pass *p)
     uint32_t layers = m->spec.config.layers;
     float *dx = m->dembedding[b->index];
     struct mu_dropout drop = site(m, p, layers - 1, MU_DROPOUT_MLP);
-    const float *dbranch =
-        norm_back(m, p, m->xf, m->meanf, m->rstdf, p->params + offset_of(m, 0, MU_GPT2_LNF_W), p->grads + offset_of(m, 0, MU_GPT2_LNF_W),
-                  p->grads + offset_of(m, 0, MU_GPT2_LNF_B), true, &drop, dx);
+    const float *dbranch = norm_back(m, p, m->xf, m->meanf, m->rstdf, p->params + offset_of(m, 0, MU_GPT2_LNF_W),
+                                     p->grads + offset_of(m, 0, MU_GPT2_LNF_W),
+                                     p->grads + offset_of(m, 0, MU_GPT2_LNF_B), true, &drop, dx);
     report_cell(m, p, 0, MU_GPT2_LNF_W);
     for (uint32_t i = layers; i-- > 0 && m->status == MU_OK;)
         dbranch = backward_layer(m, p, i, dbranch, dx);
@@ -509,7 +598,8 @@ static void backward(struct mu_model *m, const struct pass *p)
         backward_embedding(m, p);
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------------------------- */
+/* ---- calls
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static struct pass pass_of(const struct mu_model *m, const struct mu_micro_batch *batch, const float *params)
 {
@@ -524,22 +614,24 @@ static struct pass pass_of(const struct mu_model *m, const struct mu_micro_batch
     };
 }
 
-enum mu_status mu_model_check_batch(const struct mu_model *model, const struct mu_micro_batch *batch, struct mu_error *err)
+enum mu_status mu_model_check_batch(const struct mu_model *model, const struct mu_micro_batch *batch,
+                                    struct mu_error *err)
 {
     uint32_t length = model->options.length, vocab = model->spec.config.vocab;
     for (uint32_t i = 0; i < model->options.micro * length; i++) {
         if (batch->tokens[i] < 0 || (uint32_t)batch->tokens[i] >= vocab)
-            return mu_fail(err, MU_ERR_INVALID, "sequence %u, token %u: %d is not allowed: 0 to %u (vocab - 1)", i / length,
-                           i % length, batch->tokens[i], vocab - 1);
+            return mu_fail(err, MU_ERR_INVALID, "sequence %u, token %u: %d is not allowed: 0 to %u (vocab - 1)",
+                           i / length, i % length, batch->tokens[i], vocab - 1);
         if (batch->targets[i] < -1 || (batch->targets[i] >= 0 && (uint32_t)batch->targets[i] >= vocab))
-            return mu_fail(err, MU_ERR_INVALID, "sequence %u, target %u: %d is not allowed: 0 to %u (vocab - 1), or -1 (not counted)",
+            return mu_fail(err, MU_ERR_INVALID,
+                           "sequence %u, target %u: %d is not allowed: 0 to %u (vocab - 1), or -1 (not counted)",
                            i / length, i % length, batch->targets[i], vocab - 1);
     }
     return MU_OK;
 }
 
-enum mu_status mu_model_forward_backward(struct mu_model *model, const struct mu_micro_batch *batch, const float *params,
-                                         float *grads, double *ret_loss_sum)
+enum mu_status mu_model_forward_backward(struct mu_model *model, const struct mu_micro_batch *batch,
+                                         const float *params, float *grads, double *ret_loss_sum)
 {
     MU_ASSERT(!model->options.forward_only && batch->loss_divisor >= 1);
     MU_ASSERT(batch->index < batch->count && batch->count <= model->options.accumulate);
@@ -561,7 +653,8 @@ enum mu_status mu_model_forward_backward(struct mu_model *model, const struct mu
     return model->status;
 }
 
-enum mu_status mu_model_loss(struct mu_model *model, const struct mu_micro_batch *batch, const float *params, double *ret_loss_sum)
+enum mu_status mu_model_loss(struct mu_model *model, const struct mu_micro_batch *batch, const float *params,
+                             double *ret_loss_sum)
 {
     struct pass p = pass_of(model, batch, params);
     forward(model, &p);
@@ -571,8 +664,8 @@ enum mu_status mu_model_loss(struct mu_model *model, const struct mu_micro_batch
     return model->status;
 }
 
-enum mu_status mu_model_logits_last(struct mu_model *model, const int32_t *tokens, uint32_t count, const float *params, float *logits,
-                                    struct mu_error *err)
+enum mu_status mu_model_logits_last(struct mu_model *model, const int32_t *tokens, uint32_t count, const float *params,
+                                    float *logits, struct mu_error *err)
 {
     const struct mu_model_config *c = &model->spec.config;
     uint32_t room = model->options.length; /* one sequence: what check_options admitted */
@@ -580,12 +673,20 @@ enum mu_status mu_model_logits_last(struct mu_model *model, const int32_t *token
         return mu_fail(err, MU_ERR_INVALID, "prompt: %u tokens are not allowed: 1 to %u", count, room);
     for (uint32_t i = 0; i < count; i++)
         if (tokens[i] < 0 || (uint32_t)tokens[i] >= c->vocab)
-            return mu_fail(err, MU_ERR_INVALID, "prompt: token %u is %d: 0 to %u are allowed", i, tokens[i], c->vocab - 1);
+            return mu_fail(err, MU_ERR_INVALID, "prompt: token %u is %d: 0 to %u are allowed", i, tokens[i],
+                           c->vocab - 1);
     struct pass p = {.sequences = 1, .length = count, .rows = count, .tokens = tokens, .params = params};
     forward(model, &p);
-    product(model, &(struct mu_gemm){.m = 1, .n = c->vocab, .k = c->channels, .a = model->lnf + (size_t)(count - 1) * c->channels,
-                                     .lda = c->channels, .transpose_b = true, .b = params + offset_of(model, 0, MU_GPT2_WTE),
-                                     .ldb = c->channels, .c = logits, .ldc = c->vocab});
+    product(model, &(struct mu_gemm){.m = 1,
+                                     .n = c->vocab,
+                                     .k = c->channels,
+                                     .a = model->lnf + (size_t)(count - 1) * c->channels,
+                                     .lda = c->channels,
+                                     .transpose_b = true,
+                                     .b = params + offset_of(model, 0, MU_GPT2_WTE),
+                                     .ldb = c->channels,
+                                     .c = logits,
+                                     .ldc = c->vocab});
     return model->status == MU_OK ? MU_OK : mu_fail(err, model->status, "generation was cancelled");
 }
 

@@ -7,7 +7,8 @@
 
 enum mu_status mu_reduce_new(const struct mu_reduce_config *config, struct mu_reduce **ret_reduce, struct mu_error *err)
 {
-    MU_ASSERT(config->world >= 1 && config->rank < config->world && (!config->mesh || config->world <= MU_MESH_WORLD_MAX));
+    MU_ASSERT(config->world >= 1 && config->rank < config->world &&
+              (!config->mesh || config->world <= MU_MESH_WORLD_MAX));
     struct mu_reduce *reduce = calloc(1, sizeof *reduce);
     if (!reduce)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the exchange of gradients");
@@ -25,7 +26,8 @@ enum mu_status mu_reduce_new(const struct mu_reduce_config *config, struct mu_re
     reduce->small_in = calloc(neighbours + 1u, sizeof *reduce->small_in);
     reduce->small_requests = calloc(2u * neighbours + 1u, sizeof *reduce->small_requests);
     if (!reduce->requests || !reduce->small_in || !reduce->small_requests) {
-        status = mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u requests of the exchange of gradients", reduce->request_count);
+        status = mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u requests of the exchange of gradients",
+                         reduce->request_count);
         goto failed;
     }
     *ret_reduce = reduce;
@@ -100,8 +102,8 @@ static enum mu_status post_inputs(struct mu_reduce *reduce, uint32_t turn, struc
     for (uint32_t i = 0; i < reduce->input_count && status == MU_OK; i++) {
         const struct input *input = &reduce->inputs[i];
         status = mu_comm_recv(reduce->group, input->peer, up_number(reduce, segment, input->number),
-                              storage_at(reduce, segment, reduce->input_storage[i], turn), segment->size * sizeof(float),
-                              &requests[i], err);
+                              storage_at(reduce, segment, reduce->input_storage[i], turn),
+                              segment->size * sizeof(float), &requests[i], err);
     }
     return status;
 }
@@ -120,13 +122,14 @@ static enum mu_status post_down(struct mu_reduce *reduce, struct segment *segmen
 static enum mu_status complete(struct mu_reduce *reduce, struct segment *segment, struct mu_error *err)
 {
     struct segment_counts counts = reduce_counts(reduce, segment);
-    struct mu_comm_request *requests = &reduce->requests[segment->first_request + counts.inputs + counts.ups + counts.down];
+    struct mu_comm_request *requests =
+        &reduce->requests[segment->first_request + counts.inputs + counts.ups + counts.down];
     MU_ASSERT(!segment->complete);
     segment->complete = true;
     enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < counts.forwards && status == MU_OK; i++)
-        status = mu_comm_send(reduce->group, reduce->children[i], down_number(reduce, segment), reduce->stack[0] + segment->offset,
-                              segment->size * sizeof(float), &requests[i], err);
+        status = mu_comm_send(reduce->group, reduce->children[i], down_number(reduce, segment),
+                              reduce->stack[0] + segment->offset, segment->size * sizeof(float), &requests[i], err);
     return status;
 }
 
@@ -143,8 +146,9 @@ static enum mu_status deliver(struct mu_reduce *reduce, struct segment *segment,
     for (uint32_t i = 0; i < counts.ups && status == MU_OK; i++) {
         uint32_t storage = counts.inputs > 0 ? reduce->results[i] : i;
         MU_FAULT("worker.exchange.send");
-        status = mu_comm_send(reduce->group, (uint32_t)parent, up_number(reduce, segment, i),
-                              storage_at(reduce, segment, storage, turn), segment->size * sizeof(float), &requests[i], err);
+        status =
+            mu_comm_send(reduce->group, (uint32_t)parent, up_number(reduce, segment, i),
+                         storage_at(reduce, segment, storage, turn), segment->size * sizeof(float), &requests[i], err);
     }
     return status;
 }
@@ -163,7 +167,8 @@ static enum mu_status add_inputs(struct mu_reduce *reduce, uint32_t turn, struct
     return deliver(reduce, segment, turn, err);
 }
 
-/* The window slot of `turn` is free once the segment that used it before has been added and has left the staging memory. */
+/* The window slot of `turn` is free once the segment that used it before has been added and has left the staging
+ * memory. */
 static bool slot_free(const struct mu_reduce *reduce, uint32_t turn)
 {
     if (turn < reduce->window)
@@ -244,7 +249,8 @@ enum mu_status mu_reduce_cell_ready(struct mu_reduce *reduce, uint32_t cell, str
     return advance(reduce, err);
 }
 
-static enum mu_status wait_for(struct mu_reduce *reduce, const struct mu_comm_request *requests, uint32_t count, struct mu_error *err)
+static enum mu_status wait_for(struct mu_reduce *reduce, const struct mu_comm_request *requests, uint32_t count,
+                               struct mu_error *err)
 {
     enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < count && status == MU_OK; i++)
@@ -274,7 +280,8 @@ enum mu_status mu_reduce_finish(struct mu_reduce *reduce, struct mu_error *err)
     while (status == MU_OK && reduce->next_pass < reduce->segment_count) {
         const struct segment *segment = &reduce->segments[reduce->next_pass];
         struct segment_counts counts = reduce_counts(reduce, segment);
-        status = wait_for(reduce, &reduce->requests[segment->first_request + counts.inputs + counts.ups], counts.down, err);
+        status =
+            wait_for(reduce, &reduce->requests[segment->first_request + counts.inputs + counts.ups], counts.down, err);
         if (status == MU_OK)
             status = advance(reduce, err);
     }

@@ -1,16 +1,20 @@
-/* The sum of gradients over all ranks of one generation, in the fixed tree order of plan/tree.h: bits never depend on the layout.
+/* The sum of gradients over all ranks of one generation, in the fixed tree order of plan/tree.h: bits never depend on
+ * the layout.
  *
- * Every rank arrives with the roots of its own leaf range, a stack of flat gradient buffers, bottom first; every rank leaves with the
- * complete sum in the bottom buffer. The flat space is cut into segments (runs of chunks of one cell, one owner), taken in the order
- * in which the backward pass completes cells. Two ways, one machine:
+ * Every rank arrives with the roots of its own leaf range, a stack of flat gradient buffers, bottom first; every rank
+ * leaves with the complete sum in the bottom buffer. The flat space is cut into segments (runs of chunks of one cell,
+ * one owner), taken in the order in which the backward pass completes cells. Two ways, one machine:
  *
- *   mesh   the owner of a segment's chunks (mu_model_owned_chunks) receives everybody's roots, adds them, sends the sum to everybody
- *   tree   ranks of a binomial tree merge contiguous leaf ranges upward, the sum comes down again from rank 0
+ *   mesh   the owner of a segment's chunks (mu_model_owned_chunks) receives everybody's roots, adds them, sends the sum
+ * to everybody tree   ranks of a binomial tree merge contiguous leaf ranges upward, the sum comes down again from rank
+ * 0
  *
- *   segment:  own roots final (cell_ready) -> inputs received -> added -> sent up, or complete -> received from above -> passed on
+ *   segment:  own roots final (cell_ready) -> inputs received -> added -> sent up, or complete -> received from above
+ * -> passed on
  *
- * The sum of a rank's own root and others' is kept in the bottom buffer: there it may arrive because whoever sends the complete
- * segment has first received all of this rank's roots. Received inputs go to a window of staging memory whose size is bounded.
+ * The sum of a rank's own root and others' is kept in the bottom buffer: there it may arrive because whoever sends the
+ * complete segment has first received all of this rank's roots. Received inputs go to a window of staging memory whose
+ * size is bounded.
  *
  * Thread: the engine's. Nothing is allocated after mu_reduce_new. */
 #ifndef MU_WORKER_REDUCE_H
@@ -39,11 +43,12 @@ struct mu_reduce_config {
     uint32_t leaves, world, rank;
     const uint32_t *leaf_counts; /* [world], or NULL: equal */
     bool mesh;
-    uint64_t staging_bytes; /* what the window should fit into; at least MU_REDUCE_WINDOW_MIN segments are taken */
+    uint64_t staging_bytes;  /* what the window should fit into; at least MU_REDUCE_WINDOW_MIN segments are taken */
     uint32_t segment_chunks; /* chunks in a segment at least, the same on all ranks; 0: one */
 };
 
-enum mu_status mu_reduce_new(const struct mu_reduce_config *config, struct mu_reduce **ret_reduce, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_reduce_new(const struct mu_reduce_config *config, struct mu_reduce **ret_reduce,
+                             struct mu_error *err) MU_WARN_UNUSED;
 void mu_reduce_free(struct mu_reduce *reduce); /* its group must be closed, or nothing outstanding. NULL is fine. */
 
 /* Staging memory that begin wants, bytes (floats, 64-byte aligned); 0 when this rank receives nothing to add. */
@@ -52,12 +57,14 @@ uint64_t mu_reduce_staging_bytes(const struct mu_reduce *reduce);
 /* Connections of the generation, and the memory for the window. NULL group: world is 1. */
 void mu_reduce_attach(struct mu_reduce *reduce, struct mu_comm_group *group, float *staging);
 
-/* A step begins: posts what may be received. `sequence` counts steps (and evaluations) of the generation from 0. stack: as many flat
- * buffers as this rank has roots, at least one; stack[0] is the bottom, where the sum arrives. They must stay until finish has
- * returned MU_OK, or the group is closed. */
-enum mu_status mu_reduce_begin(struct mu_reduce *reduce, uint64_t sequence, float *const *stack, struct mu_error *err) MU_WARN_UNUSED;
+/* A step begins: posts what may be received. `sequence` counts steps (and evaluations) of the generation from 0. stack:
+ * as many flat buffers as this rank has roots, at least one; stack[0] is the bottom, where the sum arrives. They must
+ * stay until finish has returned MU_OK, or the group is closed. */
+enum mu_status mu_reduce_begin(struct mu_reduce *reduce, uint64_t sequence, float *const *stack,
+                               struct mu_error *err) MU_WARN_UNUSED;
 
-/* The cell's part of all own roots is final. Once per cell and step. Adds what can be added and sends what can be sent. */
+/* The cell's part of all own roots is final. Once per cell and step. Adds what can be added and sends what can be sent.
+ */
 enum mu_status mu_reduce_cell_ready(struct mu_reduce *reduce, uint32_t cell, struct mu_error *err) MU_WARN_UNUSED;
 
 /* After all cells are ready: waits until the complete sum is in stack[0] and all own sends are done. MU_ERR_CANCELLED;
@@ -80,9 +87,10 @@ enum mu_small_kind { MU_SMALL_VOTE, MU_SMALL_EVAL };
 /* Pushes one more leaf's value on the roots of a range that began at `first`; leaves in ascending order. */
 void mu_small_push(struct mu_small *small, uint32_t leaves, uint32_t first, uint32_t leaf, double value);
 
-/* The ranges of `leaves` leaves over ranks are contiguous and ascending; every rank of the generation takes part and gets the total.
- * Once per sequence and kind. MU_ERR_CORRUPT: a peer's message is not what this rank expects. */
+/* The ranges of `leaves` leaves over ranks are contiguous and ascending; every rank of the generation takes part and
+ * gets the total. Once per sequence and kind. MU_ERR_CORRUPT: a peer's message is not what this rank expects. */
 enum mu_status mu_reduce_small(struct mu_reduce *reduce, uint64_t sequence, enum mu_small_kind kind, uint32_t leaves,
-                               const struct mu_small *own, struct mu_small *ret_total, struct mu_error *err) MU_WARN_UNUSED;
+                               const struct mu_small *own, struct mu_small *ret_total,
+                               struct mu_error *err) MU_WARN_UNUSED;
 
 #endif

@@ -1,4 +1,5 @@
-/* Shared by reduce.c (exchange of gradients), reduce_plan.c (who sends what to whom) and reduce_small.c (votes, evaluations). */
+/* Shared by reduce.c (exchange of gradients), reduce_plan.c (who sends what to whom) and reduce_small.c (votes,
+ * evaluations). */
 #ifndef MU_WORKER_REDUCE_INTERNAL_H
 #define MU_WORKER_REDUCE_INTERNAL_H
 
@@ -11,7 +12,14 @@ enum {
 };
 
 /* Exchange numbers: sequence | what | index. */
-enum reduce_exchange { EXCHANGE_UP = 1, EXCHANGE_DOWN, EXCHANGE_VOTE_UP, EXCHANGE_VOTE_DOWN, EXCHANGE_EVAL_UP, EXCHANGE_EVAL_DOWN };
+enum reduce_exchange {
+    EXCHANGE_UP = 1,
+    EXCHANGE_DOWN,
+    EXCHANGE_VOTE_UP,
+    EXCHANGE_VOTE_DOWN,
+    EXCHANGE_EVAL_UP,
+    EXCHANGE_EVAL_DOWN
+};
 enum { EXCHANGE_INDEX_BITS = 27, EXCHANGE_KIND_BITS = 3, EXCHANGE_ROOT_BITS = 6 };
 
 _Static_assert(1 << EXCHANGE_ROOT_BITS >= MU_TREE_ROOTS_MAX, "a root's number fits");
@@ -19,7 +27,7 @@ _Static_assert(1 << EXCHANGE_ROOT_BITS >= MU_TREE_ROOTS_MAX, "a root's number fi
 /* A run of chunks of one cell and one owner. Numbered alike on all ranks. */
 struct segment {
     uint32_t cell, owner;
-    uint64_t offset, size; /* elements */
+    uint64_t offset, size;  /* elements */
     uint32_t first_request; /* inputs, then ups, then the down, then the forwards */
     bool ready, added, complete;
 };
@@ -43,7 +51,7 @@ struct mu_reduce {
     uint32_t *cell_first; /* [cell_count + 1]: segments of the cell at position i of the backward order */
     uint32_t *collected;  /* segments whose inputs come to this rank, in order */
     uint32_t collected_count;
-    int64_t parent; /* tree */
+    int64_t parent;                                    /* tree */
     uint32_t children[MU_NEIGHBOURS_MAX], child_count; /* tree; mesh: everybody else */
 
     /* Storages: 0 .. stack_count - 1 are the buffers of the stack, the others staging slots of the segment's window. */
@@ -82,7 +90,8 @@ static inline bool reduce_siblings(uint32_t leaves, struct mu_tree_node low, str
 
 static inline uint64_t reduce_exchange_number(uint64_t sequence, enum reduce_exchange kind, uint64_t index)
 {
-    MU_ASSERT(sequence < 1ull << (64 - EXCHANGE_INDEX_BITS - EXCHANGE_KIND_BITS) && index < 1ull << EXCHANGE_INDEX_BITS);
+    MU_ASSERT(sequence < 1ull << (64 - EXCHANGE_INDEX_BITS - EXCHANGE_KIND_BITS) && index < 1ull
+                                                                                                << EXCHANGE_INDEX_BITS);
     return sequence << (EXCHANGE_INDEX_BITS + EXCHANGE_KIND_BITS) | (uint64_t)kind << EXCHANGE_INDEX_BITS | index;
 }
 
@@ -109,13 +118,16 @@ static inline struct segment_counts reduce_counts(const struct mu_reduce *reduce
     bool collects = reduce_collects(reduce, segment), to_parent = reduce_parent(reduce, segment) != REDUCE_NO_RANK;
     return (struct segment_counts){
         .inputs = collects ? reduce->input_count : 0,
-        .ups = !to_parent ? 0 : collects ? reduce->result_count : reduce->own_root_count,
+        .ups = !to_parent ? 0
+               : collects ? reduce->result_count
+                          : reduce->own_root_count,
         .down = to_parent,
         .forwards = reduce->mesh && to_parent ? 0 : reduce->child_count,
     };
 }
 
 /* reduce_plan.c: fills everything above "the step under way", and the window. */
-enum mu_status mu_reduce_plan(struct mu_reduce *reduce, const struct mu_reduce_config *config, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_reduce_plan(struct mu_reduce *reduce, const struct mu_reduce_config *config,
+                              struct mu_error *err) MU_WARN_UNUSED;
 
 #endif

@@ -24,12 +24,14 @@ static struct leaf_range range_of_ranks(const struct mu_reduce_config *config, u
     uint32_t count;
     struct leaf_range range;
     range.first = mu_plan_leaf_range(config->leaves, config->world, config->leaf_counts, rank, &count);
-    range.count = mu_plan_leaf_range(config->leaves, config->world, config->leaf_counts, end - 1, &count) + count - range.first;
+    range.count =
+        mu_plan_leaf_range(config->leaves, config->world, config->leaf_counts, end - 1, &count) + count - range.first;
     return range;
 }
 
 /* Roots that `rank` sends: of its own range (mesh), or of its whole subtree of ranks (tree). */
-static uint32_t roots_sent(const struct mu_reduce_config *config, uint32_t rank, struct mu_tree_node out[MU_TREE_ROOTS_MAX])
+static uint32_t roots_sent(const struct mu_reduce_config *config, uint32_t rank,
+                           struct mu_tree_node out[MU_TREE_ROOTS_MAX])
 {
     uint32_t end = config->mesh ? rank + 1 : subtree_end(config->world, rank);
     struct leaf_range range = range_of_ranks(config, rank, end);
@@ -63,8 +65,8 @@ struct program {
     uint32_t depth;
 };
 
-/* Pushes a root, then adds siblings. An addition goes into the left node's storage, except that the bottom buffer (storage 0)
- * always takes the sum: a + b and b + a have the same bits. */
+/* Pushes a root, then adds siblings. An addition goes into the left node's storage, except that the bottom buffer
+ * (storage 0) always takes the sum: a + b and b + a have the same bits. */
 static void program_push(struct program *program, struct mu_tree_node node, uint32_t storage)
 {
     struct mu_reduce *reduce = program->reduce;
@@ -110,7 +112,8 @@ static uint32_t sources(const struct mu_reduce *reduce, uint32_t out[MU_NEIGHBOU
     return count;
 }
 
-static enum mu_status plan_additions(struct mu_reduce *reduce, const struct mu_reduce_config *config, struct mu_error *err)
+static enum mu_status plan_additions(struct mu_reduce *reduce, const struct mu_reduce_config *config,
+                                     struct mu_error *err)
 {
     struct mu_tree_node roots[MU_TREE_ROOTS_MAX];
     struct leaf_range own = range_of_ranks(config, reduce->rank, reduce->rank + 1);
@@ -130,7 +133,8 @@ static enum mu_status plan_additions(struct mu_reduce *reduce, const struct mu_r
     struct program program = {.reduce = reduce};
     for (uint32_t i = 0; i < rank_count; i++) {
         bool self = ranks[i] == reduce->rank;
-        uint32_t count = self ? mu_tree_roots(config->leaves, own.first, own.count, roots) : roots_sent(config, ranks[i], roots);
+        uint32_t count =
+            self ? mu_tree_roots(config->leaves, own.first, own.count, roots) : roots_sent(config, ranks[i], roots);
         for (uint32_t k = 0; k < count; k++) {
             if (self)
                 program_push(&program, roots[k], k);
@@ -153,7 +157,8 @@ static uint32_t owner_of_chunk(const struct mu_model_spec *model, uint32_t world
     return chunk < in_larger ? chunk / (base + 1) : extra + (chunk - in_larger) / base;
 }
 
-/* Calls for every segment, or only counts (segments NULL). Cells from the last to the first: the order of the backward pass. */
+/* Calls for every segment, or only counts (segments NULL). Cells from the last to the first: the order of the backward
+ * pass. */
 static uint32_t make_segments(struct mu_reduce *reduce, struct segment *segments)
 {
     const struct mu_model_spec *model = reduce->model;
@@ -164,7 +169,8 @@ static uint32_t make_segments(struct mu_reduce *reduce, struct segment *segments
         if (segments)
             reduce->cell_first[position] = count;
         for (uint32_t i = 0, run; i < cell.chunk_count; i += run) {
-            uint32_t chunk = cell.first_chunk + i, owner = reduce->mesh ? owner_of_chunk(model, reduce->world, chunk) : 0;
+            uint32_t chunk = cell.first_chunk + i,
+                     owner = reduce->mesh ? owner_of_chunk(model, reduce->world, chunk) : 0;
             run = 1;
             while (run < reduce->segment_chunks && i + run < cell.chunk_count &&
                    (!reduce->mesh || owner_of_chunk(model, reduce->world, chunk + run) == owner))
@@ -173,7 +179,8 @@ static uint32_t make_segments(struct mu_reduce *reduce, struct segment *segments
             if (end > cell.size)
                 end = cell.size;
             if (segments)
-                segments[count] = (struct segment){.cell = index, .owner = owner, .offset = cell.offset + start, .size = end - start};
+                segments[count] =
+                    (struct segment){.cell = index, .owner = owner, .offset = cell.offset + start, .size = end - start};
             count++;
         }
     }
@@ -196,7 +203,8 @@ static uint32_t choose_segment_chunks(const struct mu_reduce *reduce, const stru
     return chunks > config->segment_chunks ? chunks : config->segment_chunks ? config->segment_chunks : 1;
 }
 
-static enum mu_status plan_segments(struct mu_reduce *reduce, const struct mu_reduce_config *config, struct mu_error *err)
+static enum mu_status plan_segments(struct mu_reduce *reduce, const struct mu_reduce_config *config,
+                                    struct mu_error *err)
 {
     reduce->segment_chunks = choose_segment_chunks(reduce, config);
     reduce->segment_count = make_segments(reduce, NULL);

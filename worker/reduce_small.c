@@ -38,7 +38,8 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "messages are little-e
 
 static void pack(uint64_t sequence, enum mu_small_kind kind, const struct mu_small *small, uint8_t out[SMALL_BYTES])
 {
-    struct packed packed = {.sequence = sequence, .command = small->command, .kind = kind, .root_count = small->root_count};
+    struct packed packed = {
+        .sequence = sequence, .command = small->command, .kind = kind, .root_count = small->root_count};
     mu_exact_sum_pack(&small->squares, packed.squares);
     memcpy(packed.nodes, small->nodes, small->root_count * sizeof packed.nodes[0]);
     memcpy(packed.roots, small->roots, small->root_count * sizeof packed.roots[0]);
@@ -46,23 +47,27 @@ static void pack(uint64_t sequence, enum mu_small_kind kind, const struct mu_sma
 }
 
 /* Adds a message to `into`: the roots continue where those of `into` end. */
-static enum mu_status merge(uint64_t sequence, enum mu_small_kind kind, uint32_t leaves, uint32_t peer, const uint8_t *bytes,
-                            struct mu_small *into, struct mu_error *err)
+static enum mu_status merge(uint64_t sequence, enum mu_small_kind kind, uint32_t leaves, uint32_t peer,
+                            const uint8_t *bytes, struct mu_small *into, struct mu_error *err)
 {
     struct packed packed;
     memcpy(&packed, bytes, sizeof packed);
     struct mu_exact_sum squares;
     if (packed.sequence != sequence || packed.kind != kind || packed.root_count > MU_TREE_ROOTS_MAX ||
         mu_exact_sum_unpack(packed.squares, &squares) != MU_OK)
-        return mu_fail(err, MU_ERR_CORRUPT, "vote of rank %u is not one of step %llu of this generation (it says %llu, kind %u, %u roots)",
-                       peer, (unsigned long long)sequence, (unsigned long long)packed.sequence, packed.kind, packed.root_count);
-    uint32_t next = into->root_count > 0 ? into->nodes[into->root_count - 1].first + into->nodes[into->root_count - 1].count : UINT32_MAX;
+        return mu_fail(err, MU_ERR_CORRUPT,
+                       "vote of rank %u is not one of step %llu of this generation (it says %llu, kind %u, %u roots)",
+                       peer, (unsigned long long)sequence, (unsigned long long)packed.sequence, packed.kind,
+                       packed.root_count);
+    uint32_t next = into->root_count > 0
+                        ? into->nodes[into->root_count - 1].first + into->nodes[into->root_count - 1].count
+                        : UINT32_MAX;
     for (uint32_t i = 0; i < packed.root_count; i++) {
         struct mu_tree_node node = packed.nodes[i];
         if (node.count == 0 || !mu_tree_is_node(leaves, node) || (next != UINT32_MAX && node.first != next) ||
             into->root_count == MU_TREE_ROOTS_MAX)
-            return mu_fail(err, MU_ERR_CORRUPT, "vote of rank %u: leaves %u+%u are not the next subtree of %u leaves", peer, node.first,
-                           node.count, leaves);
+            return mu_fail(err, MU_ERR_CORRUPT, "vote of rank %u: leaves %u+%u are not the next subtree of %u leaves",
+                           peer, node.first, node.count, leaves);
         push_node(into, leaves, node, packed.roots[i]);
         next = node.first + node.count;
     }
@@ -94,9 +99,11 @@ static enum mu_status run_round(struct mu_reduce *reduce, const struct round *ro
     struct mu_comm_request *receives = reduce->small_requests, *sends = receives + round->rank_count;
     for (uint32_t i = 0; i < round->rank_count && status == MU_OK; i++) {
         if (round->in)
-            status = mu_comm_recv(reduce->group, round->ranks[i], round->number, round->in[i], SMALL_BYTES, &receives[i], err);
+            status = mu_comm_recv(reduce->group, round->ranks[i], round->number, round->in[i], SMALL_BYTES,
+                                  &receives[i], err);
         if (round->out && status == MU_OK)
-            status = mu_comm_send(reduce->group, round->ranks[i], round->number, round->out, SMALL_BYTES, &sends[i], err);
+            status =
+                mu_comm_send(reduce->group, round->ranks[i], round->number, round->out, SMALL_BYTES, &sends[i], err);
     }
     for (uint32_t i = 0; i < round->rank_count && status == MU_OK; i++) {
         if (round->out)
@@ -107,7 +114,8 @@ static enum mu_status run_round(struct mu_reduce *reduce, const struct round *ro
     return status;
 }
 
-/* Ranks ascending, this one among the neighbours; `own` is merged from its packed form too, so that all take the same way. */
+/* Ranks ascending, this one among the neighbours; `own` is merged from its packed form too, so that all take the same
+ * way. */
 static enum mu_status merge_all(struct mu_reduce *reduce, uint64_t sequence, enum mu_small_kind kind, uint32_t leaves,
                                 struct mu_small *total, struct mu_error *err)
 {
@@ -127,13 +135,13 @@ static enum mu_status merge_all(struct mu_reduce *reduce, uint64_t sequence, enu
     return status;
 }
 
-static enum mu_status reduce_along_tree(struct mu_reduce *reduce, uint64_t sequence, enum mu_small_kind kind, uint32_t leaves,
-                                        struct mu_small *total, struct mu_error *err)
+static enum mu_status reduce_along_tree(struct mu_reduce *reduce, uint64_t sequence, enum mu_small_kind kind,
+                                        uint32_t leaves, struct mu_small *total, struct mu_error *err)
 {
     uint32_t parent = (uint32_t)reduce->parent;
     bool root = reduce->parent == REDUCE_NO_RANK;
-    struct round from_children = {reduce_exchange_number(sequence, exchange_of(kind, false), 0), reduce->children, reduce->child_count,
-                                  NULL, reduce->small_in};
+    struct round from_children = {reduce_exchange_number(sequence, exchange_of(kind, false), 0), reduce->children,
+                                  reduce->child_count, NULL, reduce->small_in};
     enum mu_status status = run_round(reduce, &from_children, err);
     if (status == MU_OK)
         status = merge_all(reduce, sequence, kind, leaves, total, err);
@@ -152,7 +160,8 @@ static enum mu_status reduce_along_tree(struct mu_reduce *reduce, uint64_t seque
             status = merge(sequence, kind, leaves, parent, reduce->small_down, total, err);
     }
     if (status == MU_OK)
-        status = run_round(reduce, &(struct round){down, reduce->children, reduce->child_count, reduce->small_down, NULL}, err);
+        status = run_round(reduce,
+                           &(struct round){down, reduce->children, reduce->child_count, reduce->small_down, NULL}, err);
     return status;
 }
 
@@ -163,8 +172,8 @@ enum mu_status mu_reduce_small(struct mu_reduce *reduce, uint64_t sequence, enum
     enum mu_status status = MU_OK;
     pack(sequence, kind, own, reduce->small_up);
     if (reduce->mesh || reduce->world == 1) {
-        struct round all = {reduce_exchange_number(sequence, exchange_of(kind, false), 0), reduce->children, reduce->child_count,
-                            reduce->small_up, reduce->small_in};
+        struct round all = {reduce_exchange_number(sequence, exchange_of(kind, false), 0), reduce->children,
+                            reduce->child_count, reduce->small_up, reduce->small_in};
         status = run_round(reduce, &all, err);
         if (status == MU_OK)
             status = merge_all(reduce, sequence, kind, leaves, &total, err);

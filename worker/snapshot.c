@@ -52,7 +52,8 @@ static void write_piece(struct mu_snapshots *snapshots)
     uint64_t start_us = mu_clock_mono_us();
     report->status = mu_file_make_dirs(job->dir, &err);
     if (report->status == MU_OK)
-        report->status = mu_piece_write(job->dir, report->file, &job->identity, job->entries, job->entry_count, &options, &result, &err);
+        report->status = mu_piece_write(job->dir, report->file, &job->identity, job->entries, job->entry_count,
+                                        &options, &result, &err);
     report->write_us = mu_clock_mono_us() - start_us;
     if (report->status == MU_OK) {
         report->size_bytes = result.size_bytes;
@@ -92,7 +93,8 @@ static void *writer_main(void *arg)
 
 /* ---- engine thread ---- */
 
-enum mu_status mu_snapshots_new(mu_snapshot_done_fn *done, void *ctx, struct mu_snapshots **ret_snapshots, struct mu_error *err)
+enum mu_status mu_snapshots_new(mu_snapshot_done_fn *done, void *ctx, struct mu_snapshots **ret_snapshots,
+                                struct mu_error *err)
 {
     struct mu_snapshots *snapshots = calloc(1, sizeof *snapshots);
     if (!snapshots)
@@ -148,7 +150,8 @@ void mu_snapshots_abandon(struct mu_snapshots *snapshots)
 }
 
 /* Chunks [first, first + count) lie in [*ret_begin, *ret_end) of the flat space; gaps between cells come along. */
-static void flat_range(const struct mu_model_spec *model, uint32_t first, uint32_t count, uint64_t *ret_begin, uint64_t *ret_end)
+static void flat_range(const struct mu_model_spec *model, uint32_t first, uint32_t count, uint64_t *ret_begin,
+                       uint64_t *ret_end)
 {
     struct mu_chunk head = mu_model_chunk(model, first), tail = mu_model_chunk(model, first + count - 1);
     *ret_begin = head.offset;
@@ -171,11 +174,8 @@ static enum mu_status ensure_room(struct mu_snapshots *snapshots, uint64_t float
     return MU_OK;
 }
 
-enum mu_status mu_snapshots_reserve(struct mu_snapshots *snapshots, const struct mu_model_spec *model, uint32_t piece_count,
-                                    struct mu_error *err)
+static uint64_t largest_piece(const struct mu_model_spec *model, uint32_t piece_count)
 {
-    if (mu_snapshots_busy(snapshots))
-        return MU_OK;
     uint64_t most = 0;
     for (uint32_t piece = 0; piece < piece_count; piece++) {
         uint32_t first, count;
@@ -185,7 +185,22 @@ enum mu_status mu_snapshots_reserve(struct mu_snapshots *snapshots, const struct
             flat_range(model, first, count, &begin, &end);
         most = end - begin > most ? end - begin : most;
     }
-    return ensure_room(snapshots, most, err);
+    return most;
+}
+
+uint64_t mu_snapshots_growth_bytes(struct mu_snapshots *snapshots, const struct mu_model_spec *model,
+                                   uint32_t piece_count)
+{
+    uint64_t floats = largest_piece(model, piece_count);
+    return floats > snapshots->copy_floats ? KINDS * (floats - snapshots->copy_floats) * sizeof(float) : 0;
+}
+
+enum mu_status mu_snapshots_reserve(struct mu_snapshots *snapshots, const struct mu_model_spec *model,
+                                    uint32_t piece_count, struct mu_error *err)
+{
+    if (mu_snapshots_busy(snapshots))
+        return MU_OK;
+    return ensure_room(snapshots, largest_piece(model, piece_count), err);
 }
 
 struct copy_job {
@@ -205,8 +220,9 @@ static void copy_task(void *arg, uint32_t task, const struct mu_lane *lane)
     memcpy(job->to[kind] + start, job->from[kind] + start, floats * sizeof(float));
 }
 
-static enum mu_status copy_state(struct mu_snapshots *snapshots, struct mu_pool *pool, const struct mu_snapshot_state *state,
-                                 uint64_t begin, uint64_t floats, struct mu_error *err)
+static enum mu_status copy_state(struct mu_snapshots *snapshots, struct mu_pool *pool,
+                                 const struct mu_snapshot_state *state, uint64_t begin, uint64_t floats,
+                                 struct mu_error *err)
 {
     struct copy_job job = {
         .from = {state->params + begin, state->m + begin, state->v + begin},
@@ -222,8 +238,8 @@ static enum mu_status copy_state(struct mu_snapshots *snapshots, struct mu_pool 
 }
 
 /* The entries of the piece, pointing into the copy. */
-static enum mu_status make_entries(struct mu_snapshots *snapshots, const struct mu_model_spec *model, uint32_t first, uint32_t count,
-                                   struct mu_error *err)
+static enum mu_status make_entries(struct mu_snapshots *snapshots, const struct mu_model_spec *model, uint32_t first,
+                                   uint32_t count, struct mu_error *err)
 {
     struct piece_job *job = &snapshots->job;
     uint64_t begin, end;
@@ -241,14 +257,18 @@ static enum mu_status make_entries(struct mu_snapshots *snapshots, const struct 
     return MU_OK;
 }
 
-static enum mu_status copy_piece(struct mu_snapshots *snapshots, struct mu_pool *pool, const struct mu_snapshot_state *state,
-                                 const struct mu_snapshot *snapshot, struct mu_error *err)
+static enum mu_status copy_piece(struct mu_snapshots *snapshots, struct mu_pool *pool,
+                                 const struct mu_snapshot_state *state, const struct mu_snapshot *snapshot,
+                                 struct mu_error *err)
 {
     if (mu_snapshots_busy(snapshots))
-        return mu_fail(err, MU_ERR_BUSY, "piece %u of checkpoint %llu is still being written; order the snapshot again later",
+        return mu_fail(err, MU_ERR_BUSY,
+                       "piece %u of checkpoint %llu is still being written; order the snapshot again later",
                        snapshots->job.report.piece, (unsigned long long)snapshots->job.report.checkpoint);
-    if (snapshot->piece_count == 0 || snapshot->piece >= snapshot->piece_count || snapshot->piece_count > state->model->chunk_count)
-        return mu_fail(err, MU_ERR_INVALID, "piece %u of %u is not allowed: at most one piece for each of the model's %u chunks",
+    if (snapshot->piece_count == 0 || snapshot->piece >= snapshot->piece_count ||
+        snapshot->piece_count > state->model->chunk_count)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "piece %u of %u is not allowed: at most one piece for each of the model's %u chunks",
                        snapshot->piece, snapshot->piece_count, state->model->chunk_count);
     uint32_t first, count;
     uint64_t begin, end;
@@ -275,11 +295,12 @@ uint64_t mu_snapshots_take(struct mu_snapshots *snapshots, struct mu_pool *pool,
         snapshots->done(snapshots->ctx, state->generation, &report);
         return report.stall_us;
     }
-    snprintf(report.file, sizeof report.file, "piece-%05u-of-%05u-g%llx-%08x.safetensors", snapshot->piece, snapshot->piece_count,
-             (unsigned long long)state->generation, (unsigned)mu_id_random().low);
+    snprintf(report.file, sizeof report.file, "piece-%05u-of-%05u-g%llx-%08x.safetensors", snapshot->piece,
+             snapshot->piece_count, (unsigned long long)state->generation, (unsigned)mu_id_random().low);
     struct piece_job *job = &snapshots->job;
     job->report = report;
-    job->identity = (struct mu_checkpoint_identity){.seq = snapshot->checkpoint, .step = state->step, .generation = state->generation};
+    job->identity = (struct mu_checkpoint_identity){
+        .seq = snapshot->checkpoint, .step = state->step, .generation = state->generation};
     snprintf(job->identity.job, sizeof job->identity.job, "%s", state->job);
     snprintf(job->dir, sizeof job->dir, "%s", snapshot->dir);
     pthread_mutex_lock(&snapshots->lock);

@@ -23,7 +23,8 @@ struct table {
     uint32_t block, chunk_count;
     struct mu_hash128 hashes[BLOCK_CHUNKS][KINDS];
 };
-_Static_assert(sizeof(struct table) <= MU_COMM_EAGER_SIZE && sizeof(struct table) == 24 + 16 * BLOCK_CHUNKS * KINDS, "one small frame");
+_Static_assert(sizeof(struct table) <= MU_COMM_EAGER_SIZE && sizeof(struct table) == 24 + 16 * BLOCK_CHUNKS * KINDS,
+               "one small frame");
 
 struct block {
     struct table table;
@@ -61,8 +62,8 @@ static enum mu_status post_receives(struct mu_transfer *t, uint32_t b, struct mu
 {
     struct block *block = &t->blocks[b % WINDOW];
     uint32_t count = KINDS * chunks_in(t, b), from = t->config.source_rank;
-    enum mu_status status = mu_comm_recv(t->config.group, from, number(b, BLOCK_MESSAGES - 1), &block->table, sizeof block->table,
-                                         &block->receives[BLOCK_MESSAGES - 1], err);
+    enum mu_status status = mu_comm_recv(t->config.group, from, number(b, BLOCK_MESSAGES - 1), &block->table,
+                                         sizeof block->table, &block->receives[BLOCK_MESSAGES - 1], err);
     for (uint32_t i = 0; i < count && status == MU_OK; i++) {
         size_t size_bytes;
         float *into = message_data(t, b, i, &size_bytes);
@@ -74,10 +75,12 @@ static enum mu_status post_receives(struct mu_transfer *t, uint32_t b, struct mu
 static enum mu_status check_table(const struct mu_transfer *t, uint32_t b, struct mu_error *err)
 {
     const struct table *table = &t->blocks[b % WINDOW].table;
-    if (table->magic == TABLE_MAGIC && table->step == t->config.step && table->block == b && table->chunk_count == chunks_in(t, b))
+    if (table->magic == TABLE_MAGIC && table->step == t->config.step && table->block == b &&
+        table->chunk_count == chunks_in(t, b))
         return MU_OK;
-    return mu_fail(err, MU_ERR_CORRUPT, "rank %u serves block %u of the state of step %llu where block %u of step %llu is wanted",
-                   t->config.source_rank, table->block, (unsigned long long)table->step, b, (unsigned long long)t->config.step);
+    return mu_fail(
+        err, MU_ERR_CORRUPT, "rank %u serves block %u of the state of step %llu where block %u of step %llu is wanted",
+        t->config.source_rank, table->block, (unsigned long long)table->step, b, (unsigned long long)t->config.step);
 }
 
 static enum mu_status receive_block(struct mu_transfer *t, uint32_t b, struct mu_error *err)
@@ -95,8 +98,8 @@ static enum mu_status receive_block(struct mu_transfer *t, uint32_t b, struct mu
         const float *data = message_data(t, b, i, &size_bytes);
         struct mu_hash128 hash = mu_xxh3_128(data, size_bytes), expected = block->table.hashes[i % chunks][i / chunks];
         if (hash.low != expected.low || hash.high != expected.high)
-            status = mu_fail(err, MU_ERR_CORRUPT, "state from rank %u: chunk %u does not match its checksum", t->config.source_rank,
-                             b * BLOCK_CHUNKS + i % chunks);
+            status = mu_fail(err, MU_ERR_CORRUPT, "state from rank %u: chunk %u does not match its checksum",
+                             t->config.source_rank, b * BLOCK_CHUNKS + i % chunks);
     }
     return status;
 }
@@ -172,12 +175,14 @@ enum mu_status mu_transfer_run(struct mu_transfer *t, struct mu_error *err)
             status = post_sends(t, b, err);
         atomic_fetch_add_explicit(t->config.progress, 1, memory_order_relaxed);
     }
-    for (uint32_t b = t->block_count > WINDOW - 1 ? t->block_count - (WINDOW - 1) : 0; b < t->block_count && status == MU_OK; b++)
+    for (uint32_t b = t->block_count > WINDOW - 1 ? t->block_count - (WINDOW - 1) : 0;
+         b < t->block_count && status == MU_OK; b++)
         status = wait_sends(t, b, err);
     return status;
 }
 
-enum mu_status mu_transfer_new(const struct mu_transfer_config *config, struct mu_transfer **ret_transfer, struct mu_error *err)
+enum mu_status mu_transfer_new(const struct mu_transfer_config *config, struct mu_transfer **ret_transfer,
+                               struct mu_error *err)
 {
     struct mu_transfer *t = calloc(1, sizeof *t);
     if (!t)

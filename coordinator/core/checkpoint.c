@@ -116,7 +116,7 @@ uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_
                 (unsigned long long)record->number, (unsigned long long)not_before_step,
                 (unsigned long long)record->nonce.high, (unsigned long long)record->nonce.low);
     job->intent = record->number;
-    job->publishing = false;
+    job->publishing = job->untaken = false;
     job->checkpoint_wanted = false;
     persist_job(coord, job);
     persist_checkpoint(coord, record);
@@ -200,7 +200,7 @@ void abandon_checkpoint(struct mu_coord *coord, struct job *job, const char *tex
 {
     struct checkpoint *checkpoint = find_checkpoint(job, job->intent);
     job->intent = 0;
-    job->publishing = false;
+    job->publishing = job->untaken = false;
     job->checkpoint_wanted = job->checkpoint_wanted || again;
     if (again)
         job->checkpoint_retry_us = 0;
@@ -226,31 +226,39 @@ void checkpoint_writer_lost(struct mu_coord *coord, struct job *job, const struc
     }
 }
 
-/* All are parked. A snapshot ordered by command exists only where the boundary was passed with the command executed; a
- * rank that was revoked before (and will roll forward) took none. */
-void checkpoint_after_park(struct mu_coord *coord, struct job *job)
+/* A snapshot ordered by command exists only where the boundary was passed with the command executed; a rank that was
+ * revoked before (and will roll forward) took none. */
+static bool all_taken(const struct mu_coord *coord, const struct job *job, const struct mu_checkpoint_record *record)
 {
-    const struct checkpoint *checkpoint = job->intent && !job->publishing ? find_checkpoint(job, job->intent) : NULL;
-    if (!checkpoint)
-        return;
-    const struct mu_checkpoint_record *record = &checkpoint->record;
-    if (record->command == 0) { /* ordered of parked workers, who may not have heard of it before a restart */
-        for (uint32_t piece = 0; piece < record->piece_count; piece++) {
-            if (!job->pieces[piece].done && job->piece_slots[piece] != NONE)
-                resend_checkpoint(coord, job, &coord->workers[job->piece_slots[piece]]);
-        }
-        return;
-    }
     for (uint32_t piece = 0; piece < record->piece_count; piece++) {
         const struct worker *writer = job->piece_slots[piece] == NONE ? NULL : &coord->workers[job->piece_slots[piece]];
         bool taken =
             writer && writer->used && mu_id_equal(writer->incarnation, job->pieces[piece].writer) &&
             (record->generation < writer->status.generation || (writer->status.command_executed >= record->command &&
                                                                 writer->status.held.step >= record->not_before_step));
-        if (!job->pieces[piece].done && !taken) {
-            abandon_checkpoint(coord, job, "the generation ended before every rank took its snapshot", true);
-            return;
+        if (!job->pieces[piece].done && !taken)
+            return false;
+    }
+    return true;
+}
+
+/* All are parked: give up what can no longer become complete, repeat what the parked may not have heard. */
+void checkpoint_after_park(struct mu_coord *coord, struct job *job)
+{
+    const struct checkpoint *checkpoint = job->intent ? find_checkpoint(job, job->intent) : NULL;
+    if (!checkpoint)
+        return;
+    const struct mu_checkpoint_record *record = &checkpoint->record;
+    if (record->command == 0) { /* ordered of parked workers, perhaps before a restart */
+        for (uint32_t piece = 0; piece < record->piece_count; piece++) {
+            if (!job->pieces[piece].done && job->piece_slots[piece] != NONE)
+                resend_checkpoint(coord, job, &coord->workers[job->piece_slots[piece]]);
         }
+    } else if (!all_taken(coord, job, record)) {
+        if (job->publishing)
+            job->untaken = true; /* a probe is out: only a manifest that is there already can save it */
+        else
+            abandon_checkpoint(coord, job, "the generation ended before every rank took its snapshot", true);
     }
 }
 
@@ -360,6 +368,10 @@ static void after_probe(struct mu_coord *coord, struct job *job, const struct mu
             abandon_checkpoint(coord, job, "its writers did not survive", true);
             return;
         }
+    }
+    if (job->untaken) {
+        abandon_checkpoint(coord, job, "the generation ended before every rank took its snapshot", true);
+        return;
     }
     if (all_done(job, record)) {
         job->publishing = true;

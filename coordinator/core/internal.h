@@ -4,7 +4,7 @@
 
 #include "coordinator/core/core.h"
 
-enum { NONE = UINT32_MAX, DEATHS_KEPT = 4096, WORKER_RECORDS_MAX = 4096, REVIVED_KEPT = 16 };
+enum { NONE = UINT32_MAX, DEATHS_KEPT = 4096, WORKER_RECORDS_MAX = 4096, HUNG_KEPT = 16 };
 
 /* Open-addressing map u64 -> u32 with a fixed capacity; key 0 is never used. */
 struct map {
@@ -103,6 +103,7 @@ struct job {
     struct checkpoint checkpoints[MU_CHECKPOINTS_MAX]; /* ascending by number */
     uint32_t checkpoint_count;
     uint64_t intent;                /* number of the open one; 0: none */
+    bool untaken;                   /* it cannot become complete, unless its manifest is there already */
     bool publishing;                /* PUBLISH is out for it (or a probe, after a restart) */
     bool checkpoint_wanted;         /* on request, or one was given up and is to be ordered again */
     uint64_t checkpoint_retry_us;   /* after a failed one at the end: not before (lease clock) */
@@ -113,8 +114,8 @@ struct job {
     struct bad_link bad_links[MU_BAD_LINKS_MAX];
     uint32_t bad_link_count;
 
-    struct mu_id revived[REVIVED_KEPT]; /* ring: last holders that were taken in again; a second time they are fenced */
-    uint32_t revived_count;
+    struct mu_id hung[HUNG_KEPT]; /* ring: declared lost because they hang; never taken in again */
+    uint32_t hung_count;
 };
 
 struct mu_coord {
@@ -209,7 +210,7 @@ void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *p
 void job_tick(struct mu_coord *coord, struct job *job);
 void finish_job(struct mu_coord *coord, struct job *job, enum mu_job_state state, uint32_t exit_code, const char *text);
 void send_go(struct mu_coord *coord, const struct job *job, const struct worker *worker);
-void release_drained(struct mu_coord *coord, struct job *job);
+void release_drained(struct mu_coord *coord, struct job *job, bool all); /* all: also those that hold state */
 void wait_for_workers(struct mu_coord *coord, struct job *job, const char *why);
 
 /* links.c: the blame graph */

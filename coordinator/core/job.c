@@ -390,17 +390,18 @@ static void go(struct mu_coord *coord, struct job *job)
         send_go(coord, job, worker);
     }
     tell_go(coord, job);
-    release_drained(coord, job);
+    release_drained(coord, job, true);
     settle(coord, job);
     checkpoint_policy(coord, job);
 }
 
-/* Workers that are on their way out and belong to no generation any more. */
-void release_drained(struct mu_coord *coord, struct job *job)
+/* Workers that are on their way out and belong to no generation any more. What they hold is free to go once a
+ * generation runs without them (or has been judged useless: `all`). */
+void release_drained(struct mu_coord *coord, struct job *job, bool all)
 {
     for (struct worker *w = next_worker(coord, job, NULL), *next; w; w = next) {
         next = next_worker(coord, job, w);
-        if (w->draining && !w->lost && w->rank == NONE && w->session)
+        if (w->draining && !w->lost && w->rank == NONE && w->session && (all || job->go || !w->status.held.has_state))
             send_release(coord, w, 0, w->reason);
     }
 }
@@ -540,7 +541,7 @@ static void reconcile_outside(struct mu_coord *coord, struct job *job, struct wo
     if (!is_still(worker) && worker->status.phase != MU_PHASE_PARKING)
         send_simple(coord, worker, MU_CM_REVOKE, worker->status.generation);
     else if (worker->draining && worker->rank == NONE)
-        release_drained(coord, job);
+        release_drained(coord, job, false);
     else if (worker->ready)
         settle(coord, job);
 }
@@ -657,7 +658,7 @@ static void let_go(struct mu_coord *coord, struct job *job)
             job->arrived--;
         }
     }
-    release_drained(coord, job);
+    release_drained(coord, job, true);
 }
 
 /* Who wants to leave may go, but the last holder's state goes to a checkpoint first, where the job has a place for one.
@@ -667,6 +668,8 @@ static void waiting_tick(struct mu_coord *coord, struct job *job)
     bool leaving, any;
     uint64_t now = lease_now(coord);
     uint32_t candidates = count_candidates(coord, job, &leaving);
+    for (const struct worker *w = next_worker(coord, job, NULL); w && !leaving; w = next_worker(coord, job, w))
+        leaving = w->draining && !w->lost && w->session && w->status.held.has_state; /* a spare that still holds some */
     if (leaving && !job->intent) {
         uint64_t held = newest_held_step(coord, job, &any);
         const struct checkpoint *newest = newest_committed(job);

@@ -109,6 +109,7 @@ void free_worker(struct mu_coord *coord, struct worker *worker)
 {
     struct job *job = job_of(coord, worker);
     uint32_t slot = (uint32_t)(worker - coord->workers);
+    MU_ASSERT(worker->used);
     if (worker->session)
         map_remove(&coord->by_session, worker->session);
     if (map_get(&coord->by_name, name_key(worker->name)) == slot)
@@ -128,6 +129,14 @@ void free_worker(struct mu_coord *coord, struct worker *worker)
     count_ready(coord, worker);
     worker->next = coord->free_worker;
     coord->free_worker = slot;
+}
+
+/* A plan that is being made may count on it: then it is made again. */
+static void free_spare(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    free_worker(coord, worker);
+    if (job->phase == MU_JP_PLANNING)
+        park_all(coord, job);
 }
 
 /* ---- attaching ---- */
@@ -183,6 +192,20 @@ static bool claims_membership(const struct mu_hello *hello)
     return hello->status.generation > 0;
 }
 
+/* It holds state that no generation has gone on without: worth more than any rule about who may attach. */
+static bool holds_state(const struct job *job, const struct mu_hello *hello)
+{
+    bool superseded = job->go && hello->status.generation != job->record.generation;
+    if (!claims_membership(hello) || superseded || hello->status.generation > job->record.generation ||
+        !hello->status.held.has_state || hello->status.held.step == 0)
+        return false;
+    for (uint32_t i = 0; i < HUNG_KEPT; i++) {
+        if (mu_id_equal(job->hung[i], hello->incarnation))
+            return false;
+    }
+    return true;
+}
+
 static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const struct mu_hello *hello)
 {
     if (hello->protocol_version != MU_PROTOCOL_VERSION) {
@@ -206,9 +229,14 @@ static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const s
         return NULL;
     }
     const struct mu_worker_record *record = hello->name[0] ? find_worker_record(coord, hello->name) : NULL;
-    const struct worker *known = record ? find_worker(coord, hello->name) : NULL;
-    bool member = known && claims_membership(hello) && mu_id_equal(known->incarnation, hello->incarnation);
-    if (record && !member && (record->quarantined || record->draining)) { /* a member leaves in good order */
+    if (record && !holds_state(job, hello) && (record->quarantined || record->draining)) {
+        if (!record->quarantined && !mu_id_is_zero(hello->job_uid)) { /* it was here when the drain was ordered: done */
+            struct mu_coord_message message = {.kind = MU_CM_RELEASE};
+            memcpy(message.release.text, record->reason, sizeof message.release.text);
+            emit(coord,
+                 &(struct mu_coord_action){.kind = MU_CA_SEND, .send = {.session = session, .message = &message}});
+            return NULL;
+        }
         reject(coord, session, MU_REJECT_QUARANTINED, "worker '%s' is %s (%s); lift it with: muster undrain %s",
                hello->name, record->quarantined ? "quarantined" : "drained", record->reason, hello->name);
         return NULL;
@@ -216,42 +244,44 @@ static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const s
     return job;
 }
 
-/* Declared lost, or of an older generation, but no generation has gone on without it and nobody else has what it holds:
- * then its state is worth more than the rule. Once only: one that hangs would come back for ever. */
-static bool is_last_holder(struct mu_coord *coord, const struct job *job, const struct worker *known,
-                           const struct mu_hello *hello)
+/* A worker that was declared lost, but holds state: in its old slot while that is there, else as a spare. Another process
+ * may have its name by now, then it gets a new one. */
+static struct worker *take_back(struct mu_coord *coord, struct job *job, const struct mu_hello *hello)
 {
-    const struct mu_held *held = &hello->status.held;
-    bool same_slot = known && known->lost && known->rank != NONE && job_of(coord, known) == job &&
-                     mu_id_equal(known->incarnation, hello->incarnation);
-    bool superseded = job->go && hello->status.generation != job->record.generation;
-    if ((known && !same_slot) || superseded || hello->status.generation > job->record.generation || !held->has_state ||
-        held->step == 0)
-        return false;
-    for (uint32_t i = 0; i < REVIVED_KEPT; i++) {
-        if (mu_id_equal(job->revived[i], hello->incarnation))
-            return false;
+    struct worker *worker = next_worker(coord, job, NULL);
+    while (worker && !(worker->lost && mu_id_equal(worker->incarnation, hello->incarnation)))
+        worker = next_worker(coord, job, worker);
+    bool name_taken = hello->name[0] && find_worker(coord, hello->name) && find_worker(coord, hello->name) != worker;
+    if (!worker) {
+        worker = add_worker(coord, job, name_taken ? "" : hello->name, hello->incarnation);
+        if (worker)
+            worker->lost = true; /* until its Hello is taken in */
+    } else if (name_taken) {
+        choose_name(coord, worker->name);
+        map_put(&coord->by_name, name_key(worker->name), (uint32_t)(worker - coord->workers));
     }
-    const struct checkpoint *newest = newest_committed(job);
-    if (newest && newest->record.step >= held->step)
-        return false;
-    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
-        const struct mu_held *other = &w->status.held;
-        if (!w->lost && other->has_state &&
-            (other->step >= held->step || (other->step + 1 == held->step && other->has_gradient)))
-            return false;
-    }
-    return true;
+    return worker;
 }
 
-/* Everybody parks and is planned with again. */
-static void revive(struct mu_coord *coord, struct job *job, struct worker *worker)
+static bool anybody_has(struct mu_coord *coord, const struct job *job, const struct worker *but, uint64_t step)
 {
-    job->revived[job->revived_count++ % REVIVED_KEPT] = worker->incarnation;
-    event(coord, MU_EVENT_WARNING, "worker_returned", job, worker,
-          "worker %s came back with the only copy of step %llu: it is taken in again", worker->name,
-          (unsigned long long)worker->status.held.step);
-    if (job->has_generation)
+    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
+        const struct mu_held *held = &w->status.held;
+        if (w != but && !w->lost && w->session != 0 && held->has_state &&
+            (held->step >= step || (held->step + 1 == step && held->has_gradient)))
+            return true;
+    }
+    return false;
+}
+
+/* It parks and is planned with, at once where nobody else has what it holds. */
+static void taken_back(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    uint64_t step = worker->status.held.step;
+    bool only = !anybody_has(coord, job, worker, step);
+    event(coord, MU_EVENT_WARNING, "worker_returned", job, worker, "worker %s came back with %s step %llu: taken in again",
+          worker->name, only ? "the only copy of" : "its state of", (unsigned long long)step);
+    if (job->has_generation && job->phase != MU_JP_FINALIZING && (worker->rank != NONE || only))
         park_all(coord, job);
 }
 
@@ -259,14 +289,6 @@ static void revive(struct mu_coord *coord, struct job *job, struct worker *worke
 static struct worker *identify(struct mu_coord *coord, struct job *job, uint64_t session, const struct mu_hello *hello)
 {
     struct worker *known = hello->name[0] ? find_worker(coord, hello->name) : NULL;
-    if (claims_membership(hello) && is_last_holder(coord, job, known, hello)) {
-        if (known)
-            return known;
-        struct worker *holder = add_worker(coord, job, hello->name, hello->incarnation);
-        if (holder)
-            holder->lost = true; /* until its Hello is taken in */
-        return holder;
-    }
     if (known && mu_id_equal(known->incarnation, hello->incarnation) && !known->lost && job_of(coord, known) == job) {
         if (known->session != session) { /* the old stream may be half open */
             map_remove(&coord->by_session, known->session);
@@ -274,16 +296,25 @@ static struct worker *identify(struct mu_coord *coord, struct job *job, uint64_t
         }
         return known;
     }
+    if (holds_state(job, hello)) {
+        struct worker *worker = take_back(coord, job, hello);
+        if (!worker)
+            reject(coord, session, MU_REJECT_BUSY, "the coordinator's worker table is full (%u): raise --max-workers",
+                   coord->config.max_workers);
+        return worker;
+    }
     if (claims_membership(hello)) {
         coord->counters.fenced_messages++;
         reject(coord, session, MU_REJECT_FENCED, "worker '%s' was declared lost%s%s; it must come back as a new one",
                hello->name, known && known->lost ? ": " : "", known && known->lost ? known->reason : "");
         return NULL;
     }
-    if (known && !known->lost && known->session != 0) {
+    bool may_return = known && (known->rank != NONE || known->status.held.has_state);
+    if (known && !known->lost && (known->session != 0 || may_return)) {
         reject(coord, session, MU_REJECT_BUSY,
-               "the name '%s' is in use by a live worker on %s (pid %llu): choose another --name", hello->name,
-               known->host, (unsigned long long)known->pid);
+               "the name '%s' is in use by a %s worker on %s (pid %llu): choose another --name%s", hello->name,
+               known->session ? "live" : "silent", known->host, (unsigned long long)known->pid,
+               known->session ? "" : " or wait until it is declared lost");
         return NULL;
     }
     if (known && !known->lost)
@@ -337,7 +368,7 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     else if (fresh_stream)
         event(coord, MU_EVENT_INFO, "worker_reattached", job, worker, "worker %s re-attached", worker->name);
     if (was_lost)
-        revive(coord, job, worker);
+        taken_back(coord, job, worker);
     reconcile(coord, worker);
     if (worker->used && worker->draining && !worker->lost)
         settle(coord, job);
@@ -405,7 +436,7 @@ void drain(struct mu_coord *coord, struct worker *worker, const char *reason)
     count_ready(coord, worker);
     copy_text(worker->reason, sizeof worker->reason, reason);
     if (worker->rank == NONE && is_still(worker))
-        release_drained(coord, job);
+        release_drained(coord, job, false);
     else
         settle(coord, job);
 }
@@ -487,18 +518,11 @@ void on_disconnected(struct mu_coord *coord, uint64_t session, const char *reaso
     map_remove(&coord->by_session, session);
     worker->session = 0;
     coord->counters.stream_losses++;
-    if (worker->rank == NONE &&
-        worker->status.generation == 0) { /* a spare holds nothing: it may come back as it likes */
+    bool holds_nothing = worker->status.generation == 0; /* it may come back as it likes */
+    if (worker->rank == NONE && (holds_nothing || worker->draining)) {
         event(coord, MU_EVENT_INFO, "worker_left", job, worker, "worker %s left (%s)", worker->name,
               worker->draining ? worker->reason : reason);
-        free_worker(coord, worker);
-        if (job->phase == MU_JP_PLANNING)
-            park_all(coord, job);
-        return;
-    }
-    if (worker->rank == NONE && worker->draining) {
-        event(coord, MU_EVENT_INFO, "worker_left", job, worker, "worker %s left (%s)", worker->name, worker->reason);
-        free_worker(coord, worker);
+        free_spare(coord, job, worker);
         return;
     }
     if (is_over(job)) {
@@ -513,7 +537,7 @@ void on_disconnected(struct mu_coord *coord, uint64_t session, const char *reaso
     const struct worker *witness = peer_witness(coord, job, worker);
     if (witness)
         declare_lost(coord, worker, "%s, confirmed by peer %s", reason, witness->name);
-    else if (worker->rank != NONE)
+    else if (worker->rank != NONE || job->phase == MU_JP_PLANNING)
         member_silent(coord, job, worker);
 }
 
@@ -563,7 +587,7 @@ void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt
     if (worker->rank != NONE)
         member_lost(coord, job, worker);
     else
-        free_worker(coord, worker);
+        free_spare(coord, job, worker);
 }
 
 /* A running member that does not wait for anybody and still gets nowhere is the one who hangs; one that prepares or
@@ -600,6 +624,7 @@ static void check_lease(struct mu_coord *coord, struct worker *worker)
     } else if (age_us > (uint64_t)coord->config.lost_ms * 1000) {
         declare_lost(coord, worker, "no sign of life for %.1f s", (double)age_us * 1e-6);
     } else if (is_hanging(coord, job, worker)) {
+        job->hung[job->hung_count++ % HUNG_KEPT] = worker->incarnation;
         declare_lost(coord, worker, "alive but no progress for %.1f s at step %llu",
                      (double)(now - worker->progress_us) * 1e-6, (unsigned long long)worker->status.held.step);
     } else if (age_us > (uint64_t)coord->config.suspect_ms * 1000 && !worker->suspect) {

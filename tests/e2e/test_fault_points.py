@@ -15,7 +15,7 @@ import time
 import grpc
 from harness import ROOT, SLOW, Cluster, Failure, check, tiny_job, undisturbed
 
-STEPS = 80
+STEPS = 160
 JOB = dict(steps=STEPS, checkpoint_every=8, checkpoint__keep=1)
 
 
@@ -34,10 +34,16 @@ def worker_scenario(point, reference, stop):
     with Cluster() as cluster:
         cluster.start_coordinator()
         cluster.submit(tiny_job(cluster, **JOB))
-        cluster.start_worker()
-        cluster.start_worker()
-        cluster.wait_step(3)
-        faulty = cluster.start_worker(fault=point + (",stop" if stop else ""))
+        fault = point + (",stop" if stop else "")
+        if point.startswith("worker.comm.welcome"):  # said by who is dialled: the one that was there first
+            faulty = cluster.start_worker(fault=fault)
+            cluster.wait_step(1)
+            cluster.start_worker()
+        else:
+            cluster.start_worker()
+            cluster.start_worker()
+            cluster.wait_step(3)
+            faulty = cluster.start_worker(fault=fault)
         extra = []
 
         def reached():
@@ -84,17 +90,20 @@ def coordinator_scenario(point, reference):
         cluster.wait_step(3)
         workers.append(cluster.start_worker(name="c"))
         cluster.wait_step(12)
-        workers[0].kill()
-        cluster.wait_step(20)
+        # Killed, a worker's death is seen by its peers, who park by themselves; stopped, they have to be told.
+        workers[0].kill(signal.SIGSTOP if point.startswith("coord.send.revoke") else signal.SIGKILL)
+        cluster.wait_event(lambda e: e.kind == "worker_lost" and e.worker == "a")
+        cluster.wait_event(lambda e: e.kind == "worker_attached" and e.worker == "c")
 
-        def drain():
+        def drained():
             try:
-                cluster.drain("c")
+                cluster.retry(lambda: cluster.drain("c"))
             except grpc.RpcError as error:
-                if error.code() != grpc.StatusCode.NOT_FOUND:  # answered before, or between two attachments of it
+                if error.code() != grpc.StatusCode.NOT_FOUND:  # not back yet after the restart
                     raise
-        cluster.retry(drain)
-        cluster.wait_step(30)
+            return not workers[2].alive()
+        cluster.wait_until(drained, 20, "the drained worker does not end")
+        check(workers[2].popen.returncode == 0, f"the drained worker ended with {workers[2].popen.returncode}")
         if point.startswith(("coord.persist.bad", "coord.send.snapshot")) or not cluster.faults_reached():
             for worker in workers:
                 worker.kill()

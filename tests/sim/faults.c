@@ -146,7 +146,8 @@ static void add_worker(struct mu_sim *sim)
 {
     for (uint32_t slot = 0; slot < sim->params.slots; slot++) {
         if (!mu_sim_worker_alive(sim, slot) && !sim->workers[slot].restart_planned) {
-            sim->workers[slot].stranger = sim->params.strangers && mu_sim_below(sim, 4) == 0;
+            /* The first worker's identity binds the job: it must be one of us. */
+            sim->workers[slot].stranger = sim->params.strangers && sim->stats.generations > 0 && mu_sim_below(sim, 4) == 0;
             mu_sim_worker_start(sim, slot);
             return;
         }

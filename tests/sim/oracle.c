@@ -156,6 +156,8 @@ void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t number, const struct mu
     }
     if (number < sim->oracle->newest_generation)
         mu_sim_violate(sim, "generation %" PRIu64 " is assigned although %" PRIu64 " exists", number, sim->oracle->newest_generation);
+    if (assign->source == MU_SOURCE_INIT && sim->oracle->committed_once)
+        mu_sim_violate(sim, "worker %u is told to start from the seed although a checkpoint was committed", slot);
     struct mu_sim_rank *rank = &generation->ranks[assign->rank];
     uint64_t life = sim->nodes[MU_SIM_NODE_WORKER + slot].life;
     if (rank->assigned && (rank->slot != slot || rank->life != life) && rank->prepared)
@@ -186,8 +188,8 @@ void mu_sim_oracle_prepare(struct mu_sim *sim, uint32_t slot, const struct mu_as
     if (assign->source == MU_SOURCE_ROLL_FORWARD && can_roll && held->has_result && held->result.step == held->step &&
         (held->result.loss != assign->roll_forward.loss || held->result.finite != assign->roll_forward.finite))
         mu_sim_violate(sim, "worker %u rolls forward with another result than it has", slot);
-    if (assign->source == MU_SOURCE_INIT && (start != 0 || sim->oracle->committed_once))
-        mu_sim_violate(sim, "worker %u starts from the seed although a checkpoint was committed", slot);
+    if (assign->source == MU_SOURCE_INIT && start != 0)
+        mu_sim_violate(sim, "worker %u starts from the seed at step %" PRIu64, slot, start);
     if (engine->leaf_count == 0 && assign->world <= sim->params.leaves)
         mu_sim_violate(sim, "rank %u of generation %" PRIu64 " has no leaf", assign->rank, engine->generation);
 }

@@ -1,5 +1,5 @@
-/* Engines in one process and the smallest possible coordinator for them: it plans with the real planner, hands out assignments, waits
- * for answers. Included by one file per executable. */
+/* Engines in one process and the smallest possible coordinator for them: it plans with the real planner, hands out
+ * assignments, waits for answers. Included by one file per executable. */
 #ifndef MU_TESTS_ENGINE_TESTING_H
 #define MU_TESTS_ENGINE_TESTING_H
 
@@ -25,7 +25,8 @@
 
 enum { WORKERS_MAX = 8, EVENTS_MAX = 4096, LEDGER_MAX = 8192, PATIENCE_S = 60 };
 
-/* When a point of some worker is reached for the `hit`-th time, every worker's generation is aborted: a revoke at that instant. */
+/* When a point of some worker is reached for the `hit`-th time, every worker's generation is aborted: a revoke at that
+ * instant. */
 enum trigger_point { TRIGGER_NONE, TRIGGER_LEAF, TRIGGER_VOTE, TRIGGER_APPLIED, TRIGGER_BOUNDARY };
 
 struct ledger_line {
@@ -81,8 +82,8 @@ struct fleet {
     struct ledger_line ledger[LEDGER_MAX];
     uint32_t ledger_count;
     double eval_loss[64];
-    uint32_t applied[64];  /* per step, how often by any worker */
-    double loss[64];       /* per step, as the first worker that reported it */
+    uint32_t applied[64]; /* per step, how often by any worker */
+    double loss[64];      /* per step, as the first worker that reported it */
 };
 
 /* ---- callbacks: engine and writer threads ---- */
@@ -133,21 +134,24 @@ static inline uint64_t on_vote(void *ctx, uint64_t generation)
     return number;
 }
 
-static inline struct mu_boundary on_boundary(void *ctx, uint64_t generation, uint64_t steps_done, const struct mu_step_result *result)
+static inline struct mu_boundary on_boundary(void *ctx, uint64_t generation, uint64_t steps_done,
+                                             const struct mu_step_result *result)
 {
     struct worker *worker = ctx;
     struct mu_boundary decision = {.park = false};
     (void)generation;
     pthread_mutex_lock(&worker->fleet->lock);
     const struct command *command = &worker->fleet->command;
-    if (command->number > worker->executed && result->command >= command->number && steps_done >= command->not_before_step) {
+    if (command->number > worker->executed && result->command >= command->number &&
+        steps_done >= command->not_before_step) {
         worker->executed = command->number;
         decision.park = command->park;
         for (uint32_t rank = 0; command->snapshot && rank < command->pieces; rank++) {
             if (worker->fleet->ranks[rank] != worker->index)
                 continue;
             decision.take_snapshot = true;
-            decision.snapshot = (struct mu_snapshot){.checkpoint = command->checkpoint, .piece = rank, .piece_count = command->pieces};
+            decision.snapshot =
+                (struct mu_snapshot){.checkpoint = command->checkpoint, .piece = rank, .piece_count = command->pieces};
             snprintf(decision.snapshot.dir, sizeof decision.snapshot.dir, "%s", command->dir);
         }
     }
@@ -207,8 +211,13 @@ static inline struct fleet *fleet_new(void)
     struct mu_job_spec *spec = &fleet->spec;
     mu_job_spec_init(spec);
     snprintf(spec->name, sizeof spec->name, "tiny");
-    spec->model = (struct mu_model_config){
-        .family = MU_FAMILY_GPT2, .layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = 256, .dropout = 0.1f};
+    spec->model = (struct mu_model_config){.family = MU_FAMILY_GPT2,
+                                           .layers = 2,
+                                           .heads = 2,
+                                           .channels = 32,
+                                           .context = 16,
+                                           .vocab = 256,
+                                           .dropout = 0.1f};
     snprintf(spec->data.path, sizeof spec->data.path, "%s/text", fleet->dir);
     write_text(spec->data.path, 6000);
     spec->data.holdout = 0.1;
@@ -312,8 +321,12 @@ static inline void assign(struct fleet *fleet, uint32_t members)
         indices[count] = i;
         list[count++] = (struct mu_plan_member){.held = fleet->workers[i].held, .old_rank = UINT32_MAX, .host = 0};
     }
-    struct mu_plan_input input = {.spec = &fleet->spec, .members = list, .member_count = count, .checkpoint = fleet->checkpoint,
-                                  .checkpoint_step = fleet->checkpoint_step, .may_initialise = fleet->checkpoint == 0};
+    struct mu_plan_input input = {.spec = &fleet->spec,
+                                  .members = list,
+                                  .member_count = count,
+                                  .checkpoint = fleet->checkpoint,
+                                  .checkpoint_step = fleet->checkpoint_step,
+                                  .may_initialise = fleet->checkpoint == 0};
     struct mu_plan plan = {.ranks = ranks};
     mu_plan_make(&input, &plan);
     assert_int_equal(plan.status, MU_OK);
@@ -329,9 +342,16 @@ static inline void assign(struct fleet *fleet, uint32_t members)
     for (uint32_t rank = 0; rank < plan.world; rank++) {
         struct mu_peer peers[WORKERS_MAX];
         uint32_t neighbours[MU_NEIGHBOURS_MAX], serve[WORKERS_MAX];
-        struct mu_assign a = {.rank = rank, .world = plan.world, .start_step = plan.start_step, .mesh = !fleet->tree,
-                              .leaf_counts = leaf_counts, .peers = peers, .source = ranks[rank].source,
-                              .source_rank = ranks[rank].source_rank, .serve_ranks = serve, .roll_forward = plan.roll_forward,
+        struct mu_assign a = {.rank = rank,
+                              .world = plan.world,
+                              .start_step = plan.start_step,
+                              .mesh = !fleet->tree,
+                              .leaf_counts = leaf_counts,
+                              .peers = peers,
+                              .source = ranks[rank].source,
+                              .source_rank = ranks[rank].source_rank,
+                              .serve_ranks = serve,
+                              .roll_forward = plan.roll_forward,
                               .checkpoint = fleet->checkpoint};
         snprintf(a.checkpoint_dir, sizeof a.checkpoint_dir, "%s", fleet->checkpoint_dir);
         memset(a.secret, 42, sizeof a.secret);

@@ -25,8 +25,8 @@ static int setup_reference(void **state)
     return 0;
 }
 
-/* For every step, the last generation that computed it did every leaf exactly once, from the sequences that are its own: nothing is
- * lost, nothing is trained on twice. */
+/* For every step, the last generation that computed it did every leaf exactly once, from the sequences that are its
+ * own: nothing is lost, nothing is trained on twice. */
 static void check_ledger(const struct fleet *fleet)
 {
     uint32_t leaves = mu_job_leaves(&fleet->spec);

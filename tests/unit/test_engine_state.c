@@ -39,8 +39,10 @@ static struct fleet *run_with_snapshot(uint32_t world, const char *name)
         worker_start(fleet);
     assign(fleet, (1u << world) - 1);
     for (uint32_t rank = 0; rank < world; rank++)
-        assert_int_equal(next_event(&fleet->workers[rank], 1u << MU_WE_PREPARED | 1u << MU_WE_PARKED)->kind, MU_WE_PREPARED);
-    fleet->command = (struct command){.number = 1, .not_before_step = 2, .snapshot = true, .checkpoint = 5, .pieces = world};
+        assert_int_equal(next_event(&fleet->workers[rank], 1u << MU_WE_PREPARED | 1u << MU_WE_PARKED)->kind,
+                         MU_WE_PREPARED);
+    fleet->command =
+        (struct command){.number = 1, .not_before_step = 2, .snapshot = true, .checkpoint = 5, .pieces = world};
     snprintf(fleet->command.dir, sizeof fleet->command.dir, "%s/%s", fleet->dir, name);
     for (uint32_t rank = 0; rank < world; rank++)
         assert_int_equal(mu_engine_run(fleet->workers[rank].engine, fleet->generation), MU_OK);
@@ -77,7 +79,9 @@ static void write_manifest(struct fleet *fleet, uint32_t world)
         assert_int_equal(piece.step, 2);
         uint32_t first, count;
         mu_model_owned_chunks(&model, world, rank, &first, &count);
-        assert_int_equal(mu_manifest_add_chunks(manifest, &model, piece.file, piece.size_bytes, piece.checksum, first, count), MU_OK);
+        assert_int_equal(
+            mu_manifest_add_chunks(manifest, &model, piece.file, piece.size_bytes, piece.checksum, first, count),
+            MU_OK);
     }
     struct mu_error err;
     if (mu_manifest_write(fleet->command.dir, manifest, &err) != MU_OK)
@@ -141,7 +145,8 @@ static void test_engine_damaged_checkpoint_is_named_and_nothing_is_held(void **s
     snprintf(second->checkpoint_dir, sizeof second->checkpoint_dir, "%s", fleet->command.dir);
     assign(second, 3);
     for (uint32_t rank = 0; rank < 2; rank++) {
-        const struct mu_worker_event *event = next_event(&second->workers[second->ranks[rank]], 1u << MU_WE_PREPARED | 1u << MU_WE_PARKED);
+        const struct mu_worker_event *event =
+            next_event(&second->workers[second->ranks[rank]], 1u << MU_WE_PREPARED | 1u << MU_WE_PARKED);
         assert_int_equal(event->kind, MU_WE_PARKED);
         assert_int_equal(event->parked.reason, MU_PARK_PREPARE);
         assert_int_equal(event->parked.bad_checkpoint, 5);
@@ -239,10 +244,12 @@ static _Noreturn void mute_peer(int in, int out)
     if (write(out, address, sizeof address) != sizeof address || read(in, &intro, sizeof intro) != sizeof intro)
         _exit(1);
     struct mu_comm_peer peer = {.rank = 0, .incarnation = intro.peer, .address = intro.address};
-    struct mu_comm_group_config config = {.generation = 1, .rank = 1, .world = 2, .incarnation = intro.own, .peers = &peer, .peer_count = 1};
+    struct mu_comm_group_config config = {
+        .generation = 1, .rank = 1, .world = 2, .incarnation = intro.own, .peers = &peer, .peer_count = 1};
     memset(config.secret, 42, sizeof config.secret);
     uint64_t deadline_us = mu_clock_mono_us() + PATIENCE_S * 1000000ull;
-    if (mu_comm_open(comm, &config, deadline_us, &group, &err) != MU_OK || mu_comm_wait_ready(group, deadline_us, &err) != MU_OK)
+    if (mu_comm_open(comm, &config, deadline_us, &group, &err) != MU_OK ||
+        mu_comm_wait_ready(group, deadline_us, &err) != MU_OK)
         _exit(1);
     for (;;)
         pause();
@@ -266,7 +273,8 @@ static void check_peer_death(bool running)
     snprintf(intro.address, sizeof intro.address, "%s", mu_engine_address(worker->engine));
     assert_int_equal(write(to_child[1], &intro, sizeof intro), sizeof intro);
     struct mu_peer peer = {1, intro.own, "mute", address};
-    struct mu_assign a = {.rank = 0, .world = 2, .mesh = true, .peers = &peer, .peer_count = 1, .source = MU_SOURCE_INIT};
+    struct mu_assign a = {
+        .rank = 0, .world = 2, .mesh = true, .peers = &peer, .peer_count = 1, .source = MU_SOURCE_INIT};
     memset(a.secret, 42, sizeof a.secret);
     fleet->generation = 1;
     assert_int_equal(mu_engine_prepare(worker->engine, 1, worker->incarnation, &a), MU_OK);
@@ -277,7 +285,8 @@ static void check_peer_death(bool running)
     const struct mu_worker_event *event = next_event(worker, 1u << MU_WE_PARKED);
     assert_int_equal(event->parked.reason, MU_PARK_PEER);
     assert_int_equal(event->parked.peer_rank, 1);
-    assert_true(event->parked.peer_failure == MU_PEER_FAILURE_EOF || event->parked.peer_failure == MU_PEER_FAILURE_RESET);
+    assert_true(event->parked.peer_failure == MU_PEER_FAILURE_EOF ||
+                event->parked.peer_failure == MU_PEER_FAILURE_RESET);
     assert_true(event->parked.held.has_state);
     assert_false(event->parked.held.has_gradient);
     assert_int_equal(event->parked.held.step, 0);

@@ -98,13 +98,19 @@ static bool open_group(struct rank *rank, struct rank_state *s)
     uint32_t neighbours[MU_NEIGHBOURS_MAX], count = mu_plan_neighbours(x->world, x->mesh, rank->rank, neighbours);
     struct mu_comm_peer peers[MU_NEIGHBOURS_MAX];
     for (uint32_t i = 0; i < count; i++)
-        peers[i] = (struct mu_comm_peer){neighbours[i], x->ranks[neighbours[i]].incarnation, mu_comm_address(x->ranks[neighbours[i]].comm)};
-    struct mu_comm_group_config config = {
-        .generation = 1, .rank = rank->rank, .world = x->world, .incarnation = rank->incarnation, .peers = peers, .peer_count = count};
+        peers[i] = (struct mu_comm_peer){neighbours[i], x->ranks[neighbours[i]].incarnation,
+                                         mu_comm_address(x->ranks[neighbours[i]].comm)};
+    struct mu_comm_group_config config = {.generation = 1,
+                                          .rank = rank->rank,
+                                          .world = x->world,
+                                          .incarnation = rank->incarnation,
+                                          .peers = peers,
+                                          .peer_count = count};
     memcpy(config.secret, secret, sizeof secret);
     uint64_t deadline_us = mu_clock_mono_us() + PATIENCE_US;
     struct mu_error err;
-    if (mu_comm_open(rank->comm, &config, deadline_us, &s->group, &err) != MU_OK || mu_comm_wait_ready(s->group, deadline_us, &err) != MU_OK) {
+    if (mu_comm_open(rank->comm, &config, deadline_us, &s->group, &err) != MU_OK ||
+        mu_comm_wait_ready(s->group, deadline_us, &err) != MU_OK) {
         snprintf(rank->trouble, sizeof rank->trouble, "open: %.200s", err.text);
         return false;
     }
@@ -115,8 +121,14 @@ static bool make_reduce(struct rank *rank, struct rank_state *s)
 {
     struct exchange *x = rank->exchange;
     struct mu_error err;
-    struct mu_reduce_config config = {.model = &x->model, .pool = s->pool, .leaves = x->leaves, .world = x->world, .rank = rank->rank,
-                                      .leaf_counts = x->leaf_counts, .mesh = x->mesh, .staging_bytes = x->staging_bytes,
+    struct mu_reduce_config config = {.model = &x->model,
+                                      .pool = s->pool,
+                                      .leaves = x->leaves,
+                                      .world = x->world,
+                                      .rank = rank->rank,
+                                      .leaf_counts = x->leaf_counts,
+                                      .mesh = x->mesh,
+                                      .staging_bytes = x->staging_bytes,
                                       .segment_chunks = x->segment_chunks};
     if (mu_reduce_new(&config, &s->reduce, &err) != MU_OK) {
         snprintf(rank->trouble, sizeof rank->trouble, "reduce: %.200s", err.text);
@@ -174,8 +186,10 @@ static bool one_step(struct rank *rank, struct rank_state *s, uint64_t step)
             return false;
         }
     }
-    if (total.roots[0] != x->expected_loss || mu_exact_sum_round(&total.squares) != x->expected_squares || total.command != 100) {
-        snprintf(rank->trouble, sizeof rank->trouble, "vote differs: loss %.17g, command %d", total.roots[0], (int)total.command);
+    if (total.roots[0] != x->expected_loss || mu_exact_sum_round(&total.squares) != x->expected_squares ||
+        total.command != 100) {
+        snprintf(rank->trouble, sizeof rank->trouble, "vote differs: loss %.17g, command %d", total.roots[0],
+                 (int)total.command);
         return false;
     }
     return true;
@@ -258,21 +272,29 @@ static void check_layout(const struct mu_model_config *config, const struct layo
 }
 
 /* 3 chunks in the largest cells, others smaller than one: runs that end at cells and at owners. */
-static const struct mu_model_config medium = {.family = MU_FAMILY_GPT2, .layers = 1, .heads = 2, .channels = 104, .context = 16, .vocab = 1300};
-static const struct mu_model_config tiny = {.family = MU_FAMILY_GPT2, .layers = 1, .heads = 2, .channels = 8, .context = 8, .vocab = 16};
+static const struct mu_model_config medium = {
+    .family = MU_FAMILY_GPT2, .layers = 1, .heads = 2, .channels = 104, .context = 16, .vocab = 1300};
+static const struct mu_model_config tiny = {
+    .family = MU_FAMILY_GPT2, .layers = 1, .heads = 2, .channels = 8, .context = 8, .vocab = 16};
 
 static void test_reduce_mesh_any_world_gives_the_tree_sum(void **state)
 {
     (void)state;
     for (uint32_t world = 1; world <= 7; world++)
-        check_layout(&medium, &(struct layout){.world = world, .leaves = 11, .mesh = true, .threads = 1 + world % 3, .staging_bytes = 1 << 28});
+        check_layout(
+            &medium,
+            &(struct layout){
+                .world = world, .leaves = 11, .mesh = true, .threads = 1 + world % 3, .staging_bytes = 1 << 28});
 }
 
 static void test_reduce_tree_any_world_gives_the_tree_sum(void **state)
 {
     (void)state;
     for (uint32_t world = 2; world <= 7; world++)
-        check_layout(&medium, &(struct layout){.world = world, .leaves = 11, .mesh = false, .threads = 1 + world % 2, .staging_bytes = 1 << 28});
+        check_layout(
+            &medium,
+            &(struct layout){
+                .world = world, .leaves = 11, .mesh = false, .threads = 1 + world % 2, .staging_bytes = 1 << 28});
 }
 
 static void test_reduce_smallest_window_gives_the_tree_sum(void **state)
@@ -280,36 +302,49 @@ static void test_reduce_smallest_window_gives_the_tree_sum(void **state)
     (void)state;
     for (uint32_t world = 2; world <= 5; world += 3)
         for (uint32_t mesh = 0; mesh < 2; mesh++)
-            check_layout(&medium, &(struct layout){.world = world, .leaves = 9, .mesh = mesh, .threads = 1, .staging_bytes = 1});
+            check_layout(&medium,
+                         &(struct layout){.world = world, .leaves = 9, .mesh = mesh, .threads = 1, .staging_bytes = 1});
 }
 
 static void test_reduce_uneven_leaves_and_ranks_without_leaves_give_the_tree_sum(void **state)
 {
     (void)state;
-    static const uint32_t counts[][5] = {{7, 1, 2, 3, 0}, {0, 6, 0, 1, 6}, {0, 0, 13, 0, 0}, {1, 1, 1, 1, 9}, {3, 5, 3, 1, 1}};
+    static const uint32_t counts[][5] = {
+        {7, 1, 2, 3, 0}, {0, 6, 0, 1, 6}, {0, 0, 13, 0, 0}, {1, 1, 1, 1, 9}, {3, 5, 3, 1, 1}};
     for (uint32_t i = 0; i < 5; i++)
         for (uint32_t mesh = 0; mesh < 2; mesh++)
-            check_layout(&tiny, &(struct layout){.world = 5, .leaves = 13, .mesh = mesh, .threads = 1, .leaf_counts = counts[i], .staging_bytes = 1 << 28});
+            check_layout(&tiny, &(struct layout){.world = 5,
+                                                 .leaves = 13,
+                                                 .mesh = mesh,
+                                                 .threads = 1,
+                                                 .leaf_counts = counts[i],
+                                                 .staging_bytes = 1 << 28});
 }
 
 static void test_reduce_long_segments_give_the_tree_sum(void **state)
 {
     (void)state;
     for (uint32_t mesh = 0; mesh < 2; mesh++)
-        check_layout(&medium, &(struct layout){.world = 3, .leaves = 8, .mesh = mesh, .threads = 1, .staging_bytes = 1 << 28, .segment_chunks = 2});
+        check_layout(
+            &medium,
+            &(struct layout){
+                .world = 3, .leaves = 8, .mesh = mesh, .threads = 1, .staging_bytes = 1 << 28, .segment_chunks = 2});
 }
 
 static void test_reduce_large_world_along_the_tree_gives_the_tree_sum(void **state)
 {
     (void)state;
-    check_layout(&tiny, &(struct layout){.world = 33, .leaves = 48, .mesh = false, .threads = 1, .staging_bytes = 1 << 20});
-    check_layout(&tiny, &(struct layout){.world = 40, .leaves = 40, .mesh = false, .threads = 1, .staging_bytes = 1 << 20});
+    check_layout(&tiny,
+                 &(struct layout){.world = 33, .leaves = 48, .mesh = false, .threads = 1, .staging_bytes = 1 << 20});
+    check_layout(&tiny,
+                 &(struct layout){.world = 40, .leaves = 40, .mesh = false, .threads = 1, .staging_bytes = 1 << 20});
 }
 
 static void test_reduce_more_ranks_than_chunks_gives_the_tree_sum(void **state)
 {
     (void)state;
-    check_layout(&tiny, &(struct layout){.world = 12, .leaves = 12, .mesh = true, .threads = 1, .staging_bytes = 1 << 20});
+    check_layout(&tiny,
+                 &(struct layout){.world = 12, .leaves = 12, .mesh = true, .threads = 1, .staging_bytes = 1 << 20});
 }
 
 int main(void)

@@ -49,6 +49,7 @@ struct mu_worker {
     uint64_t progress;
     bool waiting;
     bool terminating, exited;
+    bool status_due; /* a Status could not be sent */
     bool named_by_coordinator;
     char terminate_text[MU_TEXT_SIZE];
 };
@@ -105,8 +106,12 @@ static void emit_exit(struct mu_worker *worker, const struct mu_worker_sink *sin
 
 static void send(struct mu_worker *worker, const struct mu_worker_sink *sink, const struct mu_worker_message *message)
 {
-    if (worker->stream != STREAM_UP && message->kind != MU_WM_HELLO)
+    if (worker->stream != STREAM_UP && message->kind != MU_WM_HELLO) {
+        worker->status_due = worker->status_due || message->kind == MU_WM_STATUS;
         return; /* the next Hello carries the whole status; reports and pieces are kept and sent again */
+    }
+    if (message->kind == MU_WM_HELLO || message->kind == MU_WM_STATUS)
+        worker->status_due = false;
     worker->next_heartbeat_us = worker->now_us + worker->heartbeat_us; /* any message is a sign of life */
     emit(sink, &(struct mu_worker_action){.kind = MU_WA_SEND, .message = message});
 }
@@ -225,6 +230,8 @@ static void on_welcome(struct mu_worker *worker, const struct mu_coord_message *
         emit(sink, &(struct mu_worker_action){.kind = MU_WA_LOAD_JOB,
                                               .load = {.spec = &worker->spec, .uid = worker->job_uid}});
     }
+    if (worker->status_due) /* it changed after the Hello was sent */
+        send_status(worker, sink);
     for (uint32_t i = 0; i < worker->piece_count; i++)
         send_piece(worker, sink, &worker->pieces[i]);
     send_step_report(worker, sink);

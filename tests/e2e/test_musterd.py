@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""musterd as a process: options, exit codes, what it says when it cannot start, signals, SIGKILL, many idle connections, and the example
+client against it. One argument: only the tests named."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import grpc
+
+from harness import BUILD, FAST, ROOT, SLOW, Cluster, Failure, api, check, main, pb, tiny_job
+
+MUSTERD = os.path.join(BUILD, "coordinator/musterd")
+
+
+def run(*args, limit_s=20):
+    done = subprocess.run([MUSTERD, *args], capture_output=True, text=True, timeout=limit_s * SLOW)
+    return done.returncode, done.stdout, done.stderr
+
+
+def expect_refusal(code, words, *args):
+    got, _, err = run(*args)
+    check(got == code, f"musterd {' '.join(args)} ended with {got}, not {code}: {err}")
+    check(all(word in err for word in words), f"musterd {' '.join(args)} says '{err.strip()}', not {words}")
+
+
+def test_options_are_judged():
+    code, out, _ = run("--version")
+    check(code == 0 and out.startswith("musterd "), "--version")
+    code, out, _ = run("--help")
+    check(code == 0 and "--data-dir" in out and "--lost-ms" in out, "--help")
+    expect_refusal(2, ["--data-dir"])
+    expect_refusal(2, ["--volatile", "--data-dir"], "--volatile", "--data-dir", "/tmp/x")
+    expect_refusal(2, ["--lost-ms", "12x"], "--volatile", "--lost-ms", "12x")
+    expect_refusal(2, ["--lost-ms", "--suspect-ms"], "--volatile", "--lost-ms", "3000", "--suspect-ms", "3000")
+    expect_refusal(2, ["--suspect-ms"], "--volatile", "--heartbeat-ms", "2000", "--suspect-ms", "2500")
+    expect_refusal(2, ["--log-level", "loud"], "--volatile", "--log-level", "loud")
+    expect_refusal(2, ["extra"], "--volatile", "extra")
+    expect_refusal(2, ["--bogus"], "--volatile", "--bogus")
+    expect_refusal(1, ["nowhere:port"], "--volatile", "--listen", "nowhere:port")
+    expect_refusal(1, ["data directory"], "--data-dir", "/proc/no/such", "--listen", "127.0.0.1:0")
+
+
+def test_port_and_directory_in_use_are_told():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        expect_refusal(1, [cluster.address, "in use"], "--volatile", "--listen", cluster.address)
+        expect_refusal(1, ["store", str(cluster.coordinator.pid)], "--data-dir", os.path.join(cluster.dir, "store"), "--listen",
+                       "127.0.0.1:0")
+        check(cluster.coordinator.alive(), "the first one goes on")
+
+
+def test_sigkill_loses_nothing_that_was_acknowledged():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        uids = {}
+        for i in range(5):
+            uids[f"job-{i}"] = cluster.submit(tiny_job(cluster, name=f"job-{i}")).job.uid
+        cluster.cancel("job-3", "not wanted")
+        cluster.wait_event("job_cancelled")
+        cluster.coordinator.kill()
+        cluster.coordinator.wait()
+        cluster.start_coordinator()
+        for name, uid in uids.items():
+            job = cluster.job(name)
+            check(job.uid == uid, f"{name} is another job after the restart")
+            check((job.state == pb.JOB_STATE_CANCELLED) == (name == "job-3"), f"{name} is {pb.JobState.Name(job.state)}")
+        check(cluster.job("job-3").text.find("not wanted") >= 0, "the reason is kept")
+        check(cluster.submit(tiny_job(cluster, name="job-1")).existed, "submitting again is harmless")
+
+
+def test_sigterm_ends_in_good_order_and_workers_go_on():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=400))
+        worker = cluster.start_worker()
+        cluster.wait_step(5)
+        cluster.coordinator.kill(signal.SIGTERM)
+        check(cluster.coordinator.wait() == 0, "exit code of a graceful stop")
+        check(worker.alive(), "the worker goes on without a coordinator")
+        cluster.start_coordinator()
+        cluster.wait_finished()
+        check(cluster.job().generations <= 1 and cluster.job().workers_lost == 0, "nobody was lost")
+
+
+def test_idle_connections_do_not_keep_others_out():
+    """Connections without a call, and streams that say nothing."""
+    with Cluster() as cluster:
+        cluster.start_coordinator(flags=[*FAST, "--max-workers", "64"])
+        host, port = cluster.address.rsplit(":", 1)
+        idle = [socket.create_connection((host, int(port)), timeout=10 * SLOW) for _ in range(500)]
+        with grpc.insecure_channel(cluster.address) as channel:
+            attach = channel.stream_stream("/muster.v1.WorkerService/Attach", request_serializer=bytes, response_deserializer=bytes)
+            streams = [attach(iter_forever(cluster)) for _ in range(50)]
+            cluster.submit(tiny_job(cluster))
+            check(cluster.job().name == "tiny", "requests are answered")
+            cluster.start_worker()
+            cluster.wait_finished()
+            for stream in streams:
+                stream.cancel()
+        for connection in idle:
+            connection.close()
+
+
+def iter_forever(cluster):
+    cluster.watch_stop.wait(60 * SLOW)
+    yield from ()
+
+
+def test_example_client_runs_a_job():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        try:
+            import grpc_tools  # noqa: F401
+        except ImportError:
+            raise Failure("the Python package grpcio-tools is not installed") from None
+        client = subprocess.Popen([sys.executable, os.path.join(ROOT, "examples/client.py"), cluster.address, "example", cluster.data, "15"],
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        cluster.wait_event("job_submitted")
+        cluster.start_worker(job="example")
+        out, _ = client.communicate(timeout=60 * SLOW)
+        check(client.returncode == 0, f"client.py ended with {client.returncode}: {out}")
+        check("job_finished" in out and "JOB_STATE_FINISHED at step 15" in out, f"client.py says: {out}")
+        job = cluster.job("example")
+        check(job.weights_sha256.hex() in out, "the hash of the weights is printed")
+
+
+def test_unknown_method_and_malformed_request_are_answered_at_once():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        with grpc.insecure_channel(cluster.address) as channel:
+            def code_of(path, request):
+                try:
+                    channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)(request, timeout=10 * SLOW)
+                    return grpc.StatusCode.OK
+                except grpc.RpcError as error:
+                    return error.code()
+            check(code_of("/muster.v1.MusterService/Nothing", b"") == grpc.StatusCode.UNIMPLEMENTED, "unknown method")
+            check(code_of("/muster.v1.MusterService/GetJob", b"\x0a\xff\xff") == grpc.StatusCode.INVALID_ARGUMENT, "malformed request")
+            check(code_of("/muster.v1.MusterService/GetJob", b"\x0a\x03a\x00b") == grpc.StatusCode.INVALID_ARGUMENT, "embedded NUL")
+            check(code_of("/muster.v1.MusterService/GetJob", b"\x0a\x80\x80\x08" + b"a" * (1 << 17)) ==
+                  grpc.StatusCode.RESOURCE_EXHAUSTED, "oversized request")
+            check(code_of("/muster.v1.MusterService/ListJobs", api.ListJobsRequest().SerializeToString()) == grpc.StatusCode.OK,
+                  "goes on")
+
+
+if __name__ == "__main__":
+    main([test_options_are_judged, test_port_and_directory_in_use_are_told, test_sigkill_loses_nothing_that_was_acknowledged,
+          test_sigterm_ends_in_good_order_and_workers_go_on, test_idle_connections_do_not_keep_others_out,
+          test_unknown_method_and_malformed_request_are_answered_at_once, test_example_client_runs_a_job])
