@@ -9,6 +9,7 @@
 #include "cli/job_file.h"
 #include "common/clock.h"
 #include "common/hash.h"
+#include "plan/balance.h"
 #include "storage/manifest.h"
 
 #define COUNT(array) ((int)(sizeof(array) / sizeof(array)[0]))
@@ -43,6 +44,10 @@ int mu_cmd_submit(struct mu_cli *cli, int argc, char **argv)
     Muster__V1__SubmitJobRequest request = MUSTER__V1__SUBMIT_JOB_REQUEST__INIT;
     if (mu_wire_spec_to_pb(&cli->arena, &spec, &request.spec, &err) != MU_OK)
         return mu_cli_fail(&err);
+    char warning[MU_BALANCE_WARNING_SIZE];
+    uint32_t leaves = mu_job_leaves(&spec), most = spec.workers.max < leaves ? spec.workers.max : leaves;
+    if (mu_plan_leaf_warning(leaves, most, warning, sizeof warning))
+        fprintf(stderr, "muster: warning: %s\n", warning);
     const Muster__V1__SubmitJobResponse *reply;
     int code = mu_cli_call_or_exit(cli, "SubmitJob", &request, &muster__v1__submit_job_response__descriptor, &reply);
     if (code != MU_EXIT_OK)

@@ -1,5 +1,6 @@
 #include "plan/memory.h"
 
+#include "plan/balance.h"
 #include "plan/model_spec.h"
 #include "plan/plan.h"
 #include "plan/tree.h"
@@ -51,6 +52,28 @@ static uint32_t any_depth(uint32_t leaves)
     return deepest;
 }
 
+/* Most that any rank of an even split receives to add up for the chunks it owns (mesh), or for its subtree of ranks
+ * (tree). */
+static uint64_t staging_bytes(uint32_t leaves, uint32_t world, uint64_t flat)
+{
+    uint64_t inputs = 0, share = flat;
+    if (world <= MU_MESH_WORLD_MAX) {
+        uint32_t total = mu_balance_root_count(leaves, world, NULL), fewest = UINT32_MAX;
+        for (uint32_t rank = 0; rank < world; rank++) {
+            struct mu_tree_node roots[MU_TREE_ROOTS_MAX];
+            uint32_t count, first = mu_plan_leaf_range(leaves, world, NULL, rank, &count);
+            uint32_t own = mu_tree_roots(leaves, first, count, roots);
+            fewest = own < fewest ? own : fewest;
+        }
+        inputs = total - fewest;
+        share = (flat + world - 1) / world;
+    } else {
+        for (uint32_t n = world - 1; n > 0; n >>= 1) /* the root's children */
+            inputs++;
+    }
+    return inputs * share < MU_MEMORY_STAGING_BYTES ? inputs * share : MU_MEMORY_STAGING_BYTES;
+}
+
 struct mu_memory_need mu_memory_of_worker(const struct mu_job_spec *spec, uint32_t world, uint32_t threads)
 {
     uint32_t leaves = mu_job_leaves(spec);
@@ -58,14 +81,16 @@ struct mu_memory_need mu_memory_of_worker(const struct mu_job_spec *spec, uint32
     struct mu_model_spec model;
     mu_model_spec_init(&model, &spec->model);
     uint64_t flat = model.flat_size * ELEMENT, any = any_depth(leaves);
-    bool eager = (any + 1) * flat <= MU_MEMORY_EAGER_BYTES;
-    uint64_t staging = flat < MU_MEMORY_STAGING_BYTES ? flat : MU_MEMORY_STAGING_BYTES;
+    bool eager = (any + 4) * flat <= MU_MEMORY_EAGER_BYTES; /* with staging and a whole snapshot */
+    uint64_t staging = staging_bytes(leaves, world, flat);
+    if (eager && staging < flat)
+        staging = flat;
     struct mu_memory_need need = {
         .state_bytes = 3 * flat,
         .gradient_bytes = (eager ? any : even_depth(leaves, world)) * flat,
-        .staging_bytes = eager || world > 1 ? staging : 0,
+        .staging_bytes = staging,
         .activation_bytes = mu_memory_activation_bytes(spec),
-        .snapshot_bytes = spec->checkpoint.path[0] ? 3 * ((flat + world - 1) / world) : 0,
+        .snapshot_bytes = spec->checkpoint.path[0] ? 3 * (eager ? flat : (flat + world - 1) / world) : 0,
         .scratch_bytes = threads * MU_MEMORY_SCRATCH_BYTES,
         .process_bytes = MU_MEMORY_PROCESS_BYTES,
     };

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "plan/balance.h"
+
 uint32_t mu_plan_world(const struct mu_job_spec *spec, uint32_t eligible)
 {
     uint32_t leaves = mu_job_leaves(spec);
@@ -210,12 +212,47 @@ static void put_holder_first(const struct mu_plan_input *input, const struct sta
     }
 }
 
+/* Speeds that differ by less than this from the median are noise: the split is then the one with the fewest subtree
+ * roots. */
+static const double SPEED_NOISE = 0.15;
+
+static double median_speed(const struct mu_plan_input *input, const struct mu_plan *plan)
+{
+    double sorted[MU_COUNTED_WORLD_MAX];
+    uint32_t count = 0;
+    for (uint32_t rank = 0; rank < plan->world; rank++) {
+        double seconds = input->members[plan->ranks[rank].member].seconds_per_leaf;
+        if (!(seconds > 0))
+            continue;
+        uint32_t at = count++;
+        for (; at > 0 && sorted[at - 1] > seconds; at--)
+            sorted[at] = sorted[at - 1];
+        sorted[at] = seconds;
+    }
+    return count ? sorted[count / 2] : 0;
+}
+
+/* By measured speed, where the counts of all ranks can be told to all; else equal. */
 static void choose_leaves(const struct mu_plan_input *input, struct mu_plan *plan)
 {
     uint32_t leaves = mu_job_leaves(input->spec);
-    plan->equal_leaves = true;
+    plan->equal_leaves = plan->world > MU_COUNTED_WORLD_MAX;
+    if (plan->equal_leaves) {
+        for (uint32_t rank = 0; rank < plan->world; rank++)
+            mu_plan_leaf_range(leaves, plan->world, NULL, rank, &plan->ranks[rank].leaf_count);
+        return;
+    }
+    struct mu_balance_rank speeds[MU_COUNTED_WORLD_MAX];
+    uint32_t counts[MU_COUNTED_WORLD_MAX];
+    double median = median_speed(input, plan);
+    for (uint32_t rank = 0; rank < plan->world; rank++) {
+        double relative = median > 0 ? input->members[plan->ranks[rank].member].seconds_per_leaf / median : 0;
+        bool ordinary = !(relative > 0) || (relative > 1 - SPEED_NOISE && relative < 1 + SPEED_NOISE);
+        speeds[rank] = (struct mu_balance_rank){.seconds_per_leaf = ordinary ? 1 : relative};
+    }
+    mu_balance_leaves(leaves, plan->world, speeds, counts);
     for (uint32_t rank = 0; rank < plan->world; rank++)
-        mu_plan_leaf_range(leaves, plan->world, NULL, rank, &plan->ranks[rank].leaf_count);
+        plan->ranks[rank].leaf_count = counts[rank];
 }
 
 void mu_plan_make(const struct mu_plan_input *input, struct mu_plan *plan)

@@ -21,7 +21,7 @@
 #include "common/clock.h"
 #include "rpc/bytes_internal.h"
 
-enum { PEER_SIZE = 320, DEADLINE_SLACK_US = 5000 };
+enum { PEER_SIZE = 320, DEADLINE_SLACK_US = 50000 };
 
 static const char compressed_text[] = "compressed messages are not accepted; send them with encoding identity";
 
@@ -261,7 +261,7 @@ static enum mu_rpc_closed reason_when_over(const struct mu_rpc_call *call)
     /* The client's own timer fires first and resets the stream: what it told us was rounded up and took time to arrive.
      */
     uint64_t span_us = deadline_us > call->accepted_us ? deadline_us - call->accepted_us : 0;
-    uint64_t slack_us = DEADLINE_SLACK_US + span_us / 32;
+    uint64_t slack_us = DEADLINE_SLACK_US + span_us / 16;
     return mu_clock_mono_us() + slack_us >= deadline_us ? MU_RPC_CLOSED_DEADLINE : MU_RPC_CLOSED_CANCELLED;
 }
 

@@ -65,29 +65,39 @@ static void send_order(struct mu_coord *coord, const struct job *job, const stru
         message.command.snapshot = snapshot_of(checkpoint, piece);
     } else {
         message.kind = MU_CM_SNAPSHOT;
+        message.generation = worker->status.generation; /* where it is parked */
         message.snapshot = snapshot_of(checkpoint, piece);
     }
     send_to(coord, worker, &message);
 }
 
-/* Who writes: every member (the first MU_PIECES_MAX), or those parked with the newest state. */
+static void add_writer(const struct mu_coord *coord, struct job *job, const struct worker *worker, uint32_t index)
+{
+    struct mu_piece_record *piece = &job->pieces[index];
+    memset(piece, 0, sizeof *piece);
+    piece->writer = worker->incarnation;
+    memcpy(piece->writer_name, worker->name, sizeof piece->writer_name);
+    job->piece_slots[index] = (uint32_t)(worker - coord->workers);
+}
+
+/* Who writes: every member (the first MU_PIECES_MAX), or whoever is parked with the newest state. */
 static uint32_t choose_writers(struct mu_coord *coord, struct job *job, bool parked)
 {
     bool any;
-    uint64_t newest = parked ? newest_held_step(coord, job, &any) : 0;
     uint32_t count = 0;
-    for (uint32_t rank = 0; rank < job->world && count < MU_PIECES_MAX; rank++) {
-        const struct worker *worker = member_at(coord, job, rank);
-        if (!worker || worker->lost ||
-            (parked && (worker->session == 0 || worker->status.phase != MU_PHASE_PARKED ||
-                        worker->status.generation != job->record.generation || !worker->status.held.has_state ||
-                        worker->status.held.step != newest)))
-            continue;
-        struct mu_piece_record *piece = &job->pieces[count];
-        memset(piece, 0, sizeof *piece);
-        piece->writer = worker->incarnation;
-        memcpy(piece->writer_name, worker->name, sizeof piece->writer_name);
-        job->piece_slots[count++] = job->members[rank];
+    if (!parked) {
+        for (uint32_t rank = 0; rank < job->world && count < MU_PIECES_MAX; rank++) {
+            const struct worker *worker = member_at(coord, job, rank);
+            if (worker && !worker->lost)
+                add_writer(coord, job, worker, count++);
+        }
+        return count;
+    }
+    uint64_t newest = newest_held_step(coord, job, &any);
+    for (const struct worker *w = next_worker(coord, job, NULL); w && count < MU_PIECES_MAX; w = next_worker(coord, job, w)) {
+        if (!w->lost && w->session != 0 && w->status.phase == MU_PHASE_PARKED && w->status.held.has_state &&
+            w->status.held.step == newest)
+            add_writer(coord, job, w, count++);
     }
     return count;
 }
@@ -150,20 +160,26 @@ void checkpoint_policy(struct mu_coord *coord, struct job *job)
         job->next_due_step = due + spec->checkpoint.every;
 }
 
+/* Which piece it writes; piece_count: none. */
+static uint32_t piece_of(const struct job *job, const struct mu_checkpoint_record *record, const struct worker *worker)
+{
+    uint32_t piece = 0;
+    while (piece < record->piece_count && !mu_id_equal(job->pieces[piece].writer, worker->incarnation))
+        piece++;
+    return piece;
+}
+
 void resend_checkpoint(struct mu_coord *coord, struct job *job, struct worker *worker)
 {
     struct checkpoint *checkpoint = job->intent ? find_checkpoint(job, job->intent) : NULL;
     if (!checkpoint)
         return;
     const struct mu_checkpoint_record *record = &checkpoint->record;
-    if (record->generation != job->record.generation ||
-        (record->command && worker->status.command_received >= record->command) ||
-        (!record->command && worker->status.phase != MU_PHASE_PARKED))
+    if (record->command ? record->generation != job->record.generation || worker->status.command_received >= record->command
+                        : worker->status.phase != MU_PHASE_PARKED)
         return;
-    uint32_t piece = 0;
-    while (piece < record->piece_count && !mu_id_equal(job->pieces[piece].writer, worker->incarnation))
-        piece++;
-    if (record->command || piece < record->piece_count)
+    uint32_t piece = piece_of(job, record, worker);
+    if (record->command || (piece < record->piece_count && !job->pieces[piece].done))
         send_order(coord, job, checkpoint, worker, piece);
 }
 
@@ -224,6 +240,23 @@ void checkpoint_writer_lost(struct mu_coord *coord, struct job *job, const struc
             return;
         }
     }
+}
+
+/* A writer has a new stream: a Snapshot may have been lost with the old one. */
+void checkpoint_writer_back(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    const struct checkpoint *checkpoint = job->intent ? find_checkpoint(job, job->intent) : NULL;
+    if (!checkpoint || checkpoint->record.command)
+        return;
+    uint32_t piece = piece_of(job, &checkpoint->record, worker);
+    if (piece == checkpoint->record.piece_count || job->pieces[piece].done)
+        return;
+    if (worker->status.phase == MU_PHASE_PARKED)
+        resend_checkpoint(coord, job, worker);
+    else if (job->publishing)
+        job->untaken = true;
+    else
+        abandon_checkpoint(coord, job, "a writer went on, perhaps without having heard of it", true);
 }
 
 /* A snapshot ordered by command exists only where the boundary was passed with the command executed; a rank that was

@@ -232,6 +232,7 @@ uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_
                           bool parked); /* 0: not possible */
 void resend_checkpoint(struct mu_coord *coord, struct job *job, struct worker *worker);
 void checkpoint_writer_lost(struct mu_coord *coord, struct job *job, const struct worker *worker);
+void checkpoint_writer_back(struct mu_coord *coord, struct job *job, struct worker *worker);
 void checkpoint_after_park(struct mu_coord *coord, struct job *job); /* give up what can no longer become complete */
 void abandon_checkpoint(struct mu_coord *coord, struct job *job, const char *text, bool again);
 void on_piece(struct mu_coord *coord, struct worker *worker, const struct mu_piece_report *piece);

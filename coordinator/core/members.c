@@ -134,6 +134,7 @@ void free_worker(struct mu_coord *coord, struct worker *worker)
 /* A plan that is being made may count on it: then it is made again. */
 static void free_spare(struct mu_coord *coord, struct job *job, struct worker *worker)
 {
+    checkpoint_writer_lost(coord, job, worker);
     free_worker(coord, worker);
     if (job->phase == MU_JP_PLANNING)
         park_all(coord, job);
@@ -369,6 +370,8 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
         event(coord, MU_EVENT_INFO, "worker_reattached", job, worker, "worker %s re-attached", worker->name);
     if (was_lost)
         taken_back(coord, job, worker);
+    if (fresh_stream)
+        checkpoint_writer_back(coord, job, worker);
     reconcile(coord, worker);
     if (worker->used && worker->draining && !worker->lost)
         settle(coord, job);

@@ -74,7 +74,9 @@ static void test_memory_parts_add_up_and_follow_the_layout(void **state)
     assert_int_equal(one.gradient_bytes, 4 * flat); /* 8 leaves: a binary counter of 4 buffers */
     assert_int_equal(one.staging_bytes, 0);
     assert_int_equal(four.gradient_bytes, 2 * flat); /* 2 leaves each */
-    assert_int_equal(four.staging_bytes, MU_MEMORY_STAGING_BYTES);
+    assert_int_equal(four.staging_bytes,
+                     MU_MEMORY_STAGING_BYTES); /* 3 roots of others for a quarter: 356 MiB, bounded */
+    assert_int_equal(mu_memory_of_worker(&s, 2, 1).staging_bytes, flat / 2);
     assert_int_equal(one.snapshot_bytes, 0);
     assert_int_equal(one.peak_bytes, one.total_bytes);
     assert_int_equal(four.peak_bytes, four.total_bytes + four.state_bytes);
@@ -94,7 +96,9 @@ static void test_memory_small_models_reserve_for_any_layout(void **state)
     struct mu_job_spec s = job(4, 4, 128, 128, 256, 4, 1, 8, 0);
     struct mu_model_spec model;
     mu_model_spec_init(&model, &s.model);
+    strcpy(s.checkpoint.path, "/c");
     struct mu_memory_need one = mu_memory_of_worker(&s, 1, 1), eight = mu_memory_of_worker(&s, 8, 1);
+    assert_int_equal(eight.snapshot_bytes, 3 * model.flat_size * 4);
     assert_int_equal(one.gradient_bytes, eight.gradient_bytes);
     assert_true(one.gradient_bytes >= 4 * model.flat_size * 4);
     assert_int_equal(one.staging_bytes, model.flat_size * 4);

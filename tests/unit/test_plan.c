@@ -286,6 +286,26 @@ static void test_along_a_tree_the_root_holds_and_sources_are_neighbours(void **s
     }
 }
 
+static void test_leaves_follow_measured_speed(void **state)
+{
+    (void)state;
+    struct fixture f;
+    setup(&f, 3, 16, 1, 64);
+    f.members[0].seconds_per_leaf = 0.010;
+    f.members[1].seconds_per_leaf = 0.011; /* noise */
+    f.members[2].seconds_per_leaf = 0.030; /* a straggler */
+    mu_plan_make(&f.input, &f.plan);
+    assert_false(f.plan.equal_leaves);
+    assert_int_equal(f.ranks[0].leaf_count + f.ranks[1].leaf_count + f.ranks[2].leaf_count, 16);
+    assert_true(f.ranks[2].leaf_count >= 1 && f.ranks[2].leaf_count <= 3);
+    assert_true(f.ranks[0].leaf_count >= 6 && f.ranks[1].leaf_count >= 6);
+    for (uint32_t i = 0; i < 3; i++)
+        f.members[i].seconds_per_leaf = 0;
+    mu_plan_make(&f.input, &f.plan); /* unmeasured: no rank more than the slowest of an equal split */
+    for (uint32_t r = 0; r < 3; r++)
+        assert_true(f.ranks[r].leaf_count >= 1 && f.ranks[r].leaf_count <= 6);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -301,6 +321,7 @@ int main(void)
         cmocka_unit_test(test_lost_state_is_never_a_silent_fresh_start),
         cmocka_unit_test(test_bad_links_leave_out_the_smallest_set),
         cmocka_unit_test(test_the_only_holder_always_takes_part),
+        cmocka_unit_test(test_leaves_follow_measured_speed),
         cmocka_unit_test(test_along_a_tree_the_root_holds_and_sources_are_neighbours),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

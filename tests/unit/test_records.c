@@ -26,10 +26,8 @@ struct samples {
 
 static struct samples samples;
 
-static void make_samples(void)
+static void make_job(struct mu_job_record *job)
 {
-    memset(&samples, 0, sizeof samples);
-    struct mu_job_record *job = &samples.job;
     mu_job_spec_init(&job->spec);
     strcpy(job->spec.name, "kjv");
     job->spec.model = (struct mu_model_config){.family = MU_FAMILY_GPT2,
@@ -58,7 +56,13 @@ static void make_samples(void)
     job->numeric_identity = (struct mu_hash128){1, 2};
     job->data_hash = (struct mu_hash128){3, 4};
     strcpy(job->text, "why");
+}
 
+static void make_samples(void)
+{
+    memset(&samples, 0, sizeof samples);
+    struct mu_job_record *job = &samples.job;
+    make_job(job);
     for (uint32_t i = 0; i < MEMBERS; i++) {
         strcpy(samples.members[i].name, i == 0 ? "w0" : i == 1 ? "host-7.a" : "w2");
         samples.members[i].incarnation = (struct mu_id){i + 1, 99};

@@ -67,7 +67,7 @@ static void test_deadline_ends_the_call_on_both_sides(void **state)
     struct mu_rpc_bytes *reply = NULL;
     fixture_start(&fixture, NULL);
     assert_echo(fixture.client, "connected", 9);
-    assert_int_equal(unary(fixture.client, "/t/Hold", "x", 1, 150, &err, &reply), MU_ERR_TIMEOUT);
+    assert_int_equal(unary(fixture.client, "/t/Hold", "x", 1, 500, &err, &reply), MU_ERR_TIMEOUT);
     assert_non_null(strstr(err.text, "no answer from 127.0.0.1:"));
     assert_true(FIXTURE_WAIT(&fixture, fixture.closed[MU_RPC_CLOSED_DEADLINE] == 1));
     assert_true(FIXTURE_GET(&fixture, deadline_us) != UINT64_MAX);

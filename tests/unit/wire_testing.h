@@ -1,0 +1,328 @@
+/* Random values of every message kind of the workers' stream, for tests of the wire format. */
+#ifndef TESTS_WIRE_TESTING_H
+#define TESTS_WIRE_TESTING_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/rng.h"
+#include "proto/wire.h"
+
+static uint64_t seed_state;
+
+static uint64_t any(void)
+{
+    return mu_splitmix64(&seed_state);
+}
+
+static uint32_t below(uint32_t limit)
+{
+    return (uint32_t)(any() % limit);
+}
+
+static bool flip(void)
+{
+    return any() & 1;
+}
+
+static uint64_t some_step(void)
+{
+    return any() % (MU_STEPS_MAX + 1);
+}
+
+static double some_real(void)
+{
+    return (double)(int64_t)any() * 1e-12;
+}
+
+static struct mu_id some_id(void)
+{
+    return (struct mu_id){.high = any(), .low = any() | 1};
+}
+
+static struct mu_hash128 some_hash(void)
+{
+    return (struct mu_hash128){.low = any() | 1, .high = any()};
+}
+
+static void some_name(char *out, size_t capacity)
+{
+    static const char first[] = "abcdefghijklmnopqrstuvwxyz0123456789",
+                      others[] = "abcdefghijklmnopqrstuvwxyz0123456789._-";
+    size_t length = 1 + below((uint32_t)capacity - 1);
+    out[0] = first[below(sizeof first - 1)];
+    for (size_t i = 1; i < length; i++)
+        out[i] = others[below(sizeof others - 1)];
+    out[length] = 0;
+}
+
+/* UTF-8 with characters of 1 to 4 bytes, up to the full capacity. */
+static void some_text(char *out, size_t capacity)
+{
+    static const char *const pieces[] = {"a", " ", "~", "\xc3\xa4", "\xe2\x82\xac", "\xf0\x9f\x9a\x80", "Z", "0"};
+    size_t used = 0, wanted = below((uint32_t)capacity);
+    while (used < wanted) {
+        const char *piece = pieces[below(8)];
+        size_t length = strlen(piece);
+        if (used + length >= capacity)
+            break;
+        memcpy(out + used, piece, length);
+        used += length;
+    }
+    out[used] = 0;
+}
+
+static void some_path(char *out, size_t capacity)
+{
+    out[0] = '/';
+    some_text(out + 1, capacity - 1);
+}
+
+static void some_result(struct mu_step_result *result)
+{
+    result->step = some_step();
+    result->loss = some_real();
+    result->grad_norm = some_real();
+    result->command = any();
+    result->finite = flip();
+}
+
+static void some_status(struct mu_worker_status *status)
+{
+    status->phase = (enum mu_worker_phase)below(MU_PHASE_COUNT);
+    status->generation = any();
+    status->rank = below(MU_WORKERS_MAX);
+    status->held.has_state = flip();
+    status->held.has_gradient = flip();
+    status->held.has_result = flip();
+    status->held.step = some_step();
+    if (status->held.has_result)
+        some_result(&status->held.result);
+    status->command_received = any();
+    status->command_executed = any();
+    status->park_reason = (enum mu_park_reason)below(MU_PARK_ENGINE + 1);
+    status->peer_rank = below(MU_WORKERS_MAX);
+    status->peer_failure = (enum mu_peer_failure)below(MU_PEER_FAILURE_PROTOCOL + 1);
+    status->bad_checkpoint = any();
+    some_text(status->text, sizeof status->text);
+    for (int i = 0; i < 32; i++)
+        status->weights_sha256[i] = (uint8_t)any();
+}
+
+static void some_hello(struct mu_hello *hello)
+{
+    hello->protocol_version = MU_PROTOCOL_VERSION;
+    hello->incarnation = some_id();
+    some_text(hello->software_version, sizeof hello->software_version);
+    some_name(hello->job, sizeof hello->job);
+    if (flip())
+        some_name(hello->name, sizeof hello->name);
+    some_text(hello->host, sizeof hello->host);
+    some_text(hello->address, sizeof hello->address);
+    strcpy(hello->backend, flip() ? "cpu" : "cuda-12_4");
+    hello->pid = any();
+    hello->threads = (uint32_t)any();
+    hello->memory_bytes = any();
+    hello->prepared_job = flip();
+    if (flip())
+        hello->job_uid = some_id();
+    hello->numeric_identity = some_hash();
+    hello->data_hash = some_hash();
+    some_status(&hello->status);
+}
+
+static void some_worker_message(struct mu_worker_message *message, enum mu_worker_message_kind kind)
+{
+    memset(message, 0, sizeof *message);
+    message->kind = kind;
+    message->generation = any();
+    switch (kind) {
+    case MU_WM_HELLO:
+        some_hello(&message->hello);
+        break;
+    case MU_WM_HEARTBEAT:
+        message->heartbeat.progress = any();
+        message->heartbeat.phase = (enum mu_worker_phase)below(MU_PHASE_COUNT);
+        message->heartbeat.step = some_step();
+        message->heartbeat.waiting = flip();
+        break;
+    case MU_WM_STATUS:
+        some_status(&message->status);
+        break;
+    case MU_WM_STEP:
+        some_result(&message->step.result);
+        message->step.steps_done = some_step();
+        message->step.step_count = (uint32_t)any();
+        message->step.leaf_count = (uint32_t)any();
+        message->step.tokens = any();
+        for (uint64_t *us = &message->step.total_us; us <= &message->step.snapshot_us; us++)
+            *us = any();
+        break;
+    case MU_WM_PIECE:
+        message->piece.checkpoint = any();
+        message->piece.piece = below(MU_WORKERS_MAX);
+        message->piece.step = some_step();
+        message->piece.status = (enum mu_status)below(MU_STATUS_COUNT);
+        message->piece.size_bytes = any();
+        message->piece.checksum = some_hash();
+        message->piece.stall_us = any();
+        message->piece.write_us = any();
+        some_name(message->piece.file, sizeof message->piece.file);
+        some_text(message->piece.text, sizeof message->piece.text);
+        break;
+    case MU_WM_EVAL:
+        message->eval.step = some_step();
+        message->eval.loss = some_real();
+        break;
+    case MU_WM_GOODBYE:
+        some_text(message->goodbye.reason, sizeof message->goodbye.reason);
+        break;
+    case MU_WM_COUNT:
+        break;
+    }
+}
+
+static void good_spec(struct mu_job_spec *spec)
+{
+    memset(spec, 0, sizeof *spec);
+    mu_job_spec_init(spec);
+    strcpy(spec->name, "kjv");
+    spec->model.layers = 1 + below(12);
+    spec->model.heads = 1 + below(8);
+    spec->model.channels = spec->model.heads * 16;
+    spec->model.context = 64 + below(64);
+    spec->model.vocab = 256;
+    spec->model.dropout = (float)below(100) / 128.0f;
+    some_path(spec->data.path, sizeof spec->data.path);
+    spec->data.holdout = (double)(1 + below(100)) / 256.0;
+    spec->batch.micro = 1 + below(4);
+    spec->batch.accumulate = 1 + below(4);
+    spec->batch.sequences = spec->batch.micro * spec->batch.accumulate * (1 + below(64));
+    spec->batch.length = 32 + below(32);
+    spec->steps = 100 + below(100000);
+    spec->optimizer.lr = 1e-3 * (1 + below(10));
+    spec->optimizer.min_lr = flip() ? 0 : 1e-4;
+    spec->optimizer.warmup = below(100);
+    spec->optimizer.beta1 = flip() ? 0 : 0.9;
+    spec->optimizer.beta2 = (double)below(1000) / 1024.0;
+    spec->optimizer.weight_decay = flip() ? 0 : 0.1;
+    spec->optimizer.clip = flip() ? 0 : 2.5;
+    spec->workers.max = 1 + below(MU_WORKERS_MAX);
+    spec->workers.spares = below(3);
+    some_path(spec->checkpoint.path, sizeof spec->checkpoint.path);
+    spec->checkpoint.every = 10;
+    spec->checkpoint.keep = 1 + below(9);
+    spec->checkpoint.keep_every = 10 * below(5);
+    spec->eval.every = 7;
+    spec->eval.sequences = 5;
+    spec->numerics = MU_NUMERICS_EXACT;
+    spec->seed = flip() ? 0 : any();
+}
+
+/* What a coordinator message may point to. */
+struct pointed {
+    struct mu_job_spec spec;
+    struct mu_peer peers[MU_NEIGHBOURS_MAX];
+    char names[MU_NEIGHBOURS_MAX][MU_WORKER_NAME_SIZE], addresses[MU_NEIGHBOURS_MAX][MU_ADDRESS_SIZE];
+    uint32_t serve[MU_NEIGHBOURS_MAX], counts[MU_COUNTED_WORLD_MAX];
+};
+
+static void some_snapshot(struct mu_snapshot *snapshot)
+{
+    snapshot->checkpoint = any();
+    snapshot->piece_count = 1 + below(1024);
+    snapshot->piece = below(snapshot->piece_count + 1);
+    some_path(snapshot->dir, sizeof snapshot->dir);
+}
+
+static void some_assign(struct mu_assign *assign, struct pointed *pointed)
+{
+    assign->world = 40 + below(MU_COUNTED_WORLD_MAX - 40);
+    assign->rank = below(assign->world);
+    assign->start_step = some_step();
+    for (int i = 0; i < 32; i++)
+        assign->secret[i] = (uint8_t)any();
+    assign->mesh = flip();
+    if (flip()) {
+        for (uint32_t i = 0; i < assign->world; i++)
+            pointed->counts[i] = 1 + below(60);
+        assign->leaf_counts = pointed->counts;
+    }
+    assign->peer_count = below(MU_NEIGHBOURS_MAX + 1);
+    for (uint32_t i = 0, rank = 0; i < assign->peer_count; i++, rank++) {
+        rank += rank == assign->rank;
+        some_name(pointed->names[i], MU_WORKER_NAME_SIZE);
+        some_text(pointed->addresses[i], MU_ADDRESS_SIZE);
+        pointed->peers[i] = (struct mu_peer){
+            .rank = rank, .incarnation = some_id(), .name = pointed->names[i], .address = pointed->addresses[i]};
+    }
+    assign->peers = pointed->peers;
+    assign->serve_count = below(assign->peer_count + 1);
+    for (uint32_t i = 0; i < assign->serve_count; i++)
+        pointed->serve[i] = pointed->peers[i].rank;
+    assign->serve_ranks = pointed->serve;
+    assign->source = (enum mu_state_source)below(MU_SOURCE_INIT + 1);
+    assign->source_rank = assign->rank == 0 ? 1 : 0;
+    if (assign->source == MU_SOURCE_ROLL_FORWARD)
+        some_result(&assign->roll_forward);
+    assign->checkpoint = any();
+    some_path(assign->checkpoint_dir, sizeof assign->checkpoint_dir);
+    assign->command_base = any();
+}
+
+static void some_coord_message(struct mu_coord_message *message, struct pointed *pointed,
+                               enum mu_coord_message_kind kind)
+{
+    memset(message, 0, sizeof *message);
+    message->kind = kind;
+    message->generation = any();
+    switch (kind) {
+    case MU_CM_WELCOME:
+        some_name(message->welcome.name, sizeof message->welcome.name);
+        message->welcome.job_uid = some_id();
+        if (flip()) {
+            do
+                good_spec(&pointed->spec);
+            while (mu_job_spec_check(&pointed->spec, NULL) != MU_OK);
+            message->welcome.spec = &pointed->spec;
+        }
+        message->welcome.heartbeat_ms = 1 + below(1000);
+        message->welcome.lost_ms = 2000 + below(1000);
+        break;
+    case MU_CM_REJECT:
+        message->reject.reason = (enum mu_reject_reason)below(MU_REJECT_INVALID + 1);
+        some_text(message->reject.text, sizeof message->reject.text);
+        break;
+    case MU_CM_ASSIGN:
+        some_assign(&message->assign, pointed);
+        break;
+    case MU_CM_GO:
+    case MU_CM_REVOKE:
+        break;
+    case MU_CM_COMMAND:
+        message->command.number = any();
+        message->command.kind = flip() ? MU_COMMAND_CHECKPOINT : MU_COMMAND_PARK;
+        message->command.not_before_step = any();
+        if (message->command.kind == MU_COMMAND_CHECKPOINT)
+            some_snapshot(&message->command.snapshot);
+        break;
+    case MU_CM_SNAPSHOT:
+        some_snapshot(&message->snapshot);
+        break;
+    case MU_CM_PIECE_ACK:
+        message->piece_ack.checkpoint = any();
+        message->piece_ack.piece = (uint32_t)any();
+        break;
+    case MU_CM_RELEASE:
+        message->release.exit_code = (uint32_t)any();
+        some_text(message->release.text, sizeof message->release.text);
+        break;
+    case MU_CM_COUNT:
+        break;
+    }
+}
+
+#endif
