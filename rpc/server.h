@@ -1,8 +1,8 @@
 /* RPC server over the gRPC C core: bytes in, bytes out.
  *
  *    poller thread(s) --completed operations--+
- *    other threads ------ post, wake ---------+--> inbox --> core thread: mu_rpc_server_next -> event -> reply / send /
- * finish
+ *    other threads ------ post, wake ---------+--> inbox --> core thread: mu_rpc_server_next -> event
+ *                                                                         -> reply, send, finish
  *
  * Threads. ONE thread (the core thread: any thread, but always the same one) calls everything here, except
  * mu_rpc_server_post and mu_rpc_server_wake, which any thread may call until mu_rpc_server_free begins. Pollers belong
@@ -19,7 +19,11 @@
  *
  * If the peer ends first, exactly one CLOSED event says why. The handle stays valid (so a result that is still being
  * computed or persisted needs no special care): the owner ends the call as usual, and nothing is sent to a peer that is
- * gone. After MU_RPC_CLOSED_HALF the peer still listens: sends work, and finish gives it its status.
+ * gone. After MU_RPC_CLOSED_HALF the peer still listens: sends work, and finish gives it its status (should it go away
+ * then, sends return MU_ERR_CANCELLED and no second CLOSED comes).
+ *
+ * A peer that opens a stream and sends nothing, or never the rest of a message, makes no event: the owner limits in
+ * time how long it waits for a first message.
  *
  * Flow control. One message per stream is in flight towards the core thread; the next is asked for when MESSAGE is
  * returned, so a peer that talks too fast is slowed down by HTTP/2. Sends queue per stream up to max_send_queue_*; over
@@ -44,20 +48,18 @@ struct mu_rpc_method {
     const char *path; /* "/muster.v1.Session/Attach" */
     enum mu_rpc_kind kind;
     int id;        /* comes back in every event of its calls */
-    bool priority; /* counted against max_priority_calls instead of max_calls, so that ordinary calls never keep it out
-                    */
+    bool priority; /* counts against max_priority_calls, not max_calls: ordinary calls never keep it out */
 };
 
 /* Start from mu_rpc_server_config_default(). Strings and the table are copied. */
 struct mu_rpc_server_config {
-    const char *listen; /* "host:port" (port 0: any free one), "[::1]:7070", "unix:/path"; a name must be literal or in
-                           /etc/hosts */
+    const char *listen; /* "host:port" (port 0: any free one), "[::1]:7070", "unix:/path" */
     const struct mu_rpc_method *methods;
     size_t method_count;
-    unsigned pollers;         /* completion queues, each with its thread; 1..MU_RPC_POLLERS_MAX */
-    size_t max_receive_bytes; /* of one message; a larger one ends its call with RESOURCE_EXHAUSTED */
-    size_t max_memory_bytes; /* for input of all connections; beyond, streams that hold most are reset (see server.c) */
-    size_t max_metadata_bytes;           /* of the headers of one call */
+    unsigned pollers;          /* completion queues, each with its thread; 1..MU_RPC_POLLERS_MAX */
+    size_t max_receive_bytes;  /* of one message; a larger one ends its call with RESOURCE_EXHAUSTED */
+    size_t max_memory_bytes;   /* of the core, for all connections; beyond, it resets streams until there is room */
+    size_t max_metadata_bytes; /* of the headers of one call */
     unsigned max_streams_per_connection; /* more wait in the client */
     size_t max_calls;                    /* open calls of ordinary methods; beyond: RESOURCE_EXHAUSTED at once */
     size_t max_priority_calls;           /* open calls of priority methods, likewise */
@@ -87,9 +89,8 @@ enum mu_rpc_event_type {
 
 enum mu_rpc_closed {
     MU_RPC_CLOSED_HALF,      /* bidi: the peer said that it has no more to send; it still listens */
-    MU_RPC_CLOSED_CANCELLED, /* cancelled, or its process, machine or connection is gone (the C core does not tell these
-                                apart) */
-    MU_RPC_CLOSED_DEADLINE,  /* the deadline that the peer set is over */
+    MU_RPC_CLOSED_CANCELLED, /* cancelled, or its process or connection is gone (the C core does not tell which) */
+    MU_RPC_CLOSED_DEADLINE,  /* the deadline that the peer set is over, or was when it gave up (within a few percent) */
     MU_RPC_CLOSED_BAD_MESSAGE, /* bidi: a message over max_receive_bytes, or one that is not gRPC; the peer was told */
 };
 

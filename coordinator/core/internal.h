@@ -41,6 +41,7 @@ struct worker {
     uint32_t source_rank;
 
     struct mu_worker_status status; /* as last reported */
+    uint64_t assigned_generation, assigned_session; /* newest Assign sent, and over which stream */
     uint64_t seen_us, suspect_until_us,
         progress_us; /* lease clock: last sign of life; end of grace; last change of `progress` */
     uint64_t progress;

@@ -401,7 +401,8 @@ void release_drained(struct mu_coord *coord, struct job *job, bool all)
 {
     for (struct worker *w = next_worker(coord, job, NULL), *next; w; w = next) {
         next = next_worker(coord, job, w);
-        if (w->draining && !w->lost && w->rank == NONE && w->session && (all || job->go || !w->status.held.has_state))
+        bool superseded = job->go && w->status.generation != job->record.generation;
+        if (w->draining && !w->lost && w->rank == NONE && w->session && (all || superseded || !w->status.held.has_state))
             send_release(coord, w, 0, w->reason);
     }
 }
@@ -652,7 +653,7 @@ static void let_go(struct mu_coord *coord, struct job *job)
 {
     for (uint32_t rank = 0; rank < job->world; rank++) {
         struct worker *worker = member_at(coord, job, rank);
-        if (worker && worker->draining && !worker->lost && is_still(worker)) {
+        if (worker && worker->draining && !worker->lost && worker->session && is_still(worker)) {
             worker->rank = NONE;
             job->members[rank] = NONE;
             job->arrived--;

@@ -470,6 +470,10 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
         worker->waiting = message->heartbeat.waiting;
         break;
     case MU_WM_STATUS:
+        if (session == worker->assigned_session && message->status.generation < worker->assigned_generation) {
+            coord->counters.fenced_messages++; /* said before it got its Assign: what it holds may change by that */
+            break;
+        }
         worker->status = message->status;
         worker->progress_us = lease_now(coord);
         reconcile(coord, worker);

@@ -176,5 +176,7 @@ void send_assign(struct mu_coord *coord, struct job *job, struct worker *worker)
     worker->status.park_reason = MU_PARK_NONE;
     worker->status.peer_failure = MU_PEER_FAILURE_NONE;
     worker->status.bad_checkpoint = 0;
+    worker->assigned_generation = job->record.generation;
+    worker->assigned_session = worker->session;
     send_to(coord, worker, &message);
 }

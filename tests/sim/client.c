@@ -14,8 +14,6 @@ struct mu_sim_client {
     struct request *requests; /* cookie - 1 */
     uint32_t count, capacity;
     bool submitted, cancelled;
-    char (*drained)[MU_WORKER_NAME_SIZE];
-    uint32_t drained_count, drained_capacity;
 };
 
 static void ask(struct mu_sim *sim, struct mu_sim_event *event)
@@ -65,7 +63,6 @@ void mu_sim_client_fini(struct mu_sim *sim)
     if (!sim->client)
         return;
     free(sim->client->requests);
-    free(sim->client->drained);
     free(sim->client);
 }
 
@@ -106,9 +103,6 @@ bool mu_sim_client_cancelled(const struct mu_sim *sim)
 
 void mu_sim_client_drain(struct mu_sim *sim, const char *worker)
 {
-    struct mu_sim_client *client = sim->client;
-    client->drained = mu_sim_grow(client->drained, client->drained_count, &client->drained_capacity, sizeof *client->drained);
-    snprintf(client->drained[client->drained_count++], MU_WORKER_NAME_SIZE, "%s", worker);
     add(sim, MU_CE_DRAIN, worker);
 }
 
@@ -118,8 +112,6 @@ void mu_sim_client_undrain_all(struct mu_sim *sim)
     struct mu_sim_client *client = sim->client;
     for (uint32_t i = 0; i < client->count; i++)
         client->requests[i].done = client->requests[i].done || client->requests[i].kind == MU_CE_DRAIN;
-    for (uint32_t i = 0; i < client->drained_count; i++)
-        add(sim, MU_CE_UNDRAIN, client->drained[i]);
     for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
         const struct mu_record *record = mu_sim_store_at(sim->store, i);
         if (record->kind == MU_RECORD_WORKER && (record->worker->quarantined || record->worker->draining))

@@ -175,7 +175,7 @@ static void on_worker(struct mu_sim *sim, enum mu_sim_fault fault)
         mu_sim_worker_terminate(sim, slot);
         break;
     case MU_SIM_FAULT_HANG_ENGINE:
-        sim->workers[slot].engine.hung = true;
+        sim->workers[slot].engine.hung = sim->workers[slot].engine.was_hung = true;
         mu_sim_after(sim, mu_sim_between(sim, 5 * MU_SIM_S, 60 * MU_SIM_S), MU_SIM_NODE_NONE, unhang, NULL, slot, sim->nodes[node].life);
         break;
     case MU_SIM_FAULT_LOSE_STREAM:
@@ -329,6 +329,8 @@ static void watch(struct mu_sim *sim, struct mu_sim_event *event)
         sim->finished = true;
     if (sim->faults_over && !over)
         repair(sim);
+    if (sim->faults_over && !over && sim->now_us / MU_SIM_S % 5 == 0) /* losses of the last faults are judged late */
+        mu_sim_client_undrain_all(sim);
     if (sim->faults_over)
         mu_sim_coord_restart_later(sim);
     mu_sim_after(sim, MU_SIM_S, MU_SIM_NODE_NONE, watch, NULL, 0, 0);

@@ -348,8 +348,8 @@ void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const char *why)
     const struct mu_held *held = &engine->held;
     if (strcmp(why, "forget") == 0)
         sim->stats.forgotten++;
-    if (!held->has_state || held->step == 0 || mu_sim_oracle_job_over(sim) || engine->hung)
-        return; /* what a hanging engine holds, nobody can have */
+    if (!held->has_state || held->step == 0 || mu_sim_oracle_job_over(sim) || engine->was_hung)
+        return; /* what a hanging engine holds, nobody can have; it is not taken in again */
     if (engine->generation < sim->oracle->newest_go)
         return; /* a newer generation went on without it: its state is history */
     if (mu_sim_oracle_committed_step(sim) >= held->step || held_elsewhere(sim, slot, held->step))

@@ -244,7 +244,7 @@ enum mu_sim_engine_phase {
 
 struct mu_sim_engine {
     enum mu_sim_engine_phase phase;
-    bool loaded, hung;
+    bool loaded, hung, was_hung; /* was_hung: by a fault, at some time */
     uint64_t epoch;    /* cancels what was scheduled for earlier work */
     uint64_t progress;
     uint64_t last_post_us, last_order_us; /* FIFO from engine to agent, and from agent to engine */
