@@ -2,7 +2,8 @@
  *
  *   bench_core [workers = 16384]
  *
- * Prints milliseconds per phase, bytes of core memory touched per worker, and the largest number of peers named in one Assign. */
+ * Prints milliseconds per phase, bytes of core memory touched per worker, and the largest number of peers named in one
+ * Assign. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,7 +83,8 @@ static void send_status(struct bench *bench, uint32_t worker, enum mu_worker_pha
     message.status.phase = phase;
     message.status.generation = bench->generation;
     message.status.held.has_state = true;
-    step(bench, &(struct mu_coord_event){.kind = MU_CE_MESSAGE, .message = {.session = worker + 1, .message = &message}});
+    step(bench,
+         &(struct mu_coord_event){.kind = MU_CE_MESSAGE, .message = {.session = worker + 1, .message = &message}});
 }
 
 static void join(struct bench *bench, uint32_t worker, bool prepared)
@@ -93,10 +95,12 @@ static void join(struct bench *bench, uint32_t worker, bool prepared)
     hello->incarnation = (struct mu_id){.high = 7, .low = worker + 1};
     strcpy(hello->job, "big");
     snprintf(hello->host, sizeof hello->host, "host%u", worker / 8);
-    snprintf(hello->address, sizeof hello->address, "host%u;tcp:10.0.%u.%u:4000", worker / 8, worker / 256, worker % 256);
+    snprintf(hello->address, sizeof hello->address, "host%u;tcp:10.0.%u.%u:4000", worker / 8, worker / 256,
+             worker % 256);
     snprintf(hello->name, sizeof hello->name, "w%u", worker);
     hello->prepared_job = prepared;
-    step(bench, &(struct mu_coord_event){.kind = MU_CE_MESSAGE, .message = {.session = worker + 1, .message = &message}});
+    step(bench,
+         &(struct mu_coord_event){.kind = MU_CE_MESSAGE, .message = {.session = worker + 1, .message = &message}});
 }
 
 static double phase_ms(uint64_t *mark)
@@ -127,8 +131,8 @@ int main(int argc, char **argv)
     step(&bench, &(struct mu_coord_event){.kind = MU_CE_TICK});
     double plan_ms = phase_ms(&mark);
     uint8_t secret[32] = {0};
-    step(&bench, &(struct mu_coord_event){
-                     .kind = MU_CE_PLANNED, .planned = {.ticket = bench.ticket, .plan = &bench.plan, .secret = secret}});
+    step(&bench, &(struct mu_coord_event){.kind = MU_CE_PLANNED,
+                                          .planned = {.ticket = bench.ticket, .plan = &bench.plan, .secret = secret}});
     double assign_ms = phase_ms(&mark);
     for (uint32_t w = 0; w < workers; w++)
         send_status(&bench, w, MU_PHASE_PREPARED);
@@ -136,8 +140,8 @@ int main(int argc, char **argv)
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     if (!bench.planned || bench.assigns != workers || bench.gos != workers) {
-        fprintf(stderr, "bench_core: %llu of %u workers assigned, %llu told to go\n", (unsigned long long)bench.assigns, workers,
-                (unsigned long long)bench.gos);
+        fprintf(stderr, "bench_core: %llu of %u workers assigned, %llu told to go\n", (unsigned long long)bench.assigns,
+                workers, (unsigned long long)bench.gos);
         return 1;
     }
     printf("workers  join ms  plan ms  assign ms  go ms  total ms  peers per Assign  KiB per worker\n");

@@ -1,9 +1,10 @@
 /* Training step of GPT-2 124M on one worker against what dnnl_sgemm allows.
  *
  * usage: bench_step [--micro B] [--length T] [--threads N] [--steps K] [--layers L] [--accumulate A]
- * A step is A micro-batches of forward and backward, the gradient norm and AdamW. Prints phases, tokens per second (median of K
- * steps after one for warming up), and the floor: the time dnnl_sgemm (oneDNN, the same number of threads) needs for the model's
- * matrix products alone, each measured at its own shape. Attention, norms, softmax and the optimizer count against us. */
+ * A step is A micro-batches of forward and backward, the gradient norm and AdamW. Prints phases, tokens per second
+ * (median of K steps after one for warming up), and the floor: the time dnnl_sgemm (oneDNN, the same number of threads)
+ * needs for the model's matrix products alone, each measured at its own shape. Attention, norms, softmax and the
+ * optimizer count against us. */
 #include <dnnl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,8 +49,8 @@ static int compare_doubles(const void *a, const void *b)
 }
 
 /* Seconds of the best of a few calls of dnnl_sgemm at one shape, on the given operands. */
-static double sgemm_seconds(char ta, char tb, uint32_t m, uint32_t n, uint32_t k, float beta, const float *a, const float *b,
-                            float *c)
+static double sgemm_seconds(char ta, char tb, uint32_t m, uint32_t n, uint32_t k, float beta, const float *a,
+                            const float *b, float *c)
 {
     double best = 1e30;
     int64_t lda = ta == 'T' ? m : k, ldb = tb == 'T' ? k : n;
@@ -66,7 +67,8 @@ static double sgemm_seconds(char ta, char tb, uint32_t m, uint32_t n, uint32_t k
 static double linear_seconds(uint32_t rows, uint32_t in, uint32_t out, float *x, float *y, float *w, double *flops)
 {
     *flops += 3.0 * 2.0 * rows * in * out;
-    return sgemm_seconds('N', 'N', rows, out, in, 0.0f, x, w, y) + sgemm_seconds('N', 'T', rows, in, out, 0.0f, y, w, x) +
+    return sgemm_seconds('N', 'N', rows, out, in, 0.0f, x, w, y) +
+           sgemm_seconds('N', 'T', rows, in, out, 0.0f, y, w, x) +
            sgemm_seconds('T', 'N', in, out, rows, 1.0f, x, y, w);
 }
 
@@ -124,7 +126,8 @@ static struct state prepare(const struct settings *s)
     struct mu_model_options options = {.micro = s->micro, .length = s->length, .accumulate = s->accumulate};
     stop_if(mu_pool_new(s->threads, &err, &st.pool) != MU_OK, err.text);
     stop_if(mu_model_new(&st.spec, &options, st.pool, &err, &st.model) != MU_OK, err.text);
-    stop_if(mu_arena_new(4 * bytes + tokens * sizeof(int32_t) + 5 * MU_ARENA_ALIGN, &err, &st.arena) != MU_OK, err.text);
+    stop_if(mu_arena_new(4 * bytes + tokens * sizeof(int32_t) + 5 * MU_ARENA_ALIGN, &err, &st.arena) != MU_OK,
+            err.text);
     float **buffers[] = {&st.params, &st.grads, &st.m, &st.v};
     for (size_t i = 0; i < 4; i++)
         *buffers[i] = mu_arena_take(st.arena, bytes);
@@ -142,7 +145,8 @@ static struct times step(const struct settings *s, struct state *st, uint64_t nu
     double start = now_s();
     *loss = 0;
     for (uint32_t i = 0; i < s->accumulate; i++) {
-        struct mu_micro_batch batch = {.tokens = st->tokens, .targets = st->tokens + 1, .index = i, .count = s->accumulate};
+        struct mu_micro_batch batch = {
+            .tokens = st->tokens, .targets = st->tokens + 1, .index = i, .count = s->accumulate};
         uint64_t forward_ns, backward_ns;
         double sum = 0;
         batch.loss_divisor = (uint64_t)s->micro * s->length * s->accumulate;
@@ -158,7 +162,8 @@ static struct times step(const struct settings *s, struct state *st, uint64_t nu
     stop_if(mu_kernel_square_sum(st->pool, (size_t)st->spec.flat_size, st->grads, &squares) != MU_OK, "norm failed");
     double norm = mu_fmath_sqrt(mu_exact_sum_round(&squares)), normed = now_s();
     struct mu_adamw adamw = mu_adamw_at(1e-4, 0.9, 0.95, 1e-8, 0.1, 1.0, norm, number);
-    stop_if(mu_model_update(&st->spec, st->pool, &adamw, 0, st->spec.flat_size, st->params, st->m, st->v, st->grads) != MU_OK,
+    stop_if(mu_model_update(&st->spec, st->pool, &adamw, 0, st->spec.flat_size, st->params, st->m, st->v, st->grads) !=
+                MU_OK,
             "update failed");
     double end = now_s();
     t.norm = normed - computed;
@@ -169,7 +174,8 @@ static struct times step(const struct settings *s, struct state *st, uint64_t nu
 
 static struct settings parse(int argc, char **argv)
 {
-    struct settings s = {.micro = 4, .length = 256, .threads = mu_pool_default_threads(), .steps = 5, .layers = 12, .accumulate = 1};
+    struct settings s = {
+        .micro = 4, .length = 256, .threads = mu_pool_default_threads(), .steps = 5, .layers = 12, .accumulate = 1};
     const struct {
         const char *name;
         uint32_t *value;
@@ -182,7 +188,8 @@ static struct settings parse(int argc, char **argv)
                 *options[j].value = (uint32_t)strtoul(argv[i + 1], NULL, 10);
                 known = *options[j].value > 0;
             }
-        stop_if(!known, "usage: bench_step [--micro B] [--length T] [--threads N] [--steps K] [--layers L] [--accumulate A]");
+        stop_if(!known,
+                "usage: bench_step [--micro B] [--length T] [--threads N] [--steps K] [--layers L] [--accumulate A]");
     }
     stop_if(s.steps > STEPS_MAX, "--steps: at most 1000");
     return s;
@@ -210,11 +217,12 @@ int main(int argc, char **argv)
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage); /* before the floor allocates its own operands */
     double median = totals[s.steps / 2], floor = floor_seconds(&s, &flops), count = s.steps;
-    printf("GPT-2 %.0fM parameters, B%u x T%u x %u, fp32, %u threads, %s kernels\n", (double)st.spec.parameter_count * 1e-6, s.micro,
-           s.length, s.accumulate, s.threads, mu_isa_name(mu_isa_active()));
+    printf("GPT-2 %.0fM parameters, B%u x T%u x %u, fp32, %u threads, %s kernels\n",
+           (double)st.spec.parameter_count * 1e-6, s.micro, s.length, s.accumulate, s.threads,
+           mu_isa_name(mu_isa_active()));
     printf("  step        %8.1f ms  (median of %u; loss %.4f)\n", 1e3 * median, s.steps, loss);
-    printf("  forward     %8.1f ms\n  backward    %8.1f ms\n  norm        %8.1f ms\n  optimizer   %8.1f ms\n", 1e3 * sum.forward / count,
-           1e3 * sum.backward / count, 1e3 * sum.norm / count, 1e3 * sum.optimizer / count);
+    printf("  forward     %8.1f ms\n  backward    %8.1f ms\n  norm        %8.1f ms\n  optimizer   %8.1f ms\n",
+           1e3 * sum.forward / count, 1e3 * sum.backward / count, 1e3 * sum.norm / count, 1e3 * sum.optimizer / count);
     printf("  speed       %8.1f tokens/s\n", tokens / median);
     printf("  floor       %8.1f ms  (matrix products alone in dnnl_sgemm: %.1f GF/s, %.1f tokens/s)\n", 1e3 * floor,
            1e-9 * flops / floor, tokens / floor);

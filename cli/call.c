@@ -1,5 +1,6 @@
 #include "cli/cli.h"
 
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -181,8 +182,9 @@ bool mu_cli_number(const char *command, const char *option, const char *text, ui
                    uint64_t *ret_value)
 {
     char *end;
+    errno = 0;
     unsigned long long value = strtoull(text, &end, 10);
-    if (text[0] < '0' || text[0] > '9' || *end || value < least || value > most) {
+    if (text[0] < '0' || text[0] > '9' || *end || errno || value < least || value > most) {
         mu_cli_usage(command, "%s '%s' is not allowed: a whole number from %llu to %llu", option, text,
                      (unsigned long long)least, (unsigned long long)most);
         return false;

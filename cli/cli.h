@@ -4,6 +4,7 @@
 #ifndef MU_CLI_CLI_H
 #define MU_CLI_CLI_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -89,6 +90,6 @@ int mu_cmd_up(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_generate(struct mu_cli *cli, int argc, char **argv);
 
 /* watch.c: follows a job until it is over; survives restarts of the coordinator. `stop` (may be NULL) ends it early. */
-int mu_cli_follow(struct mu_cli *cli, const char *job, uint64_t after_event, const volatile bool *stop);
+int mu_cli_follow(struct mu_cli *cli, const char *job, uint64_t after_event, const atomic_bool *stop);
 
 #endif

@@ -2,10 +2,12 @@
 #include "cli/cli.h"
 
 #include <inttypes.h>
+#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/event_stream.h"
 #include "cli/job_file.h"
 #include "common/clock.h"
 #include "common/hash.h"
@@ -245,6 +247,17 @@ int mu_cmd_checkpoints(struct mu_cli *cli, int argc, char **argv)
     return code;
 }
 
+static void print_report(const char *dir, bool ok, const struct mu_checkpoint_report *report)
+{
+    json_t *json = json_pack("{s:s*, s:b, s:s, s:I, s:I, s:I, s:I, s:I}", "dir", dir, "ok", ok, "job",
+                             report->identity.job, "number", (json_int_t)report->identity.seq, "step",
+                             (json_int_t)report->identity.step, "pieces", (json_int_t)report->piece_count, "bad_pieces",
+                             (json_int_t)report->bad_piece_count, "size_bytes", (json_int_t)report->size_bytes);
+    json_dumpf(json, stdout, JSON_COMPACT);
+    putchar('\n');
+    json_decref(json);
+}
+
 /* Files alone: no coordinator is asked. */
 static int verify(struct mu_cli *cli, const char *dir)
 {
@@ -252,11 +265,7 @@ static int verify(struct mu_cli *cli, const char *dir)
     struct mu_checkpoint_report report;
     enum mu_status status = mu_checkpoint_verify(dir, &report, &err);
     if (cli->json)
-        printf("{\"dir\":\"%s\",\"ok\":%s,\"job\":\"%s\",\"number\":%" PRIu64 ",\"step\":%" PRIu64
-               ",\"pieces\":%zu,\"bad_pieces\":%zu,"
-               "\"size_bytes\":%" PRIu64 "}\n",
-               dir, status == MU_OK ? "true" : "false", report.identity.job, report.identity.seq, report.identity.step,
-               report.piece_count, report.bad_piece_count, report.size_bytes);
+        print_report(dir, status == MU_OK, &report);
     for (size_t i = 0; i < report.problem_count && i < MU_VERIFY_PROBLEMS_MAX; i++)
         fprintf(stderr, "muster: %s\n", report.problems[i].text);
     if (status != MU_OK) {
@@ -396,8 +405,9 @@ int mu_cmd_cancel(struct mu_cli *cli, int argc, char **argv)
     return code;
 }
 
-static void print_event(const struct mu_cli *cli, const Muster__V1__Event *event)
+static void print_event(void *ctx, const Muster__V1__Event *event)
 {
+    const struct mu_cli *cli = ctx;
     char ts[32];
     if (cli->json) {
         mu_cli_print_json(&event->base, true);
@@ -410,9 +420,25 @@ static void print_event(const struct mu_cli *cli, const Muster__V1__Event *event
     fflush(stdout);
 }
 
+/* Fails at once, with its own exit code, when there is no such job or no coordinator: only later is waiting right. */
+static int first_contact(struct mu_cli *cli, const char *job)
+{
+    if (job[0]) {
+        Muster__V1__GetJobRequest request = MUSTER__V1__GET_JOB_REQUEST__INIT;
+        request.name = (char *)(uintptr_t)job;
+        const Muster__V1__GetJobResponse *reply;
+        return mu_cli_call_or_exit(cli, "GetJob", &request, &muster__v1__get_job_response__descriptor, &reply);
+    }
+    Muster__V1__ListJobsRequest request = MUSTER__V1__LIST_JOBS_REQUEST__INIT;
+    request.page_size = 1;
+    const Muster__V1__ListJobsResponse *reply;
+    return mu_cli_call_or_exit(cli, "ListJobs", &request, &muster__v1__list_jobs_response__descriptor, &reply);
+}
+
 int mu_cmd_events(struct mu_cli *cli, int argc, char **argv)
 {
-    Muster__V1__WatchEventsRequest request = MUSTER__V1__WATCH_EVENTS_REQUEST__INIT;
+    struct mu_event_stream stream;
+    struct mu_error err;
     const char *job = "", *after = "0", *newest = "0";
     bool follow = false, follow_long = false;
     uint64_t newest_count = 0;
@@ -421,36 +447,19 @@ int mu_cmd_events(struct mu_cli *cli, int argc, char **argv)
                                             {"--newest", &newest, NULL},
                                             {"-f", NULL, &follow},
                                             {"--follow", NULL, &follow_long}};
+    mu_event_stream_init(&stream);
     if (mu_cli_parse("events", argc, argv, options, COUNT(options), 0, 0) < 0 ||
-        !mu_cli_number("events", "--after", after, 0, INT64_MAX, &request.after_event) ||
+        !mu_cli_number("events", "--after", after, 0, INT64_MAX, &stream.request.after_event) ||
         !mu_cli_number("events", "--newest", newest, 0, UINT32_MAX, &newest_count))
         return MU_EXIT_USAGE;
-    request.job = (char *)(uintptr_t)job;
-    request.follow = follow || follow_long;
-    request.newest = (uint32_t)newest_count;
-    int code = mu_cli_open(cli);
-    struct mu_error err;
-    struct mu_rpc_reader *reader = NULL;
-    if (code == MU_EXIT_OK && mu_cli_watch_events(cli, &request, &reader, &err) != MU_OK)
+    stream.cli = cli;
+    stream.request.job = (char *)(uintptr_t)job;
+    stream.request.follow = follow || follow_long;
+    stream.request.newest = (uint32_t)newest_count;
+    stream.show = print_event;
+    stream.ctx = cli;
+    int code = first_contact(cli, job);
+    if (code == MU_EXIT_OK && mu_event_stream_run(&stream, &err) != MU_OK)
         code = mu_cli_fail(&err);
-    while (code == MU_EXIT_OK) {
-        struct mu_rpc_bytes *bytes = NULL;
-        const ProtobufCMessage *message;
-        enum mu_status status = mu_rpc_reader_next(reader, -1, &err, &bytes);
-        if (status == MU_OK && !bytes)
-            break;
-        if (status == MU_OK) {
-            mu_wire_arena_reset(&cli->arena);
-            status =
-                mu_wire_unpack(&cli->arena, &muster__v1__watch_events_response__descriptor, mu_rpc_bytes_data(bytes),
-                               mu_rpc_bytes_size(bytes), MU_WIRE_REPLY_BYTES_MAX, &message, &err);
-        }
-        if (status == MU_OK)
-            print_event(cli, ((const Muster__V1__WatchEventsResponse *)message)->event);
-        else
-            code = mu_cli_fail(&err);
-        mu_rpc_bytes_unref(bytes);
-    }
-    mu_rpc_reader_free(reader);
     return code;
 }

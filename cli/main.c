@@ -1,6 +1,7 @@
 /* muster: the command line. */
 #include "cli/cli.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,9 +56,11 @@ static int take_globals(struct mu_cli *cli, int argc, char **argv)
         const char *name, **value;
     } globals[] = {{"--coordinator", &cli->address}, {"-o", &output}, {"--output", &output}, {"--timeout", &timeout}};
     int kept = 1;
+    bool only_words = false; /* after "--" */
     for (int i = 1; i < argc; i++) {
         const char **value = NULL, *equals = NULL;
-        for (size_t k = 0; k < sizeof globals / sizeof globals[0] && !value; k++) {
+        only_words = only_words || strcmp(argv[i], "--") == 0;
+        for (size_t k = 0; k < sizeof globals / sizeof globals[0] && !value && !only_words; k++) {
             size_t length = strlen(globals[k].name);
             if (strncmp(argv[i], globals[k].name, length) == 0 && (argv[i][length] == 0 || argv[i][length] == '=')) {
                 value = globals[k].value;
@@ -87,6 +90,15 @@ static int take_globals(struct mu_cli *cli, int argc, char **argv)
     return kept;
 }
 
+/* What was printed and did not arrive (a full disk) is a failure, whatever the command did. */
+static int check_output(int code)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return code;
+    fprintf(stderr, "muster: the output could not be written: %s\n", strerror(errno));
+    return code == MU_EXIT_OK ? MU_EXIT_FAILURE : code;
+}
+
 int main(int argc, char **argv)
 {
     struct mu_cli cli = {0};
@@ -102,17 +114,17 @@ int main(int argc, char **argv)
     }
     if (strcmp(argv[1], "help") == 0 || strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         help();
-        return MU_EXIT_OK;
+        return check_output(MU_EXIT_OK);
     }
     if (strcmp(argv[1], "version") == 0 || strcmp(argv[1], "--version") == 0) {
         printf("muster %s\n", MU_VERSION);
-        return MU_EXIT_OK;
+        return check_output(MU_EXIT_OK);
     }
     for (int i = 0; i < COMMAND_COUNT; i++) {
         if (strcmp(argv[1], commands[i].name) == 0) {
             int code = commands[i].run(&cli, argc - 2, argv + 2);
             mu_cli_close(&cli);
-            return code;
+            return check_output(code);
         }
     }
     fprintf(stderr, "muster: '%s' is not a command (see: muster help)\n", argv[1]);

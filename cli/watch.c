@@ -1,6 +1,6 @@
 /* Following one job: events as they happen, one plain line each, and its progress (a live line on a terminal, one line
  * per interval into a file). A second thread reads the event stream; both outlive restarts of the coordinator. */
-#include "cli/cli.h"
+#include "cli/event_stream.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -13,20 +13,21 @@
 #include "common/clock.h"
 #include "common/hash.h"
 
-enum { POLL_MS = 200, GIVE_UP_MS = 60000 };
+enum { POLL_MS = 200, GIVE_UP_MS = MU_EVENT_STREAM_GIVE_UP_MS };
 
 struct follower {
     struct mu_cli *cli;
     const char *job;
-    const volatile bool *stop;
+    const atomic_bool *stop;
     bool terminal;
     uint64_t start_us;
-    pthread_mutex_t lock; /* of the output, `line` and `reader` */
+    pthread_mutex_t lock; /* of the output and `line` */
     char line[256];       /* the live line as it stands */
-    struct mu_rpc_reader *reader;
-    atomic_bool done;          /* the events thread is to end */
-    atomic_ullong last_event;  /* newest one printed */
-    atomic_bool over_was_told; /* the event that ends the job has been printed */
+    struct mu_event_stream events;
+    pthread_t thread; /* that reads them */
+    bool joined;
+    struct mu_error trouble; /* why the events thread gave up, when `failed` */
+    atomic_bool failed;
 };
 
 static void pause_ms(unsigned ms)
@@ -47,64 +48,23 @@ static void print_line(struct follower *follower, const char *text)
     pthread_mutex_unlock(&follower->lock);
 }
 
-static void show_event(struct follower *follower, const Muster__V1__Event *event)
+static void show_event(void *ctx, const Muster__V1__Event *event)
 {
-    atomic_store(&follower->last_event, event->number);
+    struct follower *follower = ctx;
     if (follower->cli->json)
         mu_cli_print_json(&event->base, true);
     else
         print_line(follower, event->text);
-    if (strcmp(event->kind, "job_finished") == 0 || strcmp(event->kind, "job_failed") == 0 ||
-        strcmp(event->kind, "job_cancelled") == 0)
-        atomic_store(&follower->over_was_told, true);
-}
-
-/* One stream, until it ends. */
-static void read_events(struct follower *follower, struct mu_wire_arena *arena)
-{
-    struct mu_error err;
-    Muster__V1__WatchEventsRequest request = MUSTER__V1__WATCH_EVENTS_REQUEST__INIT;
-    struct mu_rpc_reader *reader;
-    request.job = (char *)(uintptr_t)follower->job;
-    request.after_event = atomic_load(&follower->last_event);
-    request.follow = true;
-    if (mu_cli_watch_events(follower->cli, &request, &reader, &err) != MU_OK)
-        return;
-    pthread_mutex_lock(&follower->lock);
-    follower->reader = reader;
-    pthread_mutex_unlock(&follower->lock);
-    enum mu_status status = MU_OK;
-    while (status == MU_OK && !atomic_load(&follower->done)) {
-        struct mu_rpc_bytes *bytes = NULL;
-        const ProtobufCMessage *message;
-        status = mu_rpc_reader_next(reader, -1, &err, &bytes);
-        if (status == MU_OK && !bytes)
-            break;
-        mu_wire_arena_reset(arena);
-        if (status == MU_OK)
-            status = mu_wire_unpack(arena, &muster__v1__watch_events_response__descriptor, mu_rpc_bytes_data(bytes),
-                                    mu_rpc_bytes_size(bytes), MU_WIRE_REPLY_BYTES_MAX, &message, &err);
-        if (status == MU_OK)
-            show_event(follower, ((const Muster__V1__WatchEventsResponse *)message)->event);
-        mu_rpc_bytes_unref(bytes);
-    }
-    pthread_mutex_lock(&follower->lock);
-    follower->reader = NULL;
-    pthread_mutex_unlock(&follower->lock);
-    mu_rpc_reader_free(reader);
 }
 
 static void *events_thread(void *arg)
 {
     struct follower *follower = arg;
-    struct mu_wire_arena arena;
-    mu_wire_arena_init(&arena);
-    while (!atomic_load(&follower->done)) {
-        read_events(follower, &arena);
-        if (!atomic_load(&follower->done))
-            pause_ms(POLL_MS);
+    struct mu_error err;
+    if (mu_event_stream_run(&follower->events, &err) != MU_OK) {
+        follower->trouble = err;
+        atomic_store(&follower->failed, true);
     }
-    mu_wire_arena_fini(&arena);
     return NULL;
 }
 
@@ -165,12 +125,22 @@ static void show_end(struct follower *follower, const Muster__V1__Job *job)
     fflush(stdout);
 }
 
+/* All events up to the end of the job come before the last lines. */
+static void join_events(struct follower *follower)
+{
+    if (!follower->joined)
+        pthread_join(follower->thread, NULL);
+    follower->joined = true;
+}
+
 static int poll_job(struct follower *follower, uint64_t interval_us)
 {
     uint64_t next_line_us = mu_clock_mono_us() + interval_us, heard_us = mu_clock_mono_us();
     for (;;) {
-        if (follower->stop && *follower->stop)
+        if (follower->stop && atomic_load(follower->stop))
             return MU_EXIT_OK;
+        if (atomic_load(&follower->failed))
+            return mu_cli_fail(&follower->trouble);
         struct mu_error err;
         Muster__V1__GetJobRequest request = MUSTER__V1__GET_JOB_REQUEST__INIT;
         request.name = (char *)(uintptr_t)follower->job;
@@ -181,12 +151,15 @@ static int poll_job(struct follower *follower, uint64_t interval_us)
         if (status == MU_OK) {
             const Muster__V1__Job *job = ((const Muster__V1__GetJobResponse *)reply)->job;
             heard_us = mu_clock_mono_us();
-            if (is_over(job) && atomic_load(&follower->over_was_told)) {
+            if (is_over(job)) {
+                mu_event_stream_finish(&follower->events);
+                join_events(follower);
+                if (atomic_load(&follower->failed))
+                    return mu_cli_fail(&follower->trouble);
                 show_end(follower, job);
                 return job->state == MUSTER__V1__JOB_STATE__JOB_STATE_FINISHED ? MU_EXIT_OK : MU_EXIT_FAILURE;
             }
-            if (!is_over(job))
-                show_progress(follower, job, &next_line_us, interval_us);
+            show_progress(follower, job, &next_line_us, interval_us);
         } else if (status != MU_ERR_UNAVAILABLE && status != MU_ERR_TIMEOUT) {
             return mu_cli_fail(&err);
         } else if (mu_clock_mono_us() - heard_us > GIVE_UP_MS * 1000ull) {
@@ -196,7 +169,7 @@ static int poll_job(struct follower *follower, uint64_t interval_us)
     }
 }
 
-int mu_cli_follow(struct mu_cli *cli, const char *job, uint64_t after_event, const volatile bool *stop)
+int mu_cli_follow(struct mu_cli *cli, const char *job, uint64_t after_event, const atomic_bool *stop)
 {
     enum { INTERVAL_US = 5000000 };
     struct follower follower = {.cli = cli,
@@ -205,19 +178,20 @@ int mu_cli_follow(struct mu_cli *cli, const char *job, uint64_t after_event, con
                                 .terminal = isatty(STDOUT_FILENO) && !cli->json,
                                 .start_us = mu_clock_mono_us(),
                                 .lock = PTHREAD_MUTEX_INITIALIZER};
-    pthread_t thread;
-    atomic_store(&follower.last_event, after_event);
-    if (pthread_create(&thread, NULL, events_thread, &follower) != 0) {
+    mu_event_stream_init(&follower.events);
+    follower.events.cli = cli;
+    follower.events.request.job = (char *)(uintptr_t)job;
+    follower.events.request.after_event = after_event;
+    follower.events.request.follow = true;
+    follower.events.show = show_event;
+    follower.events.ctx = &follower;
+    if (pthread_create(&follower.thread, NULL, events_thread, &follower) != 0) {
         fprintf(stderr, "muster: cannot start a thread\n");
         return MU_EXIT_FAILURE;
     }
     int code = poll_job(&follower, INTERVAL_US);
-    atomic_store(&follower.done, true);
-    pthread_mutex_lock(&follower.lock);
-    if (follower.reader)
-        mu_rpc_reader_cancel(follower.reader);
-    pthread_mutex_unlock(&follower.lock);
-    pthread_join(thread, NULL);
+    mu_event_stream_stop(&follower.events);
+    join_events(&follower);
     return code;
 }
 

@@ -11,28 +11,32 @@ enum mu_mutant {
     MU_MUT_SKIP_PERSIST_GENERATION, /* a generation is assigned without a record */
     MU_MUT_SKIP_PERSIST_GO,         /* Go is sent without a record */
     MU_MUT_SKIP_DURABILITY_WAIT,    /* the shell sends at once what should wait for a sync */
-    MU_MUT_REUSE_GENERATION,        /* a new generation takes the number of the last one */
+    MU_MUT_REUSE_GENERATION,        /* the number of a generation that never went is used again */
+    MU_MUT_REUSE_EVENT_NUMBER,      /* event numbers start again after a restart */
     MU_MUT_IGNORE_INCARNATION,      /* a restarted worker passes for the process it replaces */
-    MU_MUT_KEEP_ZOMBIE,             /* a worker that was declared lost comes back as if nothing had happened */
-    MU_MUT_ACCEPT_STALE_PARK,       /* statuses of older generations are believed */
+    MU_MUT_KEEP_ZOMBIE,             /* a fenced worker's engine goes on */
+    MU_MUT_ACCEPT_STALE_PARK,       /* a status sent before the worker got its Assign is believed */
     /* generations */
     MU_MUT_GO_BEFORE_ALL_PREPARED, /* Go when all but one are prepared */
+    MU_MUT_PLAN_BEFORE_PARKED,     /* planned without waiting until everybody holds still */
     MU_MUT_FORGET_ROLL_FORWARD,    /* who lacks the last update is told to hold it */
     MU_MUT_START_FROM_SEED,        /* initialises although a checkpoint was committed */
     MU_MUT_OVERLAP_LEAVES,         /* the second rank starts at a leaf of the first */
     MU_MUT_NO_FORGIVENESS,         /* leases run on while the coordinator sleeps */
-    MU_MUT_IGNORE_PEER_EVIDENCE,   /* failed links are never counted */
+    MU_MUT_LOSE_STATUS,            /* a status that changes between Hello and Welcome is not told */
     /* votes and commands */
     MU_MUT_VOTE_NEWEST,          /* the largest command number wins */
     MU_MUT_VOTE_BEFORE_GRADIENT, /* a rank votes before it holds the whole gradient */
-    MU_MUT_PARK_MID_STEP,        /* a park command is executed without the vote */
+    MU_MUT_EXECUTE_WITHOUT_VOTE, /* a command is executed at the next boundary, whatever the vote says */
+    MU_MUT_PARK_MID_STEP,        /* an abort stops in the middle of the update */
     MU_MUT_REUSE_COMMAND_NUMBER, /* a new command takes the number of an old one */
     /* checkpoints and the end */
     MU_MUT_COMMIT_MISSING_PIECE,     /* published when all but one piece are there */
-    MU_MUT_ACK_BEFORE_DURABLE,       /* a piece report is forgotten when sent, not when acknowledged */
-    MU_MUT_RELEASE_EARLY,            /* workers are released when they finish, not when the last checkpoint is committed */
+    MU_MUT_ACK_BEFORE_DURABLE,       /* a piece report is acknowledged at once, before anything of it is durable */
+    MU_MUT_DELETE_WITHOUT_RECORD,    /* the directory goes while the record still lists it */
     MU_MUT_RETENTION_DELETES_NEWEST, /* the newest checkpoint goes first */
-    MU_MUT_MIX_STEPS,                /* pieces of different boundaries make one checkpoint */
+    MU_MUT_RELEASE_EARLY,            /* workers are released when they finish, not when the last checkpoint is committed */
+    MU_MUT_RELEASE_LAST_HOLDER,      /* who wants to leave may go although nobody else has its state */
     MU_MUT_COUNT
 };
 

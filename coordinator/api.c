@@ -235,9 +235,9 @@ static enum mu_status list_workers(struct mu_api *api, struct mu_rpc_call *call,
     const Muster__V1__ListWorkersRequest *request = (const Muster__V1__ListWorkersRequest *)base;
     Muster__V1__ListWorkersResponse response = MUSTER__V1__LIST_WORKERS_RESPONSE__INIT;
     uint32_t limit = page_size(request->page_size), slots = mu_coord_worker_slots(api->config.coord);
-    char job[MU_JOB_NAME_SIZE];
+    struct mu_job_view *job = NULL;
     uint64_t slot = 0;
-    enum mu_status status = mu_wire_get_string(request->job, MU_WIRE_NAME_EMPTY, "job", job, sizeof job, err);
+    enum mu_status status = request->job[0] ? find_job(api, request->job, "job", &job, err) : MU_OK;
     if (status == MU_OK)
         status = get_token(request->page_token, &slot, err);
     if (status)
@@ -247,7 +247,8 @@ static enum mu_status list_workers(struct mu_api *api, struct mu_rpc_call *call,
     for (; response.workers && slot < slots; slot++) {
         if (!view && !(view = mu_wire_arena_alloc(&api->arena, sizeof *view)))
             break;
-        if (!mu_coord_worker_view(api->config.coord, (uint32_t)slot, view) || (job[0] && strcmp(job, view->job) != 0))
+        if (!mu_coord_worker_view(api->config.coord, (uint32_t)slot, view) ||
+            (job && strcmp(job->record.spec.name, view->job) != 0))
             continue;
         if (response.n_workers == limit) {
             response.next_page_token = put_token(api, slot);
@@ -327,6 +328,7 @@ static enum mu_status get_timings(struct mu_api *api, struct mu_rpc_call *call, 
     char worker[MU_WORKER_NAME_SIZE];
     struct mu_job_view *job = NULL;
     uint64_t slot = 0;
+    bool is_there = false;
     enum mu_status status = MU_OK;
     if ((status = find_job(api, request->job, "job", &job, err)) ||
         (status = mu_wire_get_string(request->worker, MU_WIRE_NAME_EMPTY, "worker", worker, sizeof worker, err)) ||
@@ -345,9 +347,12 @@ static enum mu_status get_timings(struct mu_api *api, struct mu_rpc_call *call, 
             response.next_page_token = put_token(api, slot);
             break;
         }
+        is_there = true;
         if (!add_timings(api, (uint32_t)slot, per_worker, &response, err))
             break;
     }
+    if (worker[0] && !is_there)
+        return mu_fail(err, MU_ERR_NOT_FOUND, "job '%s' has no worker '%s'", job->record.spec.name, worker);
     answer_call(api, call, &response.base);
     return MU_OK;
 }

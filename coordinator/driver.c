@@ -154,6 +154,31 @@ static void on_closed(struct mu_driver *driver, const struct mu_rpc_event *event
     } /* a request: its answer comes and is dropped */
 }
 
+/* ---- remains of checkpoints that were given up ---- */
+
+static void sweep_one(struct mu_driver *driver, const struct mu_job_record *job)
+{
+    uint64_t known[MU_CHECKPOINTS_MAX];
+    size_t count = 0;
+    struct mu_checkpoint_record record;
+    while (count < MU_CHECKPOINTS_MAX &&
+           mu_coord_checkpoint_view(driver->coord, job->spec.name, (uint32_t)count, &record))
+        known[count++] = record.number;
+    struct mu_checkpoint_task *task =
+        mu_checkpoint_task_sweep(job->spec.checkpoint.path, job->spec.name, job->next_checkpoint, known, count);
+    if (task)
+        mu_checkpoint_io_submit(driver->io, task);
+}
+
+/* A writer that had not heard that its checkpoint was given up may have gone on after the directory was deleted. */
+static void sweep_after_commit(struct mu_driver *driver, const char *job)
+{
+    struct mu_job_view *view = malloc(sizeof *view);
+    if (view && mu_coord_job_find(driver->coord, job, view))
+        sweep_one(driver, &view->record);
+    free(view);
+}
+
 /* ---- results of other threads ---- */
 
 static void on_planned(struct mu_driver *driver, struct mu_planned *planned)
@@ -177,6 +202,8 @@ static void on_checkpoint_done(struct mu_driver *driver, struct mu_checkpoint_do
     event.checkpoint_io.size_bytes = done->size_bytes;
     event.checkpoint_io.text = done->result.status == MU_OK ? NULL : done->result.text;
     mu_driver_step(driver, &event);
+    if (!done->deleted && done->result.status == MU_OK)
+        sweep_after_commit(driver, done->job);
     free(done);
 }
 
@@ -416,20 +443,6 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                 .step = step_from_api,
                                 .ctx = driver};
     return mu_api_new(&api, &driver->api, err);
-}
-
-static void sweep_one(struct mu_driver *driver, const struct mu_job_record *job)
-{
-    uint64_t known[MU_CHECKPOINTS_MAX];
-    size_t count = 0;
-    struct mu_checkpoint_record record;
-    while (count < MU_CHECKPOINTS_MAX &&
-           mu_coord_checkpoint_view(driver->coord, job->spec.name, (uint32_t)count, &record))
-        known[count++] = record.number;
-    struct mu_checkpoint_task *task =
-        mu_checkpoint_task_sweep(job->spec.checkpoint.path, job->spec.name, job->next_checkpoint, known, count);
-    if (task)
-        mu_checkpoint_io_submit(driver->io, task);
 }
 
 static void sweep_all(struct mu_driver *driver)

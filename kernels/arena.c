@@ -24,14 +24,17 @@ enum mu_status mu_arena_new(size_t size_bytes, struct mu_error *err, struct mu_a
         return mu_fail(err, MU_ERR_NO_MEMORY, "arena: out of memory");
     size_t unit = size_bytes >= HUGE_PAGE_BYTES ? HUGE_PAGE_BYTES : 4096;
     arena->size_bytes = (size_bytes + unit) / unit * unit;
-    void *base = mmap(NULL, arena->size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *base =
+        mmap(NULL, arena->size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) {
         int saved = errno;
         free(arena);
-        return mu_fail_errno(err, saved, "arena: cannot map %zu MiB; use a smaller model or micro-batch, or more memory",
+        return mu_fail_errno(err, saved,
+                             "arena: cannot map %zu MiB; use a smaller model or micro-batch, or more memory",
                              size_bytes >> 20);
     }
-    (void)madvise(base, arena->size_bytes, MADV_HUGEPAGE); /* advice: a kernel without huge pages is slower, not wrong */
+    (void)madvise(base, arena->size_bytes,
+                  MADV_HUGEPAGE); /* advice: a kernel without huge pages is slower, not wrong */
     memset(base, 0, arena->size_bytes);
     arena->base = base;
     *ret_arena = arena;

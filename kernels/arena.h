@@ -1,7 +1,8 @@
-/* Arena: one large block of memory, mapped and pre-faulted once, handed out in 256-byte aligned pieces and freed as a whole.
+/* Arena: one large block of memory, mapped and pre-faulted once, handed out in 256-byte aligned pieces and freed as a
+ * whole.
  *
- * First-touch page faults are very slow on virtual machines, so steps must never allocate: everything a step touches lives in an
- * arena made at preparation. Huge pages are asked for (madvise). Not thread-safe; the owner frees it. */
+ * First-touch page faults are very slow on virtual machines, so steps must never allocate: everything a step touches
+ * lives in an arena made at preparation. Huge pages are asked for (madvise). Not thread-safe; the owner frees it. */
 #ifndef MU_KERNELS_ARENA_H
 #define MU_KERNELS_ARENA_H
 

@@ -47,7 +47,8 @@ void mu_exact_sum_add(struct mu_exact_sum *sum, double value)
         exponent = 1;
     uint32_t position = exponent - 1, digit = position / DIGIT_BITS, shift = position % DIGIT_BITS;
     uint64_t low = (mantissa & 0xffffffff) << shift, high = (mantissa >> 32) << shift;
-    int64_t parts[3] = {(int64_t)(low & 0xffffffff), (int64_t)((low >> 32) + (high & 0xffffffff)), (int64_t)(high >> 32)};
+    int64_t parts[3] = {(int64_t)(low & 0xffffffff), (int64_t)((low >> 32) + (high & 0xffffffff)),
+                        (int64_t)(high >> 32)};
     for (int i = 0; i < 3; i++)
         sum->digits[digit + (uint32_t)i] += negative ? -parts[i] : parts[i];
     if (++sum->pending == PENDING_MAX)

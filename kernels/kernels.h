@@ -1,17 +1,20 @@
 /* Operations of a transformer in fp32 on the CPU: the same bits on every machine.
  *
- * The result of every operation is a function of its logical arguments alone: not of the number of threads, the instruction set
- * (AVX-512, AVX2, plain C), the alignment of buffers or the tile sizes. How:
- *   - all multiply-adds are explicit IEEE fma, nothing is contracted or reassociated by the compiler (-ffp-contract=off);
- *   - GEMM: the reduction is cut into chunks of MU_GEMM_CHUNK; each chunk is an fma chain from +0 in ascending k; chunk sums are
- *     added in ascending order (to the old value of C first, when accumulating);
+ * The result of every operation is a function of its logical arguments alone: not of the number of threads, the
+ * instruction set (AVX-512, AVX2, plain C), the alignment of buffers or the tile sizes. How:
+ *   - all multiply-adds are explicit IEEE fma, nothing is contracted or reassociated by the compiler
+ * (-ffp-contract=off);
+ *   - GEMM: the reduction is cut into chunks of MU_GEMM_CHUNK; each chunk is an fma chain from +0 in ascending k; chunk
+ * sums are added in ascending order (to the old value of C first, when accumulating);
  *   - row reductions use 16 virtual lanes (element i in lane i mod 16, ascending) folded 8-4-2-1;
- *   - column reductions over rows run in blocks of MU_GEMM_CHUNK rows: an addition chain from +0 per block, blocks added in order;
+ *   - column reductions over rows run in blocks of MU_GEMM_CHUNK rows: an addition chain from +0 per block, blocks
+ * added in order;
  *   - exp, log, sin and cos are fma polynomials of our own; division and square root are IEEE.
  *
- * Matrices are row-major. Every function runs on `pool` (called by its owner) and returns MU_OK or MU_ERR_CANCELLED (outputs are
- * then undefined). No function allocates; scratch comes from the pool's lanes or from the caller, as documented. Pointers need
- * only be aligned for their type; 64 bytes are fastest. Buffers must not overlap unless said so. */
+ * Matrices are row-major. Every function runs on `pool` (called by its owner) and returns MU_OK or MU_ERR_CANCELLED
+ * (outputs are then undefined). No function allocates; scratch comes from the pool's lanes or from the caller, as
+ * documented. Pointers need only be aligned for their type; 64 bytes are fastest. Buffers must not overlap unless said
+ * so. */
 #ifndef MU_KERNELS_KERNELS_H
 #define MU_KERNELS_KERNELS_H
 
@@ -25,34 +28,38 @@
 #include "kernels/pool.h"
 
 enum {
-    MU_GEMM_CHUNK = 256,       /* part of the definition of every result: never change it */
-    MU_ATTENTION_TILE = 64,    /* queries and keys in one tile; part of the definition */
+    MU_GEMM_CHUNK = 256,         /* part of the definition of every result: never change it */
+    MU_ATTENTION_TILE = 64,      /* queries and keys in one tile; part of the definition */
     MU_ATTENTION_HEAD_MAX = 256, /* largest channels / heads */
-    MU_ATTENTION_ELEMENTS_MAX = 1 << 18, /* largest length * (channels / heads), both rounded up to whole tiles and lanes */
-    MU_SERIAL_ELEMENTS = 16384,   /* element-wise work is spread over threads in pieces of this size */
+    MU_ATTENTION_ELEMENTS_MAX =
+        1 << 18,                /* largest length * (channels / heads), both rounded up to whole tiles and lanes */
+    MU_SERIAL_ELEMENTS = 16384, /* element-wise work is spread over threads in pieces of this size */
 };
 
-/* ---- instruction set -------------------------------------------------------------------------------------------------- */
+/* ---- instruction set
+ * -------------------------------------------------------------------------------------------------- */
 
 enum mu_isa { MU_ISA_SCALAR = 0, MU_ISA_AVX2 = 1, MU_ISA_AVX512 = 2 };
 
-/* The one in use: the best this CPU has, capped by MU_CPU_ISA=scalar|avx2|avx512 or DNNL_MAX_CPU_ISA (AVX2 and older). */
+/* The one in use: the best this CPU has, capped by MU_CPU_ISA=scalar|avx2|avx512 or DNNL_MAX_CPU_ISA (AVX2 and older).
+ */
 enum mu_isa mu_isa_active(void);
 const char *mu_isa_name(enum mu_isa isa);
 /* Switches (tests, benchmarks; no kernel may be running). MU_ERR_INVALID when this CPU lacks it. */
 enum mu_status mu_isa_select(enum mu_isa isa, struct mu_error *err) MU_WARN_UNUSED;
 
-/* ---- matrix product --------------------------------------------------------------------------------------------------- */
+/* ---- matrix product
+ * --------------------------------------------------------------------------------------------------- */
 
 enum mu_epilogue {
     MU_EPILOGUE_NONE,
-    MU_EPILOGUE_BIAS,       /* C = AB + bias */
-    MU_EPILOGUE_BIAS_GELU,  /* before = AB + bias; C = gelu(before) */
-    MU_EPILOGUE_GELU_GRAD,  /* C = AB * gelu'(aux) */
+    MU_EPILOGUE_BIAS,      /* C = AB + bias */
+    MU_EPILOGUE_BIAS_GELU, /* before = AB + bias; C = gelu(before) */
+    MU_EPILOGUE_GELU_GRAD, /* C = AB * gelu'(aux) */
 };
 
-/* C[m,n] = op(A)[m,k] op(B)[k,n], or C += when `accumulate` (then without epilogue). op(X) is X, or its transpose when flagged;
- * lda, ldb, ldc, ldaux are the row strides, in elements, of the stored matrices. */
+/* C[m,n] = op(A)[m,k] op(B)[k,n], or C += when `accumulate` (then without epilogue). op(X) is X, or its transpose when
+ * flagged; lda, ldb, ldc, ldaux are the row strides, in elements, of the stored matrices. */
 struct mu_gemm {
     uint32_t m, n, k;
     bool transpose_a; /* A is stored [k,m] */
@@ -71,16 +78,23 @@ struct mu_gemm {
 enum mu_status mu_kernel_gemm(struct mu_pool *pool, const struct mu_gemm *gemm) MU_WARN_UNUSED;
 
 /* out[n] = (accumulate ? out : 0) + sum over rows of a[rows, n] (row stride lda). */
-enum mu_status mu_kernel_column_sum(struct mu_pool *pool, uint32_t rows, uint32_t n, const float *a, size_t lda, bool accumulate,
-                                    float *out) MU_WARN_UNUSED;
+enum mu_status mu_kernel_column_sum(struct mu_pool *pool, uint32_t rows, uint32_t n, const float *a, size_t lda,
+                                    bool accumulate, float *out) MU_WARN_UNUSED;
 
-/* ---- dropout ---------------------------------------------------------------------------------------------------------- */
+/* ---- dropout
+ * ---------------------------------------------------------------------------------------------------------- */
 
-enum mu_dropout_op { MU_DROPOUT_EMBEDDING = 1, MU_DROPOUT_ATTENTION = 2, MU_DROPOUT_PROJECTION = 3, MU_DROPOUT_MLP = 4 };
+enum mu_dropout_op {
+    MU_DROPOUT_EMBEDDING = 1,
+    MU_DROPOUT_ATTENTION = 2,
+    MU_DROPOUT_PROJECTION = 3,
+    MU_DROPOUT_MLP = 4
+};
 
-/* A dropout site. The random number of element (sample, token, feature) is word (feature / 16) % 4 of Philox4x32-10 with key
- * `key` and counter {feature / 64 * 16 + feature % 16, token, sample low, sample high}; the element is kept, times `scale`, when
- * the number is >= threshold. For attention, token is the query and feature is head * 2^20 + key position. */
+/* A dropout site. The random number of element (sample, token, feature) is word (feature / 16) % 4 of Philox4x32-10
+ * with key `key` and counter {feature / 64 * 16 + feature % 16, token, sample low, sample high}; the element is kept,
+ * times `scale`, when the number is >= threshold. For attention, token is the query and feature is head * 2^20 + key
+ * position. */
 struct mu_dropout {
     uint32_t key[2];
     uint32_t threshold; /* 0 = no dropout: every element is kept and not scaled */
@@ -88,26 +102,31 @@ struct mu_dropout {
     const uint64_t *samples; /* sample number of each sequence */
 };
 
-/* key = first two words of Philox with key = seed and counter {step low, step high, layer * 256 + op, "drop"}. rate in [0, 1). */
+/* key = first two words of Philox with key = seed and counter {step low, step high, layer * 256 + op, "drop"}. rate in
+ * [0, 1). */
 struct mu_dropout mu_dropout_site(uint64_t seed, uint64_t step, uint32_t layer, enum mu_dropout_op op, float rate,
                                   const uint64_t *samples);
 
-/* Fills keep[count] with the factors (0 or scale) of features first .. first + count - 1 of (sequence, token). first % 64 == 0. */
-void mu_dropout_factors(const struct mu_dropout *site, uint32_t sequence, uint32_t token, uint32_t first, uint32_t count,
-                        float *keep);
+/* Fills keep[count] with the factors (0 or scale) of features first .. first + count - 1 of (sequence, token). first %
+ * 64 == 0. */
+void mu_dropout_factors(const struct mu_dropout *site, uint32_t sequence, uint32_t token, uint32_t first,
+                        uint32_t count, float *keep);
 
-/* ---- rows: embedding, residual, layer norm ---------------------------------------------------------------------------- */
+/* ---- rows: embedding, residual, layer norm
+ * ---------------------------------------------------------------------------- */
 
-/* x[s,t,:] = drop(wte[tokens[s,t],:] + wpe[t,:]) for sequences s, tokens t < length. Every token must be in range (asserted). */
+/* x[s,t,:] = drop(wte[tokens[s,t],:] + wpe[t,:]) for sequences s, tokens t < length. Every token must be in range
+ * (asserted). */
 enum mu_status mu_kernel_embedding_forward(struct mu_pool *pool, uint32_t sequences, uint32_t length, uint32_t channels,
                                            uint32_t vocab, const int32_t *tokens, const float *wte, const float *wpe,
                                            const struct mu_dropout *drop, float *x) MU_WARN_UNUSED;
 
-/* dx is first multiplied by the dropout factors, in place. Then, per row of wte, the gradients of its occurrences are added in
- * ascending (sequence, token) order to dwte; dwpe[t,:] receives sequences in ascending order. Both are added into. */
-enum mu_status mu_kernel_embedding_backward(struct mu_pool *pool, uint32_t sequences, uint32_t length, uint32_t channels,
-                                            const int32_t *tokens, const struct mu_dropout *drop, float *dx, float *dwte,
-                                            float *dwpe) MU_WARN_UNUSED;
+/* dx is first multiplied by the dropout factors, in place. Then, per row of wte, the gradients of its occurrences are
+ * added in ascending (sequence, token) order to dwte; dwpe[t,:] receives sequences in ascending order. Both are added
+ * into. */
+enum mu_status mu_kernel_embedding_backward(struct mu_pool *pool, uint32_t sequences, uint32_t length,
+                                            uint32_t channels, const int32_t *tokens, const struct mu_dropout *drop,
+                                            float *dx, float *dwte, float *dwpe) MU_WARN_UNUSED;
 
 /* residual_out = residual + drop(branch) (branch NULL: residual_out = residual and may be the same buffer), then
  * y = (residual_out - mean) * rstd * weight + bias, eps 1e-5, per row of `channels`. rows = sequences * length.
@@ -120,11 +139,11 @@ struct mu_norm_forward {
 };
 enum mu_status mu_kernel_norm_forward(struct mu_pool *pool, const struct mu_norm_forward *norm) MU_WARN_UNUSED;
 
-/* dresidual += d(layer norm)/d(residual) * dy; dweight and dbias are summed over rows (blocks of 64, then a column sum over blocks) and added into,
- * or overwritten unless `accumulate`. If `dbranch` is not NULL it receives dresidual (after the addition) times the dropout
- * factors of the branch: the gradient of the branch that was added to the residual before this norm. (drop NULL or without
- * dropout: the factors are 1; pass dbranch = NULL and use dresidual itself.)
- * workspace: mu_kernel_norm_workspace(rows, channels) floats. */
+/* dresidual += d(layer norm)/d(residual) * dy; dweight and dbias are summed over rows (blocks of 64, then a column sum
+ * over blocks) and added into, or overwritten unless `accumulate`. If `dbranch` is not NULL it receives dresidual
+ * (after the addition) times the dropout factors of the branch: the gradient of the branch that was added to the
+ * residual before this norm. (drop NULL or without dropout: the factors are 1; pass dbranch = NULL and use dresidual
+ * itself.) workspace: mu_kernel_norm_workspace(rows, channels) floats. */
 struct mu_norm_backward {
     uint32_t sequences, length, channels;
     const float *residual, *weight, *mean, *rstd; /* residual = residual_out of the forward pass */
@@ -139,13 +158,16 @@ enum mu_status mu_kernel_norm_backward(struct mu_pool *pool, const struct mu_nor
 
 /* y = gelu(x), tanh form: x / (1 + exp(-2 u)), u = sqrt(2/pi) (x + 0.044715 x^3). dx = dy * gelu'(x). */
 enum mu_status mu_kernel_gelu_forward(struct mu_pool *pool, size_t size, const float *x, float *y) MU_WARN_UNUSED;
-enum mu_status mu_kernel_gelu_backward(struct mu_pool *pool, size_t size, const float *x, const float *dy, float *dx) MU_WARN_UNUSED;
+enum mu_status mu_kernel_gelu_backward(struct mu_pool *pool, size_t size, const float *x, const float *dy,
+                                       float *dx) MU_WARN_UNUSED;
 
-/* ---- attention -------------------------------------------------------------------------------------------------------- */
+/* ---- attention
+ * -------------------------------------------------------------------------------------------------------- */
 
-/* Causal multi-head attention over qkv [sequences, length, 3 channels] (q, k, v side by side, heads contiguous in each), without
- * ever holding the [length, length] matrix: one owner per (sequence, head), key tiles ascending, running maximum and sum.
- * out [sequences, length, channels]; lse [sequences, heads, length] = log-sum-exp of each row, for the backward pass. */
+/* Causal multi-head attention over qkv [sequences, length, 3 channels] (q, k, v side by side, heads contiguous in
+ * each), without ever holding the [length, length] matrix: one owner per (sequence, head), key tiles ascending, running
+ * maximum and sum. out [sequences, length, channels]; lse [sequences, heads, length] = log-sum-exp of each row, for the
+ * backward pass. */
 struct mu_attention {
     uint32_t sequences, length, heads, channels;
     const float *qkv;
@@ -159,21 +181,25 @@ enum mu_status mu_kernel_attention_forward(struct mu_pool *pool, const struct mu
 /* Recomputes the probabilities from lse. */
 enum mu_status mu_kernel_attention_backward(struct mu_pool *pool, const struct mu_attention *attention) MU_WARN_UNUSED;
 
-/* ---- loss ------------------------------------------------------------------------------------------------------------- */
+/* ---- loss
+ * ------------------------------------------------------------------------------------------------------------- */
 
-/* For each row of logits [rows, vocab] (stride ld): loss[row] = log-sum-exp - logit of the target, in double; then, when
- * `gradient`, logits become (softmax - onehot) * scale in place. A target of -1 is ignored: loss 0, gradient 0. */
+/* For each row of logits [rows, vocab] (stride ld): loss[row] = log-sum-exp - logit of the target, in double; then,
+ * when `gradient`, logits become (softmax - onehot) * scale in place. A target of -1 is ignored: loss 0, gradient 0. */
 enum mu_status mu_kernel_cross_entropy(struct mu_pool *pool, uint32_t rows, uint32_t vocab, size_t ld, float *logits,
                                        const int32_t *targets, float scale, bool gradient, double *loss) MU_WARN_UNUSED;
 
-/* ---- flat ranges: sums, norm, optimizer, initial values ---------------------------------------------------------------- */
+/* ---- flat ranges: sums, norm, optimizer, initial values
+ * ---------------------------------------------------------------- */
 
 /* into += from. The one addition of the summation tree. */
 enum mu_status mu_kernel_add(struct mu_pool *pool, size_t size, float *into, const float *from) MU_WARN_UNUSED;
 
-/* Adds the squares of g[0..size) to `sum`: blocks of MU_NORM_BLOCK elements counted from g (so g should be the start of a chunk),
- * each block in double with 16 virtual lanes, block sums added exactly: order-free over blocks, chunks and ranks. */
-enum mu_status mu_kernel_square_sum(struct mu_pool *pool, size_t size, const float *g, struct mu_exact_sum *sum) MU_WARN_UNUSED;
+/* Adds the squares of g[0..size) to `sum`: blocks of MU_NORM_BLOCK elements counted from g (so g should be the start of
+ * a chunk), each block in double with 16 virtual lanes, block sums added exactly: order-free over blocks, chunks and
+ * ranks. */
+enum mu_status mu_kernel_square_sum(struct mu_pool *pool, size_t size, const float *g,
+                                    struct mu_exact_sum *sum) MU_WARN_UNUSED;
 
 /* One AdamW update (Loshchilov and Hutter, arXiv 1711.05101), decoupled decay:
  *   g' = g * gradient_scale; m = beta1 m + (1 - beta1) g'; v = beta2 v + (1 - beta2) g'^2;
@@ -184,21 +210,22 @@ struct mu_adamw {
     float correction1, correction2; /* 1 / (1 - beta^t), t counts from 1 */
     float gradient_scale;           /* clipping factor, 1 = none */
 };
-/* Fills the corrections for the update number `update` (from 1) in portable arithmetic. clip = 0: no clipping; else the scale is
- * min(1, clip / norm). */
-struct mu_adamw mu_adamw_at(double lr, double beta1, double beta2, double eps, double weight_decay, double clip, double norm,
-                            uint64_t update);
-enum mu_status mu_kernel_adamw(struct mu_pool *pool, const struct mu_adamw *adamw, size_t size, float *p, float *m, float *v,
-                               const float *g) MU_WARN_UNUSED;
+/* Fills the corrections for the update number `update` (from 1) in portable arithmetic. clip = 0: no clipping; else the
+ * scale is min(1, clip / norm). */
+struct mu_adamw mu_adamw_at(double lr, double beta1, double beta2, double eps, double weight_decay, double clip,
+                            double norm, uint64_t update);
+enum mu_status mu_kernel_adamw(struct mu_pool *pool, const struct mu_adamw *adamw, size_t size, float *p, float *m,
+                               float *v, const float *g) MU_WARN_UNUSED;
 
-/* x[i] = std * normal(seed, tensor, first + i): Box-Muller on Philox with key = seed. Element e = 64 j + 32 w + 16 h + l (l < 16,
- * h, w < 2) uses counter {(16 j + l) low word, high word, tensor, "init"}: words 2 w and 2 w + 1 give u1 in (0, 1] and u2 in [0, 1);
- * the value is sqrt(-2 ln u1) * (h ? sin : cos)(2 pi u2). */
-enum mu_status mu_kernel_init_normal(struct mu_pool *pool, uint64_t seed, uint32_t tensor, uint64_t first, size_t size, float std,
-                                     float *x) MU_WARN_UNUSED;
+/* x[i] = std * normal(seed, tensor, first + i): Box-Muller on Philox with key = seed. Element e = 64 j + 32 w + 16 h +
+ * l (l < 16, h, w < 2) uses counter {(16 j + l) low word, high word, tensor, "init"}: words 2 w and 2 w + 1 give u1 in
+ * (0, 1] and u2 in [0, 1); the value is sqrt(-2 ln u1) * (h ? sin : cos)(2 pi u2). */
+enum mu_status mu_kernel_init_normal(struct mu_pool *pool, uint64_t seed, uint32_t tensor, uint64_t first, size_t size,
+                                     float std, float *x) MU_WARN_UNUSED;
 enum mu_status mu_kernel_fill(struct mu_pool *pool, size_t size, float value, float *x) MU_WARN_UNUSED;
 
-/* ---- numeric identity -------------------------------------------------------------------------------------------------- */
+/* ---- numeric identity
+ * -------------------------------------------------------------------------------------------------- */
 
 /* The shapes of a job that its kernels will see. */
 struct mu_kernel_shapes {
@@ -216,8 +243,9 @@ struct mu_kernel_identity {
     } parts[MU_IDENTITY_PARTS];
 };
 
-/* Runs a small battery (odd sizes and alignments, denormals, large and small values, the job's reduction lengths) and hashes the
- * results; the same job gives the same identity on every machine that computes the same bits. About 50 ms. */
+/* Runs a small battery (odd sizes and alignments, denormals, large and small values, the job's reduction lengths) and
+ * hashes the results; the same job gives the same identity on every machine that computes the same bits. About 50 ms.
+ */
 enum mu_status mu_kernels_identity(struct mu_pool *pool, const struct mu_kernel_shapes *shapes, struct mu_error *err,
                                    struct mu_kernel_identity *ret_identity) MU_WARN_UNUSED;
 

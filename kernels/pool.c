@@ -14,17 +14,17 @@
 enum {
     FP_ENVIRONMENT = 0x1f80, /* MXCSR: all exceptions masked, round to nearest, no flush to zero */
     FP_STATUS_MASK = 0x3f,   /* sticky flags, no part of the environment */
-    SPIN_COUNT = 600,        /* pauses before sleeping: 10 to 20 us; longer would steal from other workers on the host */
-    POLL_WAIT_US = 100,      /* between calls of the poll hook while the caller sleeps */
+    SPIN_COUNT = 600,   /* pauses before sleeping: 10 to 20 us; longer would steal from other workers on the host */
+    POLL_WAIT_US = 100, /* between calls of the poll hook while the caller sleeps */
 };
 
 /* A run in progress.
  *
  *   ticket = run number (high 32 bits) | tasks not yet taken (low 32 bits)
  *
- * A thread takes a task by lowering the ticket by one; the run number makes the exchange fail when the run it looked at is over.
- * Holding a task keeps the run alive (the caller waits for `completed`), so fn, arg and count may be read after that. Threads
- * that are late, or asleep, are not waited for. */
+ * A thread takes a task by lowering the ticket by one; the run number makes the exchange fail when the run it looked at
+ * is over. Holding a task keeps the run alive (the caller waits for `completed`), so fn, arg and count may be read
+ * after that. Threads that are late, or asleep, are not waited for. */
 struct mu_pool {
     _Alignas(64) atomic_uint_fast64_t ticket;
     _Alignas(64) atomic_uint_fast32_t completed;
@@ -47,7 +47,7 @@ struct mu_pool {
     struct worker_start {
         struct mu_pool *pool;
         uint32_t index;
-    } *starts;
+    } * starts;
     char *scratch;
     size_t scratch_bytes;
 };
@@ -154,7 +154,8 @@ static enum mu_status pool_allocate(struct mu_pool *pool, uint32_t threads)
     pool->lanes = calloc(threads, sizeof *pool->lanes);
     pool->starts = calloc(threads, sizeof *pool->starts);
     size_t scratch_bytes = (size_t)threads * MU_LANE_SCRATCH_BYTES;
-    void *scratch = mmap(NULL, scratch_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *scratch =
+        mmap(NULL, scratch_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (scratch == MAP_FAILED)
         return MU_ERR_NO_MEMORY;
     pool->scratch = scratch;
@@ -201,7 +202,8 @@ enum mu_status mu_pool_new(uint32_t threads, struct mu_error *err, struct mu_poo
     if (threads == 0)
         threads = mu_pool_default_threads();
     if (threads > MU_POOL_THREADS_MAX)
-        return mu_fail(err, MU_ERR_INVALID, "threads: %u is not allowed: at most %d in one pool", threads, MU_POOL_THREADS_MAX);
+        return mu_fail(err, MU_ERR_INVALID, "threads: %u is not allowed: at most %d in one pool", threads,
+                       MU_POOL_THREADS_MAX);
     struct mu_pool *pool = pool_create();
     if (!pool)
         return mu_fail(err, MU_ERR_NO_MEMORY, "thread pool: out of memory");

@@ -1,9 +1,9 @@
 /* Thread pool of one worker: runs numbered tasks on a fixed set of threads.
  *
- * Tasks are taken with one atomic counter, so which thread runs which task is not defined; a task must therefore write only what
- * its number owns, and the result of a run never depends on the number of threads. The calling thread is thread 0 and takes part;
- * a pool of one thread creates none. Every pool thread runs with MXCSR 0x1F80 (round to nearest, denormals kept) and with all
- * signals blocked; the caller's MXCSR is set at each run.
+ * Tasks are taken with one atomic counter, so which thread runs which task is not defined; a task must therefore write
+ * only what its number owns, and the result of a run never depends on the number of threads. The calling thread is
+ * thread 0 and takes part; a pool of one thread creates none. Every pool thread runs with MXCSR 0x1F80 (round to
+ * nearest, denormals kept) and with all signals blocked; the caller's MXCSR is set at each run.
  *
  * A pool belongs to one thread at a time: mu_pool_run must not be called concurrently or from inside a task. */
 #ifndef MU_KERNELS_POOL_H
@@ -18,7 +18,8 @@
 
 enum {
     MU_POOL_THREADS_MAX = 256,
-    MU_LANE_SCRATCH_BYTES = 4 << 20, /* private scratch of each thread, 64-byte aligned, content undefined between tasks */
+    MU_LANE_SCRATCH_BYTES =
+        4 << 20, /* private scratch of each thread, 64-byte aligned, content undefined between tasks */
 };
 
 struct mu_pool;
@@ -40,19 +41,20 @@ enum mu_status mu_pool_new(uint32_t threads, struct mu_error *err, struct mu_poo
 void mu_pool_free(struct mu_pool *pool);
 uint32_t mu_pool_threads(const struct mu_pool *pool);
 
-/* While *cancel is true, remaining tasks are skipped and mu_pool_run returns MU_ERR_CANCELLED; running tasks end by themselves
- * (they are a few milliseconds at most, and long ones look at the flag). NULL = never. Set between runs only. */
+/* While *cancel is true, remaining tasks are skipped and mu_pool_run returns MU_ERR_CANCELLED; running tasks end by
+ * themselves (they are a few milliseconds at most, and long ones look at the flag). NULL = never. Set between runs
+ * only. */
 void mu_pool_set_cancel(struct mu_pool *pool, const atomic_bool *cancel);
 bool mu_pool_cancelled(const struct mu_pool *pool);
 
-/* `poll(ctx)` is called by the calling thread between its tasks and while it waits for the others: progress of communication.
- * It must be short and must not use the pool. NULL = none. Set between runs only. */
+/* `poll(ctx)` is called by the calling thread between its tasks and while it waits for the others: progress of
+ * communication. It must be short and must not use the pool. NULL = none. Set between runs only. */
 void mu_pool_set_poll(struct mu_pool *pool, void (*poll)(void *ctx), void *ctx);
 /* Runs the hook once, if there is one (for long serial stretches of the caller). */
 void mu_pool_poll(struct mu_pool *pool);
 
-/* Runs fn(arg, 0..task_count-1, lane) and returns when all have ended. MU_OK or MU_ERR_CANCELLED; after a cancelled run the
- * outputs are undefined. */
+/* Runs fn(arg, 0..task_count-1, lane) and returns when all have ended. MU_OK or MU_ERR_CANCELLED; after a cancelled run
+ * the outputs are undefined. */
 enum mu_status mu_pool_run(struct mu_pool *pool, uint32_t task_count, mu_task_fn *fn, void *arg) MU_WARN_UNUSED;
 
 /* Scratch of thread `index`, between runs: for order-free results kept per thread. */

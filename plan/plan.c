@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "common/mutant.h"
+
 #include "plan/balance.h"
 
 uint32_t mu_plan_world(const struct mu_job_spec *spec, uint32_t eligible)
@@ -49,7 +51,7 @@ uint32_t mu_plan_leaf_range(uint32_t leaves, uint32_t world, const uint32_t *lea
     for (uint32_t r = 0; r < rank; r++)
         first += leaf_counts[r];
     *ret_count = leaf_counts[rank];
-    return first;
+    return first - (MU_MUTANT(MU_MUT_OVERLAP_LEAVES) && rank == 1);
 }
 
 /* Where everybody is to start, and who has that state. */
@@ -102,7 +104,7 @@ static enum mu_state_source source_of(const struct mu_held *held, const struct s
     if (held->has_state && held->step == start->step)
         return MU_SOURCE_HELD;
     if (held->has_state && held->has_gradient && held->step + 1 == start->step && start->has_result)
-        return MU_SOURCE_ROLL_FORWARD;
+        return MU_MUTANT(MU_MUT_FORGET_ROLL_FORWARD) ? MU_SOURCE_HELD : MU_SOURCE_ROLL_FORWARD;
     return MU_SOURCE_PEER;
 }
 

@@ -253,6 +253,7 @@ struct mu_coord_message {
             uint64_t number;
             enum mu_command_kind kind;
             uint64_t not_before_step;    /* executed at the first boundary >= this where every rank has it */
+            uint64_t first_open;         /* commands with smaller numbers that were not executed are void */
             struct mu_snapshot snapshot; /* MU_COMMAND_CHECKPOINT */
         } command;
         struct mu_snapshot snapshot; /* Snapshot: take it now, at the boundary where you are parked */

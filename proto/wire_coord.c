@@ -122,6 +122,7 @@ static enum mu_status put_command(const struct mu_coord_message *message, struct
     pb->number = message->command.number;
     pb->kind = (Muster__V1__CommandKind)message->command.kind;
     pb->not_before_step = message->command.not_before_step;
+    pb->first_open = message->command.first_open;
     if (message->command.kind != MU_COMMAND_CHECKPOINT)
         return MU_OK;
     pb->snapshot = &parts->snapshot;
@@ -354,6 +355,7 @@ static enum mu_status get_command(const Muster__V1__Command *pb, struct mu_coord
     out->command.number = pb->number;
     out->command.kind = (enum mu_command_kind)kind;
     out->command.not_before_step = pb->not_before_step;
+    out->command.first_open = pb->first_open;
     return kind == MU_COMMAND_CHECKPOINT ? get_snapshot(pb->snapshot, &out->command.snapshot, err) : MU_OK;
 }
 

@@ -14,7 +14,10 @@ struct mu_rpc_client_config mu_rpc_client_config_default(void)
         .max_receive_bytes = (size_t)16 << 20,
         .max_send_queue_bytes = (size_t)8 << 20,
         .max_send_queue_messages = 1024,
-        .connect_timeout_ms = 3000,
+        /* As long as the server's own patience with a new connection. Shorter, thousands that come at once (after a
+         * restart of the coordinator) would give up before their turn and queue again behind the connections that they
+         * had left: nobody would ever be served. */
+        .connect_timeout_ms = 20000,
         .reconnect_ms = 100,
         .keepalive_time_ms = 10000,
         .keepalive_timeout_ms = 5000,

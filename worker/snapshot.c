@@ -9,7 +9,7 @@
 #include "common/fault.h"
 #include "common/id.h"
 #include "kernels/arena.h"
-#include "storage/file.h"
+#include "storage/catalog.h"
 #include "storage/pieces.h"
 
 enum {
@@ -42,6 +42,20 @@ struct mu_snapshots {
 
 /* ---- writer thread ---- */
 
+/* Whoever makes the directory marks it as ours, also a writer whose checkpoint has been given up and swept meanwhile:
+ * what has no mark is never deleted. */
+static enum mu_status make_directory(const struct piece_job *job, struct mu_error *err)
+{
+    char root[MU_PATH_SIZE], path[MU_PATH_SIZE];
+    uint64_t seq, ordered_step;
+    struct mu_id nonce;
+    const char *slash = strrchr(job->dir, '/');
+    if (!slash || slash == job->dir || !mu_catalog_parse_name(slash + 1, &seq, &ordered_step, &nonce))
+        return mu_fail(err, MU_ERR_INVALID, "'%s' is not the directory of a checkpoint", job->dir);
+    snprintf(root, sizeof root, "%.*s", (int)(slash - job->dir), job->dir);
+    return mu_catalog_create(root, job->identity.job, seq, ordered_step, nonce, path, err);
+}
+
 static void write_piece(struct mu_snapshots *snapshots)
 {
     struct piece_job *job = &snapshots->job;
@@ -50,7 +64,7 @@ static void write_piece(struct mu_snapshots *snapshots)
     struct mu_piece_result result = {0};
     struct mu_error err = {0};
     uint64_t start_us = mu_clock_mono_us();
-    report->status = mu_file_make_dirs(job->dir, &err);
+    report->status = make_directory(job, &err);
     if (report->status == MU_OK)
         report->status = mu_piece_write(job->dir, report->file, &job->identity, job->entries, job->entry_count,
                                         &options, &result, &err);

@@ -53,6 +53,19 @@ static struct mu_snapshot snapshot_of(const struct checkpoint *checkpoint, uint3
     return snapshot;
 }
 
+/* Everybody who has the newest command has the same set of open ones: those from here on. */
+uint64_t first_open_command(const struct job *job)
+{
+    uint64_t first = job->record.command.open ? job->record.command.number : job->record.command.number + 1;
+    for (uint32_t i = 0; i < job->checkpoint_count; i++) {
+        const struct mu_checkpoint_record *record = &job->checkpoints[i].record;
+        if (record->number == job->intent && record->command && record->generation == job->record.generation &&
+            record->command < first)
+            first = record->command;
+    }
+    return first;
+}
+
 static void send_order(struct mu_coord *coord, const struct job *job, const struct checkpoint *checkpoint,
                        const struct worker *worker, uint32_t piece)
 {
@@ -62,6 +75,7 @@ static void send_order(struct mu_coord *coord, const struct job *job, const stru
         message.command.number = checkpoint->record.command;
         message.command.kind = MU_COMMAND_CHECKPOINT;
         message.command.not_before_step = checkpoint->record.not_before_step;
+        message.command.first_open = first_open_command(job);
         message.command.snapshot = snapshot_of(checkpoint, piece);
     } else {
         message.kind = MU_CM_SNAPSHOT;
@@ -117,7 +131,9 @@ uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_
     record->number = ++job->record.next_checkpoint;
     record->nonce = coord->random;
     record->generation = job->record.generation;
-    record->command = parked ? 0 : ++job->record.command.number;
+    if (!parked && !MU_MUTANT(MU_MUT_REUSE_COMMAND_NUMBER))
+        job->record.command.number++;
+    record->command = parked ? 0 : job->record.command.number;
     record->not_before_step = not_before_step;
     record->state = MU_CKPT_INTENT;
     record->piece_count = writers;
@@ -208,7 +224,8 @@ static void start_deleting(struct mu_coord *coord, struct job *job, struct check
     checkpoint->record.state = MU_CKPT_DELETING;
     checkpoint->record.pieces = NULL;
     checkpoint->record.piece_count = 0;
-    persist_checkpoint(coord, &checkpoint->record);
+    if (!MU_MUTANT(MU_MUT_DELETE_WITHOUT_RECORD))
+        persist_checkpoint(coord, &checkpoint->record);
     emit_io(coord, job, MU_CA_DELETE, &checkpoint->record, false);
 }
 
@@ -299,11 +316,10 @@ void checkpoint_after_park(struct mu_coord *coord, struct job *job)
 
 static bool all_done(const struct job *job, const struct mu_checkpoint_record *record)
 {
-    for (uint32_t piece = 0; piece < record->piece_count; piece++) {
-        if (!job->pieces[piece].done)
-            return false;
-    }
-    return true;
+    uint32_t missing = 0;
+    for (uint32_t piece = 0; piece < record->piece_count; piece++)
+        missing += !job->pieces[piece].done;
+    return missing == 0 || (MU_MUTANT(MU_MUT_COMMIT_MISSING_PIECE) && missing == 1);
 }
 
 void on_piece(struct mu_coord *coord, struct worker *worker, const struct mu_piece_report *report)
@@ -337,6 +353,8 @@ void on_piece(struct mu_coord *coord, struct worker *worker, const struct mu_pie
     piece->checksum = report->checksum;
     memcpy(piece->file, report->file, sizeof piece->file);
     job->piece_slots[report->piece] = (uint32_t)(worker - coord->workers);
+    if (MU_MUTANT(MU_MUT_ACK_BEFORE_DURABLE))
+        acknowledge(coord, worker, report->checkpoint, report->piece);
     if (!job->publishing && all_done(job, &checkpoint->record)) {
         job->publishing = true;
         emit_io(coord, job, MU_CA_PUBLISH, &checkpoint->record, false);
@@ -353,7 +371,8 @@ static void retain(struct mu_coord *coord, struct job *job)
         if (checkpoint->record.state != MU_CKPT_COMMITTED && checkpoint->record.state != MU_CKPT_BAD)
             continue;
         index[count] = i;
-        list[count++] = (struct mu_checkpoint_info){.seq = checkpoint->record.number,
+        uint64_t seq = checkpoint->record.number;
+        list[count++] = (struct mu_checkpoint_info){.seq = MU_MUTANT(MU_MUT_RETENTION_DELETES_NEWEST) ? ~seq : seq,
                                                     .step = checkpoint->record.step,
                                                     .verified = checkpoint->loaded,
                                                     .quarantined = checkpoint->record.state == MU_CKPT_BAD};

@@ -131,7 +131,7 @@ static void take_time(struct mu_coord *coord, const struct mu_coord_event *event
 {
     enum { LATE_US = 50000 };
     uint64_t due_us = coord->deadline_us > coord->now_us ? coord->deadline_us : coord->now_us;
-    if (coord->deadline_us != UINT64_MAX && event->now_us > due_us + LATE_US) {
+    if (coord->deadline_us != UINT64_MAX && event->now_us > due_us + LATE_US && !MU_MUTANT(MU_MUT_NO_FORGIVENESS)) {
         uint64_t late_us = event->now_us - due_us;
         coord->forgiven_us += late_us;
         coord->counters.forgiven_us += late_us;

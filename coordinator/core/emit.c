@@ -107,6 +107,8 @@ void persist_generation(struct mu_coord *coord, const struct job *job)
     };
     memcpy(record.job, job->record.spec.name, sizeof record.job);
     memcpy(record.secret, job->secret, sizeof record.secret);
+    if (MU_MUTANT(job->go ? MU_MUT_SKIP_PERSIST_GO : MU_MUT_SKIP_PERSIST_GENERATION))
+        return;
     persist(coord, (struct mu_record){.kind = MU_RECORD_GENERATION, .generation = &record});
 }
 

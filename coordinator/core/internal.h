@@ -2,6 +2,7 @@
 #ifndef MU_COORDINATOR_CORE_INTERNAL_H
 #define MU_COORDINATOR_CORE_INTERNAL_H
 
+#include "common/mutant.h"
 #include "coordinator/core/core.h"
 
 enum { NONE = UINT32_MAX, DEATHS_KEPT = 4096, WORKER_RECORDS_MAX = 4096, HUNG_KEPT = 16 };
@@ -233,6 +234,7 @@ uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_
                           bool parked); /* 0: not possible */
 void resend_checkpoint(struct mu_coord *coord, struct job *job, struct worker *worker);
 void checkpoint_writer_lost(struct mu_coord *coord, struct job *job, const struct worker *worker);
+uint64_t first_open_command(const struct job *job);
 void checkpoint_writer_back(struct mu_coord *coord, struct job *job, struct worker *worker);
 void checkpoint_after_park(struct mu_coord *coord, struct job *job); /* give up what can no longer become complete */
 void abandon_checkpoint(struct mu_coord *coord, struct job *job, const char *text, bool again);

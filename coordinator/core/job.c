@@ -210,7 +210,8 @@ static void arrive(struct mu_coord *coord, struct job *job, struct worker *worke
     if (worker->arrived)
         return;
     worker->arrived = true;
-    if (++job->arrived == job->world)
+    bool early = MU_MUTANT(MU_MUT_GO_BEFORE_ALL_PREPARED) && job->phase == MU_JP_PREPARING && job->world > 1;
+    if (++job->arrived == job->world - early)
         all_arrived(coord, job);
 }
 
@@ -226,7 +227,7 @@ static void await_still(struct mu_coord *coord, struct job *job, const struct mu
             job->arrived++;
             continue;
         }
-        worker->arrived = worker->lost || (worker->session != 0 && is_still(worker));
+        worker->arrived = worker->lost || (worker->session != 0 && is_still(worker)) || MU_MUTANT(MU_MUT_PLAN_BEFORE_PARKED);
         job->arrived += worker->arrived;
         if (!worker->arrived && notify)
             send_to(coord, worker, notify);
@@ -246,6 +247,7 @@ static struct mu_coord_message park_command(const struct job *job)
     struct mu_coord_message message = {.kind = MU_CM_COMMAND, .generation = job->record.generation};
     message.command.number = job->record.command.number;
     message.command.kind = MU_COMMAND_PARK;
+    message.command.first_open = first_open_command(job);
     return message;
 }
 
@@ -303,7 +305,8 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     }
     job->steps_done = plan->start_step;
     install_members(coord, job, plan);
-    job->record.generation++;
+    if (!MU_MUTANT(MU_MUT_REUSE_GENERATION) || job->go || job->record.generation == 0)
+        job->record.generation++;
     job->record.steps_done = plan->start_step;
     job->go = false;
     job->mesh = plan->mesh;
@@ -632,6 +635,10 @@ static void finalize(struct mu_coord *coord, struct job *job)
     memcpy(job->record.weights_sha256, sha256, 32);
     job->steps_done = job->record.spec.steps;
     set_phase(coord, job, MU_JP_FINALIZING);
+    for (uint32_t rank = 0; MU_MUTANT(MU_MUT_RELEASE_EARLY) && rank < job->world; rank++) {
+        if (member_at(coord, job, rank))
+            send_release(coord, member_at(coord, job, rank), 0, "");
+    }
     job_tick(coord, job);
 }
 

@@ -197,8 +197,9 @@ static bool claims_membership(const struct mu_hello *hello)
 static bool holds_state(const struct job *job, const struct mu_hello *hello)
 {
     bool superseded = job->go && hello->status.generation != job->record.generation;
+    bool worthless = hello->status.held.step == 0 && hello->status.phase == MU_PHASE_PARKED;
     if (!claims_membership(hello) || superseded || hello->status.generation > job->record.generation ||
-        !hello->status.held.has_state || hello->status.held.step == 0)
+        !hello->status.held.has_state || worthless)
         return false;
     for (uint32_t i = 0; i < HUNG_KEPT; i++) {
         if (mu_id_equal(job->hung[i], hello->incarnation))
@@ -290,7 +291,8 @@ static void taken_back(struct mu_coord *coord, struct job *job, struct worker *w
 static struct worker *identify(struct mu_coord *coord, struct job *job, uint64_t session, const struct mu_hello *hello)
 {
     struct worker *known = hello->name[0] ? find_worker(coord, hello->name) : NULL;
-    if (known && mu_id_equal(known->incarnation, hello->incarnation) && !known->lost && job_of(coord, known) == job) {
+    bool same = known && (mu_id_equal(known->incarnation, hello->incarnation) || MU_MUTANT(MU_MUT_IGNORE_INCARNATION));
+    if (same && !known->lost && job_of(coord, known) == job) {
         if (known->session != session) { /* the old stream may be half open */
             map_remove(&coord->by_session, known->session);
             close_session(coord, known->session);
@@ -470,7 +472,8 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
         worker->waiting = message->heartbeat.waiting;
         break;
     case MU_WM_STATUS:
-        if (session == worker->assigned_session && message->status.generation < worker->assigned_generation) {
+        if (session == worker->assigned_session && message->status.generation < worker->assigned_generation &&
+            !MU_MUTANT(MU_MUT_ACCEPT_STALE_PARK)) {
             coord->counters.fenced_messages++; /* said before it got its Assign: what it holds may change by that */
             break;
         }

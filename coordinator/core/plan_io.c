@@ -23,6 +23,8 @@ bool draining_are_needed(struct mu_coord *coord, const struct job *job)
 {
     bool any;
     uint64_t newest = newest_held_step(coord, job, &any);
+    if (MU_MUTANT(MU_MUT_RELEASE_LAST_HOLDER))
+        return false;
     for (const struct worker *w = any ? next_worker(coord, job, NULL) : NULL; w; w = next_worker(coord, job, w)) {
         const struct mu_held *held = &w->status.held;
         if (may_take_part(w) && held->has_state &&
@@ -113,6 +115,8 @@ void request_plan(struct mu_coord *coord, struct job *job)
     }
     collect_members(coord, job, needed);
     const struct checkpoint *newest = newest_committed(job);
+    if (MU_MUTANT(MU_MUT_START_FROM_SEED))
+        newest = NULL;
     job->plan_checkpoint = newest ? newest->record.number : 0;
     struct mu_plan_input input = {
         .spec = &job->record.spec,
@@ -122,7 +126,7 @@ void request_plan(struct mu_coord *coord, struct job *job)
         .bad_link_count = collect_bad_links(coord, job),
         .checkpoint = job->plan_checkpoint,
         .checkpoint_step = newest ? newest->record.step : 0,
-        .may_initialise = !job->record.checkpoint_seen,
+        .may_initialise = !job->record.checkpoint_seen || MU_MUTANT(MU_MUT_START_FROM_SEED),
     };
     job->phase = MU_JP_PLANNING;
     job->phase_since_us = lease_now(coord);

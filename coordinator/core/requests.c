@@ -121,8 +121,8 @@ static void checkpoint_now(struct mu_coord *coord, uint64_t cookie, struct job *
         reply(coord, cookie, MU_ERR_CONFLICT, "checkpoint %llu of job '%s' is under way: wait for it",
               (unsigned long long)job->intent, name);
     } else if (job->phase != MU_JP_STEPPING) {
-        reply(coord, cookie, MU_ERR_UNAVAILABLE, "job '%s' is not stepping now (%s): try again", name,
-              is_over(job) ? "it is over" : "waiting or between generations");
+        reply(coord, cookie, MU_ERR_CONFLICT, "job '%s' is not stepping now: it is %s", name,
+              is_over(job) ? "over" : "waiting or between generations, try again");
     } else {
         uint64_t number = order_checkpoint(coord, job, 0, false);
         if (number)

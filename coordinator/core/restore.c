@@ -108,7 +108,7 @@ enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *
         *worker = *record->worker;
         return MU_OK;
     case MU_RECORD_EVENT:
-        if (record->event->number > coord->last_event)
+        if (record->event->number > coord->last_event && !MU_MUTANT(MU_MUT_REUSE_EVENT_NUMBER))
             coord->last_event = record->event->number;
         return MU_OK;
     case MU_RECORD_KIND_COUNT:

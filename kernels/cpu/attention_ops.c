@@ -1,10 +1,11 @@
 /* Causal attention of one (sequence, head) in tiles of 64 x 64. Compiled once per instruction set.
  *
- * Operands are first copied into the lane's scratch: rows padded with zeros to whole tiles, channels to whole vectors, so that the
- * inner loops have no edges (the rows of qkv lie 3 channels apart, which also maps them to few cache sets). Every product of a
- * tile is an fma chain from +0 over 64 keys or queries, or over the channels of a head; tiles are added in ascending order.
- * Forward: running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention, arXiv 2205.14135).
- * Backward: key tiles outside, query tiles inside, both ascending; P = exp(S - lse) is recomputed. */
+ * Operands are first copied into the lane's scratch: rows padded with zeros to whole tiles, channels to whole vectors,
+ * so that the inner loops have no edges (the rows of qkv lie 3 channels apart, which also maps them to few cache sets).
+ * Every product of a tile is an fma chain from +0 over 64 keys or queries, or over the channels of a head; tiles are
+ * added in ascending order. Forward: running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention,
+ * arXiv 2205.14135). Backward: key tiles outside, query tiles inside, both ascending; P = exp(S - lse) is recomputed.
+ */
 #include "kernels/cpu/isa.h"
 
 #include "kernels/cpu/transpose.h"
@@ -83,13 +84,14 @@ static void tile_product(const struct product *p)
     }
 }
 
-/* ---- copies ------------------------------------------------------------------------------------------------------------ */
+/* ---- copies
+ * ------------------------------------------------------------------------------------------------------------ */
 
 struct shape {
-    uint32_t length, head;    /* tokens, channels of a head */
-    uint32_t tiles, padded;   /* tiles of tokens; channels of a head rounded up to whole vectors */
-    size_t row;               /* floats between tokens of qkv */
-    size_t tile_size;         /* floats of one tile [64, padded] */
+    uint32_t length, head;  /* tokens, channels of a head */
+    uint32_t tiles, padded; /* tiles of tokens; channels of a head rounded up to whole vectors */
+    size_t row;             /* floats between tokens of qkv */
+    size_t tile_size;       /* floats of one tile [64, padded] */
 };
 
 static struct shape shape_of(const struct mu_attention *at)
@@ -145,18 +147,21 @@ MU_INLINE vf mask_future(vf x, uint32_t row, uint32_t column, vf masked)
     return v_select(vi_less(vi_set1(row), columns), masked, x);
 }
 
-static void drop_factors(const struct mu_attention *at, uint32_t sequence, uint32_t head, uint32_t query, uint32_t key, float *keep)
+static void drop_factors(const struct mu_attention *at, uint32_t sequence, uint32_t head, uint32_t query, uint32_t key,
+                         float *keep)
 {
     mu_isa_ops()->dropout_factors(at->drop, sequence, query, head << 20 | key, TILE, keep);
 }
 
-/* ---- forward ----------------------------------------------------------------------------------------------------------- */
+/* ---- forward
+ * ----------------------------------------------------------------------------------------------------------- */
 
 struct softmax_rows {
     float *highest, *sum, *correction; /* [64] */
 };
 
-/* Scores of a tile become exp(score - running maximum); the running values and the correction of what was summed before. */
+/* Scores of a tile become exp(score - running maximum); the running values and the correction of what was summed
+ * before. */
 static void softmax_tile(float *score, bool diagonal, struct softmax_rows *rows)
 {
     const vf minus_infinity = v_set1(-INFINITY);
@@ -192,8 +197,8 @@ static void softmax_tile(float *score, bool diagonal, struct softmax_rows *rows)
 }
 
 /* Output and log-sum-exp of one query tile. */
-static void finish_queries(const struct shape *s, const struct softmax_rows *rows, const float *sums, uint32_t tile, float *out,
-                           size_t out_row, float *lse)
+static void finish_queries(const struct shape *s, const struct softmax_rows *rows, const float *sums, uint32_t tile,
+                           float *out, size_t out_row, float *lse)
 {
     float log_sum[TILE];
     for (uint32_t i = 0; i < TILE; i += VL)
@@ -209,7 +214,8 @@ static void finish_queries(const struct shape *s, const struct softmax_rows *row
     }
 }
 
-void MU_ISA_FN(attention_forward)(const struct mu_attention *at, uint32_t sequence, uint32_t head, const struct mu_lane *lane)
+void MU_ISA_FN(attention_forward)(const struct mu_attention *at, uint32_t sequence, uint32_t head,
+                                  const struct mu_lane *lane)
 {
     const struct shape s = shape_of(at);
     const float *q = at->qkv + (size_t)sequence * s.length * s.row + (size_t)head * s.head;
@@ -217,7 +223,8 @@ void MU_ISA_FN(attention_forward)(const struct mu_attention *at, uint32_t sequen
     const float factor = 1.0f / sqrtf((float)s.head);
     float *scratch = lane->scratch;
     float *keys = take(&scratch, s.tiles * s.tile_size), *values = take(&scratch, s.tiles * s.tile_size);
-    float *queries = take(&scratch, s.tile_size), *sums = take(&scratch, s.tile_size), *score = take(&scratch, TILE * TILE);
+    float *queries = take(&scratch, s.tile_size), *sums = take(&scratch, s.tile_size),
+          *score = take(&scratch, TILE * TILE);
     struct softmax_rows rows = {take(&scratch, TILE), take(&scratch, TILE), take(&scratch, TILE)};
     for (uint32_t i = 0; i < s.tiles && !is_cancelled(lane); i++) {
         copy_tile(&s, q, s.row, i, factor, queries);
@@ -229,27 +236,28 @@ void MU_ISA_FN(attention_forward)(const struct mu_attention *at, uint32_t sequen
             rows.sum[r] = 0.0f;
         }
         for (uint32_t j = 0; j <= i; j++) {
-            tile_product(&(struct product){GROUPS_OF_TILE, s.head, queries, s.padded, 1, keys + j * s.tile_size, TILE, score, TILE,
-                                           SET, NULL});
+            tile_product(&(struct product){GROUPS_OF_TILE, s.head, queries, s.padded, 1, keys + j * s.tile_size, TILE,
+                                           score, TILE, SET, NULL});
             softmax_tile(score, i == j, &rows);
             for (uint32_t r = 0; at->drop && r < TILE; r++) {
                 float keep[TILE];
                 drop_factors(at, sequence, head, i * TILE + r, j * TILE, keep);
                 mu_isa_ops()->multiply(TILE, keep, score + r * TILE);
             }
-            tile_product(&(struct product){s.padded / VL, TILE, score, TILE, 1, values + j * s.tile_size, s.padded, sums, s.padded,
-                                           SCALE, rows.correction});
+            tile_product(&(struct product){s.padded / VL, TILE, score, TILE, 1, values + j * s.tile_size, s.padded,
+                                           sums, s.padded, SCALE, rows.correction});
         }
         finish_queries(&s, &rows, sums, i, at->out + (size_t)sequence * s.length * at->channels + (size_t)head * s.head,
                        at->channels, at->lse + ((size_t)sequence * at->heads + head) * s.length);
     }
 }
 
-/* ---- backward ---------------------------------------------------------------------------------------------------------- */
+/* ---- backward
+ * ---------------------------------------------------------------------------------------------------------- */
 
 /* score -> P (dropped), dp -> dS, for one pair of tiles. */
-static void gradient_tile(const struct mu_attention *at, uint32_t sequence, uint32_t head, uint32_t query_tile, uint32_t key_tile,
-                          const float *lse, const float *delta, float *score, float *dp)
+static void gradient_tile(const struct mu_attention *at, uint32_t sequence, uint32_t head, uint32_t query_tile,
+                          uint32_t key_tile, const float *lse, const float *delta, float *score, float *dp)
 {
     for (uint32_t i = 0; i < TILE; i++) {
         float keep[TILE];
@@ -298,8 +306,8 @@ static void store_tile(const struct shape *s, const float *in, uint32_t tile, fl
 
 struct backward {
     struct shape s;
-    float *queries, *douts, *dqueries;                  /* [tiles][64][padded] */
-    float *keys, *keys_t, *values_t, *dkeys, *dvalues;  /* one tile */
+    float *queries, *douts, *dqueries;                 /* [tiles][64][padded] */
+    float *keys, *keys_t, *values_t, *dkeys, *dvalues; /* one tile */
     float *score, *dp, *lse, *delta;
 };
 
@@ -326,7 +334,8 @@ static struct backward backward_scratch(const struct mu_attention *at, float *sc
 }
 
 /* All that key tile j meets: query tiles j and later. */
-static void backward_keys(const struct mu_attention *at, struct backward *w, uint32_t sequence, uint32_t head, uint32_t j)
+static void backward_keys(const struct mu_attention *at, struct backward *w, uint32_t sequence, uint32_t head,
+                          uint32_t j)
 {
     const struct shape *s = &w->s;
     const uint32_t width = s->padded / VL, wide = GROUPS_OF_TILE;
@@ -335,16 +344,21 @@ static void backward_keys(const struct mu_attention *at, struct backward *w, uin
     for (uint32_t i = j; i < s->tiles; i++) {
         const float *queries = w->queries + i * s->tile_size, *douts = w->douts + i * s->tile_size;
         float *dqueries = w->dqueries + i * s->tile_size;
-        tile_product(&(struct product){wide, s->head, queries, s->padded, 1, w->keys_t, TILE, w->score, TILE, SET, NULL});
+        tile_product(
+            &(struct product){wide, s->head, queries, s->padded, 1, w->keys_t, TILE, w->score, TILE, SET, NULL});
         tile_product(&(struct product){wide, s->head, douts, s->padded, 1, w->values_t, TILE, w->dp, TILE, SET, NULL});
         gradient_tile(at, sequence, head, i, j, w->lse + i * TILE, w->delta + i * TILE, w->score, w->dp);
-        tile_product(&(struct product){width, TILE, w->score, 1, TILE, douts, s->padded, w->dvalues, s->padded, ADD, NULL});
-        tile_product(&(struct product){width, TILE, w->dp, 1, TILE, queries, s->padded, w->dkeys, s->padded, ADD, NULL});
-        tile_product(&(struct product){width, TILE, w->dp, TILE, 1, w->keys, s->padded, dqueries, s->padded, ADD, NULL});
+        tile_product(
+            &(struct product){width, TILE, w->score, 1, TILE, douts, s->padded, w->dvalues, s->padded, ADD, NULL});
+        tile_product(
+            &(struct product){width, TILE, w->dp, 1, TILE, queries, s->padded, w->dkeys, s->padded, ADD, NULL});
+        tile_product(
+            &(struct product){width, TILE, w->dp, TILE, 1, w->keys, s->padded, dqueries, s->padded, ADD, NULL});
     }
 }
 
-void MU_ISA_FN(attention_backward)(const struct mu_attention *at, uint32_t sequence, uint32_t head, const struct mu_lane *lane)
+void MU_ISA_FN(attention_backward)(const struct mu_attention *at, uint32_t sequence, uint32_t head,
+                                   const struct mu_lane *lane)
 {
     struct backward w = backward_scratch(at, lane->scratch);
     const struct shape *s = &w.s;
@@ -366,6 +380,7 @@ void MU_ISA_FN(attention_backward)(const struct mu_attention *at, uint32_t seque
         backward_keys(at, &w, sequence, head, j);
         store_tile(s, w.dkeys, j, 1.0f, dk, s->row);
         store_tile(s, w.dvalues, j, 1.0f, dv, s->row);
-        store_tile(s, w.dqueries + j * s->tile_size, j, factor, dq, s->row); /* tile j of dQ is complete: only key tiles <= j */
+        store_tile(s, w.dqueries + j * s->tile_size, j, factor, dq,
+                   s->row); /* tile j of dQ is complete: only key tiles <= j */
     }
 }

@@ -7,8 +7,8 @@
 enum {
     TILE_ROWS_MIN = 64,
     TILE_ROWS_MAX = 1024,
-    TASKS_PER_THREAD = 3,            /* wanted, so that the last tasks of a product do not leave threads idle */
-    COLUMN_SUM_COLUMNS = 64,         /* columns of one task of a column sum */
+    TASKS_PER_THREAD = 3,    /* wanted, so that the last tasks of a product do not leave threads idle */
+    COLUMN_SUM_COLUMNS = 64, /* columns of one task of a column sum */
 };
 
 _Static_assert((MU_GEMM_TILE_COLUMNS + MU_GEMM_GROUP_ROWS) * MU_GEMM_CHUNK * sizeof(float) <= MU_LANE_SCRATCH_BYTES,
@@ -40,8 +40,7 @@ static struct gemm_run plan_tiles(const struct mu_gemm *g, uint32_t threads)
     run.tile_columns = divide_up(panels, across) * MU_GEMM_PANEL_COLUMNS;
     across = divide_up(g->n, run.tile_columns);
     run.tile_rows = TILE_ROWS_MAX;
-    while (run.tile_rows > TILE_ROWS_MIN &&
-           divide_up(g->m, run.tile_rows) * across < threads * TASKS_PER_THREAD)
+    while (run.tile_rows > TILE_ROWS_MIN && divide_up(g->m, run.tile_rows) * across < threads * TASKS_PER_THREAD)
         run.tile_rows /= 2;
     run.tiles_down = divide_up(g->m, run.tile_rows);
     return run;
@@ -52,7 +51,8 @@ static void gemm_task(void *arg, uint32_t task, const struct mu_lane *lane)
 {
     const struct gemm_run *run = arg;
     const struct mu_gemm *g = run->gemm;
-    struct mu_tile tile = {.row = task % run->tiles_down * run->tile_rows, .column = task / run->tiles_down * run->tile_columns};
+    struct mu_tile tile = {.row = task % run->tiles_down * run->tile_rows,
+                           .column = task / run->tiles_down * run->tile_columns};
     tile.rows = min_u32(run->tile_rows, g->m - tile.row);
     tile.columns = min_u32(run->tile_columns, g->n - tile.column);
     run->ops->gemm_tile(g, &tile, lane);
@@ -83,12 +83,12 @@ static void column_sum_task(void *arg, uint32_t task, const struct mu_lane *lane
     (void)lane;
     const struct column_sum_run *run = arg;
     uint32_t first = task * COLUMN_SUM_COLUMNS;
-    run->ops->column_sum(run->rows, min_u32(COLUMN_SUM_COLUMNS, run->columns - first), run->a + first, run->lda, run->accumulate,
-                         run->out + first);
+    run->ops->column_sum(run->rows, min_u32(COLUMN_SUM_COLUMNS, run->columns - first), run->a + first, run->lda,
+                         run->accumulate, run->out + first);
 }
 
-enum mu_status mu_kernel_column_sum(struct mu_pool *pool, uint32_t rows, uint32_t n, const float *a, size_t lda, bool accumulate,
-                                    float *out)
+enum mu_status mu_kernel_column_sum(struct mu_pool *pool, uint32_t rows, uint32_t n, const float *a, size_t lda,
+                                    bool accumulate, float *out)
 {
     struct column_sum_run run = {mu_isa_ops(), rows, n, a, lda, accumulate, out};
     return mu_pool_run(pool, divide_up(n, COLUMN_SUM_COLUMNS), column_sum_task, &run);

@@ -1,21 +1,23 @@
 /* One tile of a matrix product: packing, register kernel, epilogue. Compiled once per instruction set.
  *
  *   for each chunk of 256 k:             B block [256, <= 384] packed into the lane's scratch (stays in L2)
- *     for each group of 64 rows of C:    A^T block packed too when A is stored transposed; else rows of A are read in place
- *       for each panel of 8 rows:        A panel [8, 256], 8 KiB (stays in L1)
- *         for each panel of 48 columns:  8 x 48 block of C in registers, fma over k from 0; then stored, or added to C
- *   epilogue over the tile
+ *     for each group of 64 rows of C:    A^T block packed too when A is stored transposed; else rows of A are read in
+ * place for each panel of 8 rows:        A panel [8, 256], 8 KiB (stays in L1) for each panel of 48 columns:  8 x 48
+ * block of C in registers, fma over k from 0; then stored, or added to C epilogue over the tile
  *
- * This is the definition of the product in kernels.h itself, so no tile size, edge or instruction set shows in the bits. */
+ * This is the definition of the product in kernels.h itself, so no tile size, edge or instruction set shows in the
+ * bits. */
 #include "kernels/cpu/isa.h"
 
 #include "kernels/cpu/transpose.h"
 
 enum { PR = MU_GEMM_PANEL_ROWS, PC = MU_GEMM_PANEL_COLUMNS, GROUPS = PC / VL, GROUP_ROWS = MU_GEMM_GROUP_ROWS };
 
-/* ---- packing ----------------------------------------------------------------------------------------------------------- */
+/* ---- packing
+ * ----------------------------------------------------------------------------------------------------------- */
 
-/* A stored [k, m]: panels out[panel][k][8] of rows row .. row + rows - 1, k values k0 .. k0 + count - 1; missing rows are zero. */
+/* A stored [k, m]: panels out[panel][k][8] of rows row .. row + rows - 1, k values k0 .. k0 + count - 1; missing rows
+ * are zero. */
 static void pack_a(const struct mu_gemm *g, uint32_t row, uint32_t rows, uint32_t k0, uint32_t count, float *out)
 {
     const float *a = g->a + (size_t)k0 * g->lda + row;
@@ -30,7 +32,8 @@ static void pack_a(const struct mu_gemm *g, uint32_t row, uint32_t rows, uint32_
 }
 
 /* One panel: out[k][48] = columns column .. column + 47 of op(B); missing columns are zero. */
-static void pack_b_panel(const struct mu_gemm *g, uint32_t column, uint32_t columns, uint32_t k0, uint32_t count, float *out)
+static void pack_b_panel(const struct mu_gemm *g, uint32_t column, uint32_t columns, uint32_t k0, uint32_t count,
+                         float *out)
 {
     if (g->transpose_b) {
         for (uint32_t j = 0; j < PC; j += 8) {
@@ -50,7 +53,8 @@ static void pack_b_panel(const struct mu_gemm *g, uint32_t column, uint32_t colu
         }
 }
 
-/* ---- register kernel --------------------------------------------------------------------------------------------------- */
+/* ---- register kernel
+ * --------------------------------------------------------------------------------------------------- */
 
 /* Where the 8 rows of A are: row[i][k * step], step 1 (in place) or 8 (packed). */
 struct rows_of_a {
@@ -59,8 +63,8 @@ struct rows_of_a {
 
 /* c[8][48] (row stride ldc) = or += sum over k of a[8][k] b[k][48], a chain of fma from +0 per element. */
 #if MU_ISA_LEVEL == 2
-MU_INLINE void block_kernel(uint32_t count, const struct rows_of_a *a, const size_t step, const float *b, float *c, size_t ldc,
-                            bool add)
+MU_INLINE void block_kernel(uint32_t count, const struct rows_of_a *a, const size_t step, const float *b, float *c,
+                            size_t ldc, bool add)
 {
     __m512 acc[PR][GROUPS];
     const float *row[PR];
@@ -91,7 +95,8 @@ MU_INLINE void block_kernel(uint32_t count, const struct rows_of_a *a, const siz
 }
 #elif MU_ISA_LEVEL == 1
 /* 4 x 24: sixteen registers hold twelve sums. */
-MU_INLINE void quarter_kernel(uint32_t count, const float *const *a, const size_t step, const float *b, float *c, size_t ldc, bool add)
+MU_INLINE void quarter_kernel(uint32_t count, const float *const *a, const size_t step, const float *b, float *c,
+                              size_t ldc, bool add)
 {
     __m256 acc[4][3];
     const float *row[4];
@@ -119,16 +124,16 @@ MU_INLINE void quarter_kernel(uint32_t count, const float *const *a, const size_
         }
 }
 
-MU_INLINE void block_kernel(uint32_t count, const struct rows_of_a *a, const size_t step, const float *b, float *c, size_t ldc,
-                            bool add)
+MU_INLINE void block_kernel(uint32_t count, const struct rows_of_a *a, const size_t step, const float *b, float *c,
+                            size_t ldc, bool add)
 {
     for (uint32_t j = 0; j < PC; j += PC / 2)
         for (uint32_t i = 0; i < PR; i += PR / 2)
             quarter_kernel(count, a->row + i, step, b + j, c + i * ldc + j, ldc, add);
 }
 #else
-MU_INLINE void block_kernel(uint32_t count, const struct rows_of_a *a, const size_t step, const float *b, float *c, size_t ldc,
-                            bool add)
+MU_INLINE void block_kernel(uint32_t count, const struct rows_of_a *a, const size_t step, const float *b, float *c,
+                            size_t ldc, bool add)
 {
     float acc[PR][PC] = {{0}};
     for (size_t k = 0; k < count; k++, b += PC)
@@ -154,8 +159,8 @@ static void block_packed(uint32_t count, const struct rows_of_a *a, const float 
 typedef void block_fn(uint32_t count, const struct rows_of_a *a, const float *b, float *c, size_t ldc, bool add);
 
 /* A block at the edge of C goes through a full-size buffer. */
-static void edge_block(block_fn *block, uint32_t count, const struct rows_of_a *a, const float *b, float *c, size_t ldc, bool add,
-                       uint32_t rows, uint32_t columns)
+static void edge_block(block_fn *block, uint32_t count, const struct rows_of_a *a, const float *b, float *c, size_t ldc,
+                       bool add, uint32_t rows, uint32_t columns)
 {
     _Alignas(64) float whole[PR * PC];
     block(count, a, b, whole, PC, false);
@@ -164,7 +169,8 @@ static void edge_block(block_fn *block, uint32_t count, const struct rows_of_a *
             c[i * ldc + j] = add ? c[i * ldc + j] + whole[i * PC + j] : whole[i * PC + j];
 }
 
-/* ---- epilogue ---------------------------------------------------------------------------------------------------------- */
+/* ---- epilogue
+ * ---------------------------------------------------------------------------------------------------------- */
 
 static void epilogue(const struct mu_gemm *g, uint32_t row, uint32_t rows, uint32_t column, uint32_t columns)
 {
@@ -185,7 +191,8 @@ static void epilogue(const struct mu_gemm *g, uint32_t row, uint32_t rows, uint3
         }
 }
 
-/* ---- tile -------------------------------------------------------------------------------------------------------------- */
+/* ---- tile
+ * -------------------------------------------------------------------------------------------------------------- */
 
 static void row_panel(const struct mu_gemm *g, const struct mu_tile *tile, uint32_t row, uint32_t k0, uint32_t count,
                       const float *packed_a, const float *packed_b)

@@ -7,14 +7,14 @@
 #include "common/rng.h"
 
 enum {
-    ROWS = 19,           /* odd, more than two register panels */
-    COLUMNS = 53,        /* more than one panel */
-    TOKENS_MAX = 131,    /* more than two attention tiles */
+    ROWS = 19,        /* odd, more than two register panels */
+    COLUMNS = 53,     /* more than one panel */
+    TOKENS_MAX = 131, /* more than two attention tiles */
     SEQUENCES = 2,
-    RANGE = 4096 + 37,   /* more than one block of the gradient norm */
-    MISALIGN = 1,        /* floats off alignment */
+    RANGE = 4096 + 37, /* more than one block of the gradient norm */
+    MISALIGN = 1,      /* floats off alignment */
     VOCAB_ROWS = 3,
-    INPUT_SPREAD = 40,   /* exponents of unusual inputs: 2^-40 .. 2^40 around 1 */
+    INPUT_SPREAD = 40, /* exponents of unusual inputs: 2^-40 .. 2^40 around 1 */
 };
 
 /* Buffers of the battery, one block. */
@@ -38,7 +38,8 @@ static void fill(float *x, size_t size, uint64_t seed, bool wild)
         float value = (float)((int64_t)(random >> 40) - (1 << 23)) * 0x1p-23f;
         uint32_t kind = (uint32_t)random & 63;
         if (wild && kind < 4) {
-            uint32_t exponent = 127 - INPUT_SPREAD + (uint32_t)(random >> 8) % (2 * INPUT_SPREAD), bits = exponent << 23;
+            uint32_t exponent = 127 - INPUT_SPREAD + (uint32_t)(random >> 8) % (2 * INPUT_SPREAD),
+                     bits = exponent << 23;
             float power;
             memcpy(&power, &bits, sizeof power);
             value *= power;
@@ -90,13 +91,15 @@ static enum mu_status rows(struct battery *t)
 {
     uint32_t channels = t->shapes.channels;
     size_t size = (size_t)ROWS * channels;
-    float *mean = t->f, *rstd = t->f + ROWS, *dweight = rstd + ROWS, *dbias = dweight + channels, *workspace = dbias + channels;
+    float *mean = t->f, *rstd = t->f + ROWS, *dweight = rstd + ROWS, *dbias = dweight + channels,
+          *workspace = dbias + channels;
     fill(t->a, size, 4, false);
     fill(t->b, size, 5, true);
     fill(t->c, channels, 6, false);
     uint64_t samples[1] = {0x123456789abcdefu};
     struct mu_dropout drop = mu_dropout_site(7, 8, 9, MU_DROPOUT_MLP, 0.25f, samples);
-    struct mu_norm_forward forward = {.sequences = 1, .length = ROWS, .channels = channels, .residual = t->a, .branch = t->b};
+    struct mu_norm_forward forward = {
+        .sequences = 1, .length = ROWS, .channels = channels, .residual = t->a, .branch = t->b};
     forward.weight = forward.bias = t->c;
     forward.drop = &drop;
     forward.residual_out = t->d;
@@ -108,7 +111,8 @@ static enum mu_status rows(struct battery *t)
         return status;
     record(t, "norm_forward", t->e, size * sizeof(float), mu_xxh3_64(t->d, size * sizeof(float), 0));
     fill(t->b, size, 5, false); /* gradients */
-    struct mu_norm_backward backward = {.sequences = 1, .length = ROWS, .channels = channels, .residual = t->d, .weight = t->c};
+    struct mu_norm_backward backward = {
+        .sequences = 1, .length = ROWS, .channels = channels, .residual = t->d, .weight = t->c};
     backward.mean = mean;
     backward.rstd = rstd;
     backward.dy = t->b;
@@ -133,7 +137,8 @@ static enum mu_status attention(struct battery *t)
     size_t size = (size_t)t->tokens * channels;
     fill(t->a, 3 * size, 11, false);
     fill(t->b, size, 12, false);
-    struct mu_attention at = {.sequences = 1, .length = t->tokens, .heads = 1, .channels = channels, .qkv = t->a, .out = t->c};
+    struct mu_attention at = {
+        .sequences = 1, .length = t->tokens, .heads = 1, .channels = channels, .qkv = t->a, .out = t->c};
     at.lse = t->f;
     at.dout = t->b;
     at.dqkv = t->d;
@@ -151,8 +156,8 @@ static enum mu_status loss(struct battery *t)
     fill(t->a, size, 13, false);
     for (size_t i = 0; i < size; i++)
         t->a[i] *= 10.0f;
-    enum mu_status status =
-        mu_kernel_cross_entropy(t->pool, VOCAB_ROWS, t->shapes.vocab, t->shapes.vocab, t->a, targets, 0.125f, true, t->loss);
+    enum mu_status status = mu_kernel_cross_entropy(t->pool, VOCAB_ROWS, t->shapes.vocab, t->shapes.vocab, t->a,
+                                                    targets, 0.125f, true, t->loss);
     record(t, "cross_entropy", t->a, size * sizeof(float), mu_xxh3_64(t->loss, sizeof t->loss, 0));
     return status;
 }
@@ -205,7 +210,8 @@ enum mu_status mu_kernels_identity(struct mu_pool *pool, const struct mu_kernel_
     t.size = battery_floats(&t);
     float *block = calloc(6 * t.size, sizeof(float));
     if (!block)
-        return mu_fail(err, MU_ERR_NO_MEMORY, "numeric identity: out of memory (%zu MiB)", 6 * t.size * sizeof(float) >> 20);
+        return mu_fail(err, MU_ERR_NO_MEMORY, "numeric identity: out of memory (%zu MiB)",
+                       6 * t.size * sizeof(float) >> 20);
     float **buffers[] = {&t.a, &t.b, &t.c, &t.d, &t.e, &t.f};
     for (size_t i = 0; i < 6; i++)
         *buffers[i] = block + i * t.size;

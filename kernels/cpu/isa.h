@@ -1,7 +1,7 @@
 /* The inner loops, once per instruction set: what the drivers in this folder spread over the pool.
  *
- * Private to kernels/cpu. Each function works on a piece that one task owns, on the calling thread; all levels give the same
- * bits. Pieces are described where the drivers cut them. */
+ * Private to kernels/cpu. Each function works on a piece that one task owns, on the calling thread; all levels give the
+ * same bits. Pieces are described where the drivers cut them. */
 #ifndef MU_KERNELS_CPU_ISA_H
 #define MU_KERNELS_CPU_ISA_H
 
@@ -12,7 +12,7 @@ enum {
     MU_GEMM_PANEL_COLUMNS = 48, /* columns */
     MU_GEMM_GROUP_ROWS = 64,    /* rows of a transposed A packed at once */
     MU_GEMM_TILE_COLUMNS = 384, /* most columns of C in one task: eight panels, 384 KiB of packed B */
-    MU_NORM_ROWS = 64,          /* rows in one partial sum of the layer norm's weight gradients; part of the definition */
+    MU_NORM_ROWS = 64, /* rows in one partial sum of the layer norm's weight gradients; part of the definition */
 };
 
 struct mu_tile {
@@ -25,17 +25,21 @@ enum { MU_SOFTMAX_BLOCK = 1024 };
 struct mu_isa_ops {
     void (*gemm_tile)(const struct mu_gemm *gemm, const struct mu_tile *tile, const struct mu_lane *lane);
     void (*column_sum)(uint32_t rows, uint32_t columns, const float *a, size_t lda, bool accumulate, float *out);
-    void (*dropout_factors)(const struct mu_dropout *site, uint32_t sequence, uint32_t token, uint32_t first, uint32_t count,
-                            float *keep);
+    void (*dropout_factors)(const struct mu_dropout *site, uint32_t sequence, uint32_t token, uint32_t first,
+                            uint32_t count, float *keep);
     void (*embedding_row)(uint32_t channels, const float *wte, const float *wpe, const float *keep, float *x);
     void (*multiply)(size_t size, const float *factor, float *x);
-    void (*norm_forward_row)(uint32_t channels, const float *residual, const float *branch, const float *keep, const float *weight,
-                             const float *bias, float *residual_out, float *y, float *mean, float *rstd);
-    void (*norm_backward_row)(const struct mu_norm_backward *norm, uint32_t row, const float *keep, float *dweight, float *dbias);
+    void (*norm_forward_row)(uint32_t channels, const float *residual, const float *branch, const float *keep,
+                             const float *weight, const float *bias, float *residual_out, float *y, float *mean,
+                             float *rstd);
+    void (*norm_backward_row)(const struct mu_norm_backward *norm, uint32_t row, const float *keep, float *dweight,
+                              float *dbias);
     void (*gelu_forward)(size_t size, const float *x, float *y);
     void (*gelu_backward)(size_t size, const float *x, const float *dy, float *dx);
-    void (*attention_forward)(const struct mu_attention *attention, uint32_t sequence, uint32_t head, const struct mu_lane *lane);
-    void (*attention_backward)(const struct mu_attention *attention, uint32_t sequence, uint32_t head, const struct mu_lane *lane);
+    void (*attention_forward)(const struct mu_attention *attention, uint32_t sequence, uint32_t head,
+                              const struct mu_lane *lane);
+    void (*attention_backward)(const struct mu_attention *attention, uint32_t sequence, uint32_t head,
+                               const struct mu_lane *lane);
     double (*cross_entropy_row)(uint32_t vocab, float *logits, int32_t target, float scale, bool gradient);
     void (*add)(size_t size, float *into, const float *from);
     double (*square_sum)(size_t size, const float *g);
@@ -47,12 +51,12 @@ struct mu_isa_ops {
 const struct mu_isa_ops *mu_isa_ops(void);
 
 /* One line per function for each level; the prototypes of what the tables hold. */
-#define MU_ISA_DECLARE(suffix)                                                                                                    \
-    void gemm_tile_##suffix(const struct mu_gemm *gemm, const struct mu_tile *tile, const struct mu_lane *lane);                  \
-    void attention_forward_##suffix(const struct mu_attention *attention, uint32_t sequence, uint32_t head,                       \
-                                    const struct mu_lane *lane);                                                                  \
-    void attention_backward_##suffix(const struct mu_attention *attention, uint32_t sequence, uint32_t head,                      \
-                                     const struct mu_lane *lane);                                                                 \
+#define MU_ISA_DECLARE(suffix)                                                                                         \
+    void gemm_tile_##suffix(const struct mu_gemm *gemm, const struct mu_tile *tile, const struct mu_lane *lane);       \
+    void attention_forward_##suffix(const struct mu_attention *attention, uint32_t sequence, uint32_t head,            \
+                                    const struct mu_lane *lane);                                                       \
+    void attention_backward_##suffix(const struct mu_attention *attention, uint32_t sequence, uint32_t head,           \
+                                     const struct mu_lane *lane);                                                      \
     extern const struct mu_isa_ops isa_ops_##suffix
 MU_ISA_DECLARE(scalar);
 MU_ISA_DECLARE(avx2);

@@ -1,4 +1,5 @@
-/* Drivers of the row and range operations: cut the work into tasks that own what they write, and run them on the pool. */
+/* Drivers of the row and range operations: cut the work into tasks that own what they write, and run them on the pool.
+ */
 #include "kernels/kernels.h"
 
 #include <string.h>
@@ -33,7 +34,8 @@ static const struct mu_dropout *in_effect(const struct mu_dropout *drop)
     return drop && drop->threshold ? drop : NULL;
 }
 
-/* ---- dropout ---------------------------------------------------------------------------------------------------------- */
+/* ---- dropout
+ * ---------------------------------------------------------------------------------------------------------- */
 
 struct mu_dropout mu_dropout_site(uint64_t seed, uint64_t step, uint32_t layer, enum mu_dropout_op op, float rate,
                                   const uint64_t *samples)
@@ -49,16 +51,16 @@ struct mu_dropout mu_dropout_site(uint64_t seed, uint64_t step, uint32_t layer, 
     return site;
 }
 
-void mu_dropout_factors(const struct mu_dropout *site, uint32_t sequence, uint32_t token, uint32_t first, uint32_t count,
-                        float *keep)
+void mu_dropout_factors(const struct mu_dropout *site, uint32_t sequence, uint32_t token, uint32_t first,
+                        uint32_t count, float *keep)
 {
     MU_ASSERT(first % 64 == 0);
     mu_isa_ops()->dropout_factors(site, sequence, token, first, count, keep);
 }
 
 /* Factors of one row, in the lane's scratch; NULL when nothing is dropped. */
-static const float *row_factors(const struct mu_isa_ops *ops, const struct mu_dropout *drop, uint32_t length, uint32_t row,
-                                uint32_t channels, float *scratch)
+static const float *row_factors(const struct mu_isa_ops *ops, const struct mu_dropout *drop, uint32_t length,
+                                uint32_t row, uint32_t channels, float *scratch)
 {
     if (!drop)
         return NULL;
@@ -66,7 +68,8 @@ static const float *row_factors(const struct mu_isa_ops *ops, const struct mu_dr
     return scratch;
 }
 
-/* ---- embedding --------------------------------------------------------------------------------------------------------- */
+/* ---- embedding
+ * --------------------------------------------------------------------------------------------------------- */
 
 struct embedding_run {
     const struct mu_isa_ops *ops;
@@ -85,8 +88,8 @@ static void embedding_forward_task(void *arg, uint32_t task, const struct mu_lan
         int32_t token = r->tokens[row];
         MU_ASSERT(token >= 0 && (uint32_t)token < r->vocab);
         const float *keep = row_factors(r->ops, r->drop, r->length, row, r->channels, lane->scratch);
-        r->ops->embedding_row(r->channels, r->wte + (size_t)token * r->channels, r->wpe + (size_t)(row % r->length) * r->channels,
-                              keep, r->x + (size_t)row * r->channels);
+        r->ops->embedding_row(r->channels, r->wte + (size_t)token * r->channels,
+                              r->wpe + (size_t)(row % r->length) * r->channels, keep, r->x + (size_t)row * r->channels);
     }
 }
 
@@ -94,7 +97,8 @@ enum mu_status mu_kernel_embedding_forward(struct mu_pool *pool, uint32_t sequen
                                            uint32_t vocab, const int32_t *tokens, const float *wte, const float *wpe,
                                            const struct mu_dropout *drop, float *x)
 {
-    struct embedding_run run = {mu_isa_ops(), sequences, length, channels, vocab, tokens, wte, wpe, in_effect(drop), x, NULL, NULL};
+    struct embedding_run run = {mu_isa_ops(), sequences, length,          channels, vocab, tokens,
+                                wte,          wpe,       in_effect(drop), x,        NULL,  NULL};
     return mu_pool_run(pool, divide_up((size_t)sequences * length, ROWS_OF_TASK), embedding_forward_task, &run);
 }
 
@@ -108,7 +112,8 @@ static void embedding_drop_task(void *arg, uint32_t task, const struct mu_lane *
     }
 }
 
-/* Owns a few columns of both tables and walks all tokens in order: the order of a scatter sorted by token, without the sort. */
+/* Owns a few columns of both tables and walks all tokens in order: the order of a scatter sorted by token, without the
+ * sort. */
 static void embedding_backward_task(void *arg, uint32_t task, const struct mu_lane *lane)
 {
     (void)lane;
@@ -122,20 +127,23 @@ static void embedding_backward_task(void *arg, uint32_t task, const struct mu_la
     }
 }
 
-enum mu_status mu_kernel_embedding_backward(struct mu_pool *pool, uint32_t sequences, uint32_t length, uint32_t channels,
-                                            const int32_t *tokens, const struct mu_dropout *drop, float *dx, float *dwte, float *dwpe)
+enum mu_status mu_kernel_embedding_backward(struct mu_pool *pool, uint32_t sequences, uint32_t length,
+                                            uint32_t channels, const int32_t *tokens, const struct mu_dropout *drop,
+                                            float *dx, float *dwte, float *dwpe)
 {
-    struct embedding_run run = {mu_isa_ops(), sequences, length, channels, 0,    tokens,
-                                NULL,         NULL,      in_effect(drop), dx, dwte, dwpe};
+    struct embedding_run run = {mu_isa_ops(), sequences, length,          channels, 0,    tokens,
+                                NULL,         NULL,      in_effect(drop), dx,       dwte, dwpe};
     if (run.drop) {
-        enum mu_status status = mu_pool_run(pool, divide_up((size_t)sequences * length, ROWS_OF_TASK), embedding_drop_task, &run);
+        enum mu_status status =
+            mu_pool_run(pool, divide_up((size_t)sequences * length, ROWS_OF_TASK), embedding_drop_task, &run);
         if (status != MU_OK)
             return status;
     }
     return mu_pool_run(pool, divide_up(channels, COLUMNS_OF_TASK), embedding_backward_task, &run);
 }
 
-/* ---- layer norm -------------------------------------------------------------------------------------------------------- */
+/* ---- layer norm
+ * -------------------------------------------------------------------------------------------------------- */
 
 static void norm_forward_task(void *arg, uint32_t task, const struct mu_lane *lane)
 {
@@ -146,8 +154,8 @@ static void norm_forward_task(void *arg, uint32_t task, const struct mu_lane *la
     for (uint32_t row = task * ROWS_OF_TASK; row < end; row++) {
         size_t at = (size_t)row * n->channels;
         const float *keep = n->branch ? row_factors(ops, drop, n->length, row, n->channels, lane->scratch) : NULL;
-        ops->norm_forward_row(n->channels, n->residual + at, n->branch ? n->branch + at : NULL, keep, n->weight, n->bias,
-                              n->residual_out + at, n->y + at, n->mean + row, n->rstd + row);
+        ops->norm_forward_row(n->channels, n->residual + at, n->branch ? n->branch + at : NULL, keep, n->weight,
+                              n->bias, n->residual_out + at, n->y + at, n->mean + row, n->rstd + row);
     }
 }
 
@@ -191,7 +199,8 @@ enum mu_status mu_kernel_norm_backward(struct mu_pool *pool, const struct mu_nor
     return mu_kernel_column_sum(pool, blocks, channels, run.workspace + channels, stride, run.accumulate, run.dbias);
 }
 
-/* ---- attention --------------------------------------------------------------------------------------------------------- */
+/* ---- attention
+ * --------------------------------------------------------------------------------------------------------- */
 
 static struct mu_attention checked_attention(const struct mu_attention *attention)
 {
@@ -228,7 +237,8 @@ enum mu_status mu_kernel_attention_backward(struct mu_pool *pool, const struct m
     return mu_pool_run(pool, run.sequences * run.heads, attention_backward_task, &run);
 }
 
-/* ---- loss -------------------------------------------------------------------------------------------------------------- */
+/* ---- loss
+ * -------------------------------------------------------------------------------------------------------------- */
 
 struct loss_run {
     const struct mu_isa_ops *ops;
@@ -248,7 +258,8 @@ static void loss_task(void *arg, uint32_t task, const struct mu_lane *lane)
     size_t end = min_size(r->rows, (size_t)(task + 1) * LOSS_ROWS_OF_TASK);
     for (size_t row = (size_t)task * LOSS_ROWS_OF_TASK; row < end; row++) {
         MU_ASSERT(r->targets[row] < 0 || (uint32_t)r->targets[row] < r->vocab);
-        r->loss[row] = r->ops->cross_entropy_row(r->vocab, r->logits + row * r->ld, r->targets[row], r->scale, r->gradient);
+        r->loss[row] =
+            r->ops->cross_entropy_row(r->vocab, r->logits + row * r->ld, r->targets[row], r->scale, r->gradient);
     }
 }
 
@@ -259,7 +270,8 @@ enum mu_status mu_kernel_cross_entropy(struct mu_pool *pool, uint32_t rows, uint
     return mu_pool_run(pool, divide_up(rows, LOSS_ROWS_OF_TASK), loss_task, &run);
 }
 
-/* ---- flat ranges ------------------------------------------------------------------------------------------------------- */
+/* ---- flat ranges
+ * ------------------------------------------------------------------------------------------------------- */
 
 enum range_op { RANGE_GELU_FORWARD, RANGE_GELU_BACKWARD, RANGE_ADD, RANGE_ADAMW, RANGE_INIT, RANGE_FILL };
 
@@ -325,17 +337,20 @@ enum mu_status mu_kernel_add(struct mu_pool *pool, size_t size, float *into, con
     return run_range(pool, &(struct range_run){.op = RANGE_ADD, .size = size, .in = from, .out = into});
 }
 
-enum mu_status mu_kernel_adamw(struct mu_pool *pool, const struct mu_adamw *adamw, size_t size, float *p, float *m, float *v,
-                               const float *g)
+enum mu_status mu_kernel_adamw(struct mu_pool *pool, const struct mu_adamw *adamw, size_t size, float *p, float *m,
+                               float *v, const float *g)
 {
-    return run_range(pool, &(struct range_run){.op = RANGE_ADAMW, .size = size, .in = g, .out = p, .m = m, .v = v, .adamw = adamw});
+    return run_range(
+        pool, &(struct range_run){.op = RANGE_ADAMW, .size = size, .in = g, .out = p, .m = m, .v = v, .adamw = adamw});
 }
 
-enum mu_status mu_kernel_init_normal(struct mu_pool *pool, uint64_t seed, uint32_t tensor, uint64_t first, size_t size, float std,
-                                     float *x)
+enum mu_status mu_kernel_init_normal(struct mu_pool *pool, uint64_t seed, uint32_t tensor, uint64_t first, size_t size,
+                                     float std, float *x)
 {
-    return run_range(pool, &(struct range_run){.op = RANGE_INIT, .size = size, .out = x, .seed = seed, .tensor = tensor,
-                                               .first = first, .value = std});
+    return run_range(
+        pool,
+        &(struct range_run){
+            .op = RANGE_INIT, .size = size, .out = x, .seed = seed, .tensor = tensor, .first = first, .value = std});
 }
 
 enum mu_status mu_kernel_fill(struct mu_pool *pool, size_t size, float value, float *x)
@@ -343,8 +358,8 @@ enum mu_status mu_kernel_fill(struct mu_pool *pool, size_t size, float value, fl
     return run_range(pool, &(struct range_run){.op = RANGE_FILL, .size = size, .out = x, .value = value});
 }
 
-struct mu_adamw mu_adamw_at(double lr, double beta1, double beta2, double eps, double weight_decay, double clip, double norm,
-                            uint64_t update)
+struct mu_adamw mu_adamw_at(double lr, double beta1, double beta2, double eps, double weight_decay, double clip,
+                            double norm, uint64_t update)
 {
     MU_ASSERT(update >= 1);
     struct mu_adamw a = {
@@ -362,7 +377,8 @@ struct mu_adamw mu_adamw_at(double lr, double beta1, double beta2, double eps, d
     return a;
 }
 
-/* ---- norm of the gradient ---------------------------------------------------------------------------------------------- */
+/* ---- norm of the gradient
+ * ---------------------------------------------------------------------------------------------- */
 
 struct square_run {
     const struct mu_isa_ops *ops;
@@ -386,7 +402,8 @@ enum mu_status mu_kernel_square_sum(struct mu_pool *pool, size_t size, const flo
     struct square_run run = {mu_isa_ops(), size, g};
     for (uint32_t i = 0; i < mu_pool_threads(pool); i++)
         mu_exact_sum_init(mu_pool_lane_scratch(pool, i));
-    enum mu_status status = mu_pool_run(pool, divide_up(size, (size_t)NORM_BLOCKS_OF_TASK * MU_NORM_BLOCK), square_task, &run);
+    enum mu_status status =
+        mu_pool_run(pool, divide_up(size, (size_t)NORM_BLOCKS_OF_TASK * MU_NORM_BLOCK), square_task, &run);
     for (uint32_t i = 0; status == MU_OK && i < mu_pool_threads(pool); i++)
         mu_exact_sum_merge(sum, mu_pool_lane_scratch(pool, i));
     return status;

@@ -18,7 +18,8 @@ MU_INLINE unsigned lanes_of(size_t left)
     return left < VL ? (unsigned)left : VL;
 }
 
-/* ---- sums ------------------------------------------------------------------------------------------------------------- */
+/* ---- sums
+ * ------------------------------------------------------------------------------------------------------------- */
 
 static void column_sum(uint32_t rows, uint32_t columns, const float *a, size_t lda, bool accumulate, float *out)
 {
@@ -66,10 +67,11 @@ static double square_sum(size_t size, const float *g)
     return vd_fold_sum(sum);
 }
 
-/* ---- random numbers --------------------------------------------------------------------------------------------------- */
+/* ---- random numbers
+ * --------------------------------------------------------------------------------------------------- */
 
-static void dropout_factors(const struct mu_dropout *site, uint32_t sequence, uint32_t token, uint32_t first, uint32_t count,
-                            float *keep)
+static void dropout_factors(const struct mu_dropout *site, uint32_t sequence, uint32_t token, uint32_t first,
+                            uint32_t count, float *keep)
 {
     uint64_t sample = site->samples[sequence];
     const vi threshold = vi_set1(site->threshold);
@@ -116,7 +118,8 @@ static void init_normal(uint64_t seed, uint32_t tensor, uint64_t first, size_t s
     }
 }
 
-/* ---- embedding and norm ------------------------------------------------------------------------------------------------ */
+/* ---- embedding and norm
+ * ------------------------------------------------------------------------------------------------ */
 
 static void embedding_row(uint32_t channels, const float *wte, const float *wpe, const float *keep, float *x)
 {
@@ -129,8 +132,9 @@ static void embedding_row(uint32_t channels, const float *wte, const float *wpe,
     }
 }
 
-static void norm_forward_row(uint32_t channels, const float *residual, const float *branch, const float *keep, const float *weight,
-                             const float *bias, float *residual_out, float *y, float *mean, float *rstd)
+static void norm_forward_row(uint32_t channels, const float *residual, const float *branch, const float *keep,
+                             const float *weight, const float *bias, float *residual_out, float *y, float *mean,
+                             float *rstd)
 {
     vf sum = v_zero(), squares = v_zero();
     for (uint32_t i = 0; i < channels; i += VL) {
@@ -161,7 +165,8 @@ static void norm_forward_row(uint32_t channels, const float *residual, const flo
     *rstd = r;
 }
 
-static void norm_backward_row(const struct mu_norm_backward *norm, uint32_t row, const float *keep, float *dweight, float *dbias)
+static void norm_backward_row(const struct mu_norm_backward *norm, uint32_t row, const float *keep, float *dweight,
+                              float *dbias)
 {
     uint32_t channels = norm->channels;
     size_t offset = (size_t)row * channels;
@@ -194,7 +199,8 @@ static void norm_backward_row(const struct mu_norm_backward *norm, uint32_t row,
     }
 }
 
-/* ---- GELU -------------------------------------------------------------------------------------------------------------- */
+/* ---- GELU
+ * -------------------------------------------------------------------------------------------------------------- */
 
 static void gelu_forward(size_t size, const float *x, float *y)
 {
@@ -212,7 +218,8 @@ static void gelu_backward(size_t size, const float *x, const float *dy, float *d
     }
 }
 
-/* ---- loss -------------------------------------------------------------------------------------------------------------- */
+/* ---- loss
+ * -------------------------------------------------------------------------------------------------------------- */
 
 static float row_max(uint32_t size, const float *x)
 {
@@ -273,13 +280,14 @@ static double cross_entropy_row(uint32_t vocab, float *logits, int32_t target, f
     return ((double)highest - (double)aim) + mu_fmath_log(sum);
 }
 
-/* ---- optimizer --------------------------------------------------------------------------------------------------------- */
+/* ---- optimizer
+ * --------------------------------------------------------------------------------------------------------- */
 
 static void adamw(const struct mu_adamw *a, size_t size, float *p, float *m, float *v, const float *g)
 {
-    const vf scale = v_set1(a->gradient_scale), beta1 = v_set1(a->beta1), beta2 = v_set1(a->beta2), rest1 = v_set1(a->rest1),
-             rest2 = v_set1(a->rest2), c1 = v_set1(a->correction1), c2 = v_set1(a->correction2), eps = v_set1(a->eps),
-             decay = v_set1(a->weight_decay), lr = v_set1(a->lr);
+    const vf scale = v_set1(a->gradient_scale), beta1 = v_set1(a->beta1), beta2 = v_set1(a->beta2),
+             rest1 = v_set1(a->rest1), rest2 = v_set1(a->rest2), c1 = v_set1(a->correction1),
+             c2 = v_set1(a->correction2), eps = v_set1(a->eps), decay = v_set1(a->weight_decay), lr = v_set1(a->lr);
     for (size_t i = 0; i < size; i += VL) {
         unsigned n = lanes_of(size - i);
         vf x = v_load_n(p + i, n), gradient = v_mul(v_load_n(g + i, n), scale);

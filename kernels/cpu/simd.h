@@ -1,7 +1,8 @@
 /* Sixteen virtual lanes of fp32 and uint32, for the files that are compiled once per instruction set.
  *
- * The build defines MU_ISA_LEVEL (0 plain C, 1 AVX2 + FMA, 2 AVX-512 F/BW/DQ/VL). Every operation gives the same bits at every
- * level, special values included: v_max and v_min return the second operand when one is a NaN or both are zeros, as x86 does. */
+ * The build defines MU_ISA_LEVEL (0 plain C, 1 AVX2 + FMA, 2 AVX-512 F/BW/DQ/VL). Every operation gives the same bits
+ * at every level, special values included: v_max and v_min return the second operand when one is a NaN or both are
+ * zeros, as x86 does. */
 #ifndef MU_KERNELS_CPU_SIMD_H
 #define MU_KERNELS_CPU_SIMD_H
 
@@ -25,7 +26,7 @@
 
 enum { VL = 16 }; /* lanes */
 
-/* ------------------------------------------------------------------------------------------------------------ AVX-512 --- */
+/* ---- AVX-512 ---- */
 #if MU_ISA_LEVEL == 2
 
 typedef __m512 vf;
@@ -36,36 +37,120 @@ MU_INLINE vm lanes_below(unsigned count)
 {
     return (vm)((1u << count) - 1);
 }
-MU_INLINE vf v_set1(float x) { return _mm512_set1_ps(x); }
-MU_INLINE vf v_load(const float *p) { return _mm512_loadu_ps(p); }
-MU_INLINE void v_store(float *p, vf x) { _mm512_storeu_ps(p, x); }
-MU_INLINE vf v_load_n(const float *p, unsigned n) { return _mm512_maskz_loadu_ps(lanes_below(n), p); }
-MU_INLINE void v_store_n(float *p, vf x, unsigned n) { _mm512_mask_storeu_ps(p, lanes_below(n), x); }
-MU_INLINE vf v_add(vf a, vf b) { return _mm512_add_ps(a, b); }
-MU_INLINE vf v_sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
-MU_INLINE vf v_mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
-MU_INLINE vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
-MU_INLINE vf v_sqrt(vf a) { return _mm512_sqrt_ps(a); }
-MU_INLINE vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
-MU_INLINE vf v_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
-MU_INLINE vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); }
-MU_INLINE vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); }
-MU_INLINE vm v_lt(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
-MU_INLINE vf v_select(vm m, vf a, vf b) { return _mm512_mask_blend_ps(m, b, a); }
-MU_INLINE vi v_bits(vf a) { return _mm512_castps_si512(a); }
-MU_INLINE vf vi_float(vi a) { return _mm512_castsi512_ps(a); }
-MU_INLINE vf vi_convert(vi a) { return _mm512_cvtepi32_ps(a); }
-MU_INLINE vi vi_set1(uint32_t x) { return _mm512_set1_epi32((int)x); }
-MU_INLINE vi vi_lanes(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
-MU_INLINE vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
-MU_INLINE vi vi_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
-MU_INLINE vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
-MU_INLINE vi vi_and(vi a, vi b) { return _mm512_and_si512(a, b); }
-MU_INLINE vi vi_or(vi a, vi b) { return _mm512_or_si512(a, b); }
+MU_INLINE vf v_set1(float x)
+{
+    return _mm512_set1_ps(x);
+}
+MU_INLINE vf v_load(const float *p)
+{
+    return _mm512_loadu_ps(p);
+}
+MU_INLINE void v_store(float *p, vf x)
+{
+    _mm512_storeu_ps(p, x);
+}
+MU_INLINE vf v_load_n(const float *p, unsigned n)
+{
+    return _mm512_maskz_loadu_ps(lanes_below(n), p);
+}
+MU_INLINE void v_store_n(float *p, vf x, unsigned n)
+{
+    _mm512_mask_storeu_ps(p, lanes_below(n), x);
+}
+MU_INLINE vf v_add(vf a, vf b)
+{
+    return _mm512_add_ps(a, b);
+}
+MU_INLINE vf v_sub(vf a, vf b)
+{
+    return _mm512_sub_ps(a, b);
+}
+MU_INLINE vf v_mul(vf a, vf b)
+{
+    return _mm512_mul_ps(a, b);
+}
+MU_INLINE vf v_div(vf a, vf b)
+{
+    return _mm512_div_ps(a, b);
+}
+MU_INLINE vf v_sqrt(vf a)
+{
+    return _mm512_sqrt_ps(a);
+}
+MU_INLINE vf v_fma(vf a, vf b, vf c)
+{
+    return _mm512_fmadd_ps(a, b, c);
+}
+MU_INLINE vf v_fnma(vf a, vf b, vf c)
+{
+    return _mm512_fnmadd_ps(a, b, c);
+}
+MU_INLINE vf v_max(vf a, vf b)
+{
+    return _mm512_max_ps(a, b);
+}
+MU_INLINE vf v_min(vf a, vf b)
+{
+    return _mm512_min_ps(a, b);
+}
+MU_INLINE vm v_lt(vf a, vf b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+}
+MU_INLINE vf v_select(vm m, vf a, vf b)
+{
+    return _mm512_mask_blend_ps(m, b, a);
+}
+MU_INLINE vi v_bits(vf a)
+{
+    return _mm512_castps_si512(a);
+}
+MU_INLINE vf vi_float(vi a)
+{
+    return _mm512_castsi512_ps(a);
+}
+MU_INLINE vf vi_convert(vi a)
+{
+    return _mm512_cvtepi32_ps(a);
+}
+MU_INLINE vi vi_set1(uint32_t x)
+{
+    return _mm512_set1_epi32((int)x);
+}
+MU_INLINE vi vi_lanes(void)
+{
+    return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+MU_INLINE vi vi_add(vi a, vi b)
+{
+    return _mm512_add_epi32(a, b);
+}
+MU_INLINE vi vi_sub(vi a, vi b)
+{
+    return _mm512_sub_epi32(a, b);
+}
+MU_INLINE vi vi_xor(vi a, vi b)
+{
+    return _mm512_xor_si512(a, b);
+}
+MU_INLINE vi vi_and(vi a, vi b)
+{
+    return _mm512_and_si512(a, b);
+}
+MU_INLINE vi vi_or(vi a, vi b)
+{
+    return _mm512_or_si512(a, b);
+}
 #define vi_shl(a, n) _mm512_slli_epi32(a, n)
 #define vi_shr(a, n) _mm512_srli_epi32(a, n)
-MU_INLINE vm vi_less(vi a, vi b) { return _mm512_cmplt_epu32_mask(a, b); }
-MU_INLINE vm vi_equal(vi a, vi b) { return _mm512_cmpeq_epi32_mask(a, b); }
+MU_INLINE vm vi_less(vi a, vi b)
+{
+    return _mm512_cmplt_epu32_mask(a, b);
+}
+MU_INLINE vm vi_equal(vi a, vi b)
+{
+    return _mm512_cmpeq_epi32_mask(a, b);
+}
 /* 32 x 32 -> 64 bits, high and low halves. */
 MU_INLINE void vi_multiply(vi a, vi b, vi *high, vi *low)
 {
@@ -78,7 +163,10 @@ MU_INLINE void vi_multiply(vi a, vi b, vi *high, vi *low)
 typedef struct {
     __m512d low, high;
 } vd;
-MU_INLINE vd vd_zero(void) { return (vd){_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+MU_INLINE vd vd_zero(void)
+{
+    return (vd){_mm512_setzero_pd(), _mm512_setzero_pd()};
+}
 MU_INLINE vd vd_add_square(vd sum, vf x)
 {
     __m512d a = _mm512_cvtps_pd(_mm512_castps512_ps256(x)), b = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1));
@@ -90,7 +178,7 @@ MU_INLINE void vd_store(double *p, vd x)
     _mm512_storeu_pd(p + 8, x.high);
 }
 
-/* --------------------------------------------------------------------------------------------------------------- AVX2 --- */
+/* ---- AVX2 ---- */
 #elif MU_ISA_LEVEL == 1
 
 typedef struct {
@@ -110,10 +198,16 @@ MU_INLINE vi vi_lanes(void)
 {
     return (vi){_mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15)};
 }
-#define MU_VI_OP(name, op)                                                                                                        \
-    MU_INLINE vi name(vi x, vi y) { return (vi){op(x.a, y.a), op(x.b, y.b)}; }
-#define MU_VF_OP(name, op)                                                                                                        \
-    MU_INLINE vf name(vf x, vf y) { return (vf){op(x.a, y.a), op(x.b, y.b)}; }
+#define MU_VI_OP(name, op)                                                                                             \
+    MU_INLINE vi name(vi x, vi y)                                                                                      \
+    {                                                                                                                  \
+        return (vi){op(x.a, y.a), op(x.b, y.b)};                                                                       \
+    }
+#define MU_VF_OP(name, op)                                                                                             \
+    MU_INLINE vf name(vf x, vf y)                                                                                      \
+    {                                                                                                                  \
+        return (vf){op(x.a, y.a), op(x.b, y.b)};                                                                       \
+    }
 MU_VI_OP(vi_add, _mm256_add_epi32)
 MU_VI_OP(vi_sub, _mm256_sub_epi32)
 MU_VI_OP(vi_xor, _mm256_xor_si256)
@@ -130,7 +224,10 @@ MU_INLINE vf v_set1(float x)
     __m256 v = _mm256_set1_ps(x);
     return (vf){v, v};
 }
-MU_INLINE vf v_load(const float *p) { return (vf){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+MU_INLINE vf v_load(const float *p)
+{
+    return (vf){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)};
+}
 MU_INLINE void v_store(float *p, vf x)
 {
     _mm256_storeu_ps(p, x.a);
@@ -154,14 +251,38 @@ MU_INLINE void v_store_n(float *p, vf x, unsigned n)
     if (n > 8)
         _mm256_maskstore_ps(p + 8, m.b, x.b);
 }
-MU_INLINE vf v_sqrt(vf x) { return (vf){_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
-MU_INLINE vf v_fma(vf x, vf y, vf z) { return (vf){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
-MU_INLINE vf v_fnma(vf x, vf y, vf z) { return (vf){_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)}; }
-MU_INLINE vm v_lt(vf x, vf y) { return (vm){_mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ)}; }
-MU_INLINE vf v_select(vm m, vf x, vf y) { return (vf){_mm256_blendv_ps(y.a, x.a, m.a), _mm256_blendv_ps(y.b, x.b, m.b)}; }
-MU_INLINE vi v_bits(vf x) { return (vi){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
-MU_INLINE vf vi_float(vi x) { return (vf){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
-MU_INLINE vf vi_convert(vi x) { return (vf){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+MU_INLINE vf v_sqrt(vf x)
+{
+    return (vf){_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)};
+}
+MU_INLINE vf v_fma(vf x, vf y, vf z)
+{
+    return (vf){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+MU_INLINE vf v_fnma(vf x, vf y, vf z)
+{
+    return (vf){_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)};
+}
+MU_INLINE vm v_lt(vf x, vf y)
+{
+    return (vm){_mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ), _mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ)};
+}
+MU_INLINE vf v_select(vm m, vf x, vf y)
+{
+    return (vf){_mm256_blendv_ps(y.a, x.a, m.a), _mm256_blendv_ps(y.b, x.b, m.b)};
+}
+MU_INLINE vi v_bits(vf x)
+{
+    return (vi){_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)};
+}
+MU_INLINE vf vi_float(vi x)
+{
+    return (vf){_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)};
+}
+MU_INLINE vf vi_convert(vi x)
+{
+    return (vf){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)};
+}
 #define vi_shl(x, n) ((vi){_mm256_slli_epi32((x).a, n), _mm256_slli_epi32((x).b, n)})
 #define vi_shr(x, n) ((vi){_mm256_srli_epi32((x).a, n), _mm256_srli_epi32((x).b, n)})
 MU_INLINE vm vi_less(vi x, vi y)
@@ -201,8 +322,9 @@ MU_INLINE __m256d add_square4(__m256d sum, __m128 x)
 }
 MU_INLINE vd vd_add_square(vd sum, vf x)
 {
-    return (vd){{add_square4(sum.q[0], _mm256_castps256_ps128(x.a)), add_square4(sum.q[1], _mm256_extractf128_ps(x.a, 1)),
-                 add_square4(sum.q[2], _mm256_castps256_ps128(x.b)), add_square4(sum.q[3], _mm256_extractf128_ps(x.b, 1))}};
+    return (vd){
+        {add_square4(sum.q[0], _mm256_castps256_ps128(x.a)), add_square4(sum.q[1], _mm256_extractf128_ps(x.a, 1)),
+         add_square4(sum.q[2], _mm256_castps256_ps128(x.b)), add_square4(sum.q[3], _mm256_extractf128_ps(x.b, 1))}};
 }
 MU_INLINE void vd_store(double *p, vd x)
 {
@@ -210,82 +332,183 @@ MU_INLINE void vd_store(double *p, vd x)
         _mm256_storeu_pd(p + 4 * i, x.q[i]);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ plain C --- */
+/* ---- plain C ---- */
 #else
 
-typedef struct {
-    float f[VL];
-} vf;
-typedef struct {
-    uint32_t u[VL];
-} vi;
+/* The compiler's generic vectors: it splits them into what the machine has. Lanes are named one by one, never by a
+ * variable, so that values stay in registers (and sanitizer builds compile in reasonable time). */
+typedef float vf __attribute__((vector_size(64)));
+typedef uint32_t vi __attribute__((vector_size(64)));
 typedef vi vm; /* all ones or all zeros in each lane */
 
-#define MU_LANES(type, field, expression)                                                                                         \
-    type r;                                                                                                                       \
-    for (int i = 0; i < VL; i++)                                                                                                  \
-        r.field[i] = (expression);                                                                                                \
-    return r
+#define MU_EACH_LANE(X)                                                                                                \
+    X(0), X(1), X(2), X(3), X(4), X(5), X(6), X(7), X(8), X(9), X(10), X(11), X(12), X(13), X(14), X(15)
 
-MU_INLINE vf v_set1(float x) { MU_LANES(vf, f, x); }
-MU_INLINE vf v_load(const float *p) { MU_LANES(vf, f, p[i]); }
-MU_INLINE void v_store(float *p, vf x) { memcpy(p, x.f, sizeof x.f); }
-MU_INLINE vf v_load_n(const float *p, unsigned n) { MU_LANES(vf, f, (unsigned)i < n ? p[i] : 0.0f); }
-MU_INLINE void v_store_n(float *p, vf x, unsigned n) { memcpy(p, x.f, n * sizeof(float)); }
-MU_INLINE vf v_add(vf x, vf y) { MU_LANES(vf, f, x.f[i] + y.f[i]); }
-MU_INLINE vf v_sub(vf x, vf y) { MU_LANES(vf, f, x.f[i] - y.f[i]); }
-MU_INLINE vf v_mul(vf x, vf y) { MU_LANES(vf, f, x.f[i] * y.f[i]); }
-MU_INLINE vf v_div(vf x, vf y) { MU_LANES(vf, f, x.f[i] / y.f[i]); }
-MU_INLINE vf v_sqrt(vf x) { MU_LANES(vf, f, sqrtf(x.f[i])); }
-MU_INLINE vf v_fma(vf x, vf y, vf z) { MU_LANES(vf, f, fmaf(x.f[i], y.f[i], z.f[i])); }
-MU_INLINE vf v_fnma(vf x, vf y, vf z) { MU_LANES(vf, f, fmaf(-x.f[i], y.f[i], z.f[i])); }
-MU_INLINE vf v_max(vf x, vf y) { MU_LANES(vf, f, x.f[i] > y.f[i] ? x.f[i] : y.f[i]); }
-MU_INLINE vf v_min(vf x, vf y) { MU_LANES(vf, f, x.f[i] < y.f[i] ? x.f[i] : y.f[i]); }
-MU_INLINE vm v_lt(vf x, vf y) { MU_LANES(vm, u, x.f[i] < y.f[i] ? ~0u : 0u); }
-MU_INLINE vf v_select(vm m, vf x, vf y) { MU_LANES(vf, f, m.u[i] ? x.f[i] : y.f[i]); }
+MU_INLINE vf v_set1(float x)
+{
+    return (vf){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
+MU_INLINE vf v_load(const float *p)
+{
+    vf r;
+    memcpy(&r, p, sizeof r);
+    return r;
+}
+MU_INLINE void v_store(float *p, vf x)
+{
+    memcpy(p, &x, sizeof x);
+}
+MU_INLINE vf v_load_n(const float *p, unsigned n)
+{
+    vf r = {0};
+    memcpy(&r, p, n * sizeof(float));
+    return r;
+}
+MU_INLINE void v_store_n(float *p, vf x, unsigned n)
+{
+    memcpy(p, &x, n * sizeof(float));
+}
+MU_INLINE vf v_add(vf x, vf y)
+{
+    return x + y;
+}
+MU_INLINE vf v_sub(vf x, vf y)
+{
+    return x - y;
+}
+MU_INLINE vf v_mul(vf x, vf y)
+{
+    return x * y;
+}
+MU_INLINE vf v_div(vf x, vf y)
+{
+    return x / y;
+}
+#define MU_LANE(i) sqrtf(x[i])
+MU_INLINE vf v_sqrt(vf x)
+{
+    return (vf){MU_EACH_LANE(MU_LANE)};
+}
+#undef MU_LANE
+#define MU_LANE(i) fmaf(x[i], y[i], z[i])
+MU_INLINE vf v_fma(vf x, vf y, vf z)
+{
+    return (vf){MU_EACH_LANE(MU_LANE)};
+}
+#undef MU_LANE
+MU_INLINE vf v_fnma(vf x, vf y, vf z)
+{
+    return v_fma(-x, y, z);
+}
 MU_INLINE vi v_bits(vf x)
 {
-    vi r;
-    memcpy(&r, &x, sizeof r);
-    return r;
+    return (vi)x;
 }
 MU_INLINE vf vi_float(vi x)
 {
-    vf r;
-    memcpy(&r, &x, sizeof r);
-    return r;
+    return (vf)x;
 }
-MU_INLINE vf vi_convert(vi x) { MU_LANES(vf, f, (float)(int32_t)x.u[i]); }
-MU_INLINE vi vi_set1(uint32_t x) { MU_LANES(vi, u, x); }
-MU_INLINE vi vi_lanes(void) { MU_LANES(vi, u, (uint32_t)i); }
-MU_INLINE vi vi_add(vi x, vi y) { MU_LANES(vi, u, x.u[i] + y.u[i]); }
-MU_INLINE vi vi_sub(vi x, vi y) { MU_LANES(vi, u, x.u[i] - y.u[i]); }
-MU_INLINE vi vi_xor(vi x, vi y) { MU_LANES(vi, u, x.u[i] ^ y.u[i]); }
-MU_INLINE vi vi_and(vi x, vi y) { MU_LANES(vi, u, x.u[i] & y.u[i]); }
-MU_INLINE vi vi_or(vi x, vi y) { MU_LANES(vi, u, x.u[i] | y.u[i]); }
-MU_INLINE vi vi_shl(vi x, int n) { MU_LANES(vi, u, x.u[i] << n); }
-MU_INLINE vi vi_shr(vi x, int n) { MU_LANES(vi, u, x.u[i] >> n); }
-MU_INLINE vm vi_less(vi x, vi y) { MU_LANES(vm, u, x.u[i] < y.u[i] ? ~0u : 0u); }
-MU_INLINE vm vi_equal(vi x, vi y) { MU_LANES(vm, u, x.u[i] == y.u[i] ? ~0u : 0u); }
+MU_INLINE vm v_lt(vf x, vf y)
+{
+    return (vm)(x < y);
+}
+MU_INLINE vf v_select(vm m, vf x, vf y)
+{
+    return (vf)((m & (vi)x) | (~m & (vi)y));
+}
+MU_INLINE vf v_max(vf x, vf y)
+{
+    return v_select((vm)(x > y), x, y);
+}
+MU_INLINE vf v_min(vf x, vf y)
+{
+    return v_select((vm)(x < y), x, y);
+}
+#define MU_LANE(i) (float)(int32_t)x[i]
+MU_INLINE vf vi_convert(vi x)
+{
+    return (vf){MU_EACH_LANE(MU_LANE)};
+}
+#undef MU_LANE
+MU_INLINE vi vi_set1(uint32_t x)
+{
+    return (vi){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
+MU_INLINE vi vi_lanes(void)
+{
+    return (vi){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+}
+MU_INLINE vi vi_add(vi x, vi y)
+{
+    return x + y;
+}
+MU_INLINE vi vi_sub(vi x, vi y)
+{
+    return x - y;
+}
+MU_INLINE vi vi_xor(vi x, vi y)
+{
+    return x ^ y;
+}
+MU_INLINE vi vi_and(vi x, vi y)
+{
+    return x & y;
+}
+MU_INLINE vi vi_or(vi x, vi y)
+{
+    return x | y;
+}
+MU_INLINE vi vi_shl(vi x, uint32_t n)
+{
+    return x << n;
+}
+MU_INLINE vi vi_shr(vi x, uint32_t n)
+{
+    return x >> n;
+}
+MU_INLINE vm vi_less(vi x, vi y)
+{
+    return (vm)(x < y);
+}
+MU_INLINE vm vi_equal(vi x, vi y)
+{
+    return (vm)(x == y);
+}
+#define MU_LANE(i) (uint32_t)((uint64_t)x[i] * y[i] >> 32)
 MU_INLINE void vi_multiply(vi x, vi y, vi *high, vi *low)
 {
-    for (int i = 0; i < VL; i++) {
-        uint64_t product = (uint64_t)x.u[i] * y.u[i];
-        high->u[i] = (uint32_t)(product >> 32);
-        low->u[i] = (uint32_t)product;
-    }
+    *high = (vi){MU_EACH_LANE(MU_LANE)};
+    *low = x * y;
 }
+#undef MU_LANE
 typedef struct {
     double d[VL];
 } vd;
-MU_INLINE vd vd_zero(void) { MU_LANES(vd, d, 0.0); }
-MU_INLINE vd vd_add_square(vd sum, vf x) { MU_LANES(vd, d, fma((double)x.f[i], (double)x.f[i], sum.d[i])); }
-MU_INLINE void vd_store(double *p, vd x) { memcpy(p, x.d, sizeof x.d); }
+MU_INLINE vd vd_zero(void)
+{
+    return (vd){{0}};
+}
+MU_INLINE vd vd_add_square(vd sum, vf x)
+{
+    float f[VL];
+    v_store(f, x);
+    for (int i = 0; i < VL; i++)
+        sum.d[i] = fma((double)f[i], (double)f[i], sum.d[i]);
+    return sum;
+}
+MU_INLINE void vd_store(double *p, vd x)
+{
+    memcpy(p, x.d, sizeof x.d);
+}
 #endif
 
-/* ----------------------------------------------------------------------------------------------------------- all levels --- */
+/* ----------------------------------------------------------------------------------------------------------- all
+ * levels --- */
 
-MU_INLINE vf v_zero(void) { return v_set1(0.0f); }
+MU_INLINE vf v_zero(void)
+{
+    return v_set1(0.0f);
+}
 
 /* The fixed fold of the lanes: i + (i + 8), then 4, 2, 1; for the maximum with v_max's rule. */
 #if MU_ISA_LEVEL > 0
@@ -323,17 +546,21 @@ MU_INLINE float v_fold_max(vf x)
 #else
 MU_INLINE float v_fold_sum(vf x)
 {
+    float f[VL];
+    v_store(f, x);
     for (int half = VL / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++)
-            x.f[i] += x.f[i + half];
-    return x.f[0];
+            f[i] += f[i + half];
+    return f[0];
 }
 MU_INLINE float v_fold_max(vf x)
 {
+    float f[VL];
+    v_store(f, x);
     for (int half = VL / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++)
-            x.f[i] = x.f[i] > x.f[i + half] ? x.f[i] : x.f[i + half];
-    return x.f[0];
+            f[i] = f[i] > f[i + half] ? f[i] : f[i + half];
+    return f[0];
 }
 #endif
 
@@ -427,7 +654,8 @@ MU_INLINE void v_cos_sin_turns(vf t, vf *ret_cos, vf *ret_sin)
 }
 
 /* Philox4x32-10 on 16 counters {counter[0] per lane, the rest equal in all lanes}; the numbers of common/rng.h. */
-MU_INLINE void v_philox(const uint32_t key[2], vi counter0, uint32_t counter1, uint32_t counter2, uint32_t counter3, vi out[4])
+MU_INLINE void v_philox(const uint32_t key[2], vi counter0, uint32_t counter1, uint32_t counter2, uint32_t counter3,
+                        vi out[4])
 {
     uint32_t k0 = key[0], k1 = key[1];
     vi c0 = counter0, c1 = vi_set1(counter1), c2 = vi_set1(counter2), c3 = vi_set1(counter3);

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""SIGKILL at every named fault point, SIGSTOP (longer than the lost timeout, then SIGCONT) at every one of a worker: the weights are
-always those of the undisturbed run. The points come from scripts/fault-points; one that no scenario reaches is a failure.
+"""SIGKILL, and SIGSTOP for longer than the lost timeout followed by SIGCONT, at every named fault point of a worker and of the
+coordinator: the weights are always those of the undisturbed run. The points come from scripts/fault-points; one that no scenario reaches is a failure.
 
-    test_fault_points.py            a sample: every point is killed, every third is stopped
+    test_fault_points.py            a sample: every point is killed; every third of a worker, every sixth of the coordinator is stopped
     test_fault_points.py --full     all, each also at its second and third passage
 """
 
@@ -10,10 +10,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import grpc
-from harness import ROOT, SLOW, Cluster, Failure, check, tiny_job, undisturbed
+from harness import LOST_S, ROOT, SLOW, Cluster, Failure, check, tiny_job, undisturbed
 
 STEPS = 160
 JOB = dict(steps=STEPS, checkpoint_every=8, checkpoint__keep=1)
@@ -79,11 +80,24 @@ def corrupt(cluster):
                 f.write(bytes([byte[0] ^ 1]))
 
 
-def coordinator_scenario(point, reference):
-    """Attach, growth, a death, a drain, checkpoints and their deletion, a bad checkpoint: the coordinator dies once on the way."""
+def wake_later(cluster):
+    """Once the coordinator has stopped at its point: waits for longer than the lost timeout, then lets it go on."""
+    def wake():
+        while not cluster.watch_stop.wait(0.01):
+            if cluster.faults_reached():
+                cluster.watch_stop.wait(LOST_S * 1.5)
+                cluster.coordinator.kill(signal.SIGCONT)
+                return
+    threading.Thread(target=wake, daemon=True).start()
+
+
+def coordinator_scenario(point, reference, stop=False):
+    """Attach, growth, a death, a drain, checkpoints and their deletion, a bad checkpoint: the coordinator dies, or stops, once on the way."""
     with Cluster() as cluster:
-        cluster.start_coordinator(fault=point)
+        cluster.start_coordinator(fault=point + (",stop" if stop else ""))
         cluster.keep_coordinator()
+        if stop:
+            wake_later(cluster)
         job = tiny_job(cluster, **{**JOB, "checkpoint__keep": 2})
         cluster.retry(lambda: cluster.submit(job))
         workers = [cluster.start_worker(name="a"), cluster.start_worker(name="b")]
@@ -108,11 +122,13 @@ def coordinator_scenario(point, reference):
             for worker in workers:
                 worker.kill()
             cluster.wait_event(lambda e: e.kind == "worker_lost" and e.worker == "b", limit_s=20)
+            cluster.wait_until(lambda: cluster.retry(lambda: len([c for c in cluster.checkpoints() if c.state == 2]) >= 2), 10,
+                               "two committed checkpoints")
             cluster.retry(lambda: corrupt(cluster))
         workers.append(cluster.start_worker(name="d"))
         finish(cluster, reference)
         check(cluster.faults_reached(), "no scenario reaches this point")
-        check(cluster.restarts == 1, f"the coordinator was started again {cluster.restarts} times")
+        check(cluster.restarts == (0 if stop else 1), f"the coordinator was started again {cluster.restarts} times")
 
 
 def main():
@@ -125,7 +141,9 @@ def main():
             cases.append((f"worker killed at {point}{hit}", lambda p=point + hit: worker_scenario(p, reference, False)))
         if full or i % 3 == 0:
             cases.append((f"worker stopped at {point}", lambda p=point: worker_scenario(p, reference, True)))
-    for point in points("coord"):
+    for i, point in enumerate(points("coord")):
+        if full or i % 6 == 0:
+            cases.append((f"coordinator stopped at {point}", lambda p=point: coordinator_scenario(p, reference, True)))
         for hit in ("", ":2", ":3") if full else ("",):
             cases.append((f"coordinator killed at {point}{hit}", lambda p=point + hit: coordinator_scenario(p, reference)))
     passed = failed = 0

@@ -210,6 +210,40 @@ def test_last_worker_leaves_in_good_order():
         check(cluster.job().replayed_steps == 0, "a graceful leave replays nothing")
 
 
+def test_no_sample_is_lost_or_repeated():
+    """Every update that was applied is made of every leaf exactly once, and leaf L of step S is sequences S*B + L*per_leaf ...: read from
+    the ledgers of all workers, of a run with deaths and growth. A step computed again after a loss counts by the generation that applied
+    it (or had completed its sum)."""
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=STEPS))
+        ledgers = [os.path.join(cluster.dir, f"ledger{i}") for i in range(5)]
+        workers = [cluster.start_worker(flags=["--ledger", ledger]) for ledger in ledgers[:3]]
+        cluster.wait_step(10)
+        workers[1].kill()
+        cluster.wait_step(30)
+        cluster.start_worker(flags=["--ledger", ledgers[3]])
+        cluster.wait_step(60)
+        workers[0].kill()
+        cluster.start_worker(flags=["--ledger", ledgers[4]])
+        expect_equal(cluster, steps=STEPS)
+        leaves, applied = {}, {}
+        for ledger in ledgers:
+            for line in open(ledger):
+                kind, *fields = line.split()
+                row = {key: int(value) for key, value in (field.split("=") for field in fields)}
+                if kind == "leaf":
+                    check(row["first"] == row["step"] * 16 + row["leaf"] * 2 and row["count"] == 2, f"wrong samples: {line}")
+                    leaves.setdefault((row["step"], row["generation"]), []).append(row["leaf"])
+                elif kind == "applied":
+                    applied.setdefault(row["step"], set()).add(row["generation"])
+        check(sorted(applied) == list(range(STEPS)), "an update is missing")
+        for step in applied:
+            complete = [g for (s, g), found in leaves.items() if s == step and sorted(found) == list(range(8))]
+            check(complete, f"no generation computed every leaf of step {step} exactly once")
+            check(min(applied[step]) >= min(complete), f"step {step} was applied before its sum was complete")
+
+
 def test_many_jobs_at_once():
     with Cluster() as cluster:
         cluster.start_coordinator()

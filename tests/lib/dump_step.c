@@ -72,7 +72,8 @@ static void compute(struct step *s)
         batch.index = i;
         batch.count = s->accumulate;
         double loss = 0;
-        stop_if(mu_model_forward_backward(s->model, &batch, s->params, s->grads, &loss) != MU_OK, "forward and backward failed");
+        stop_if(mu_model_forward_backward(s->model, &batch, s->params, s->grads, &loss) != MU_OK,
+                "forward and backward failed");
         s->loss_sum += loss;
     }
     struct mu_exact_sum squares;
@@ -105,7 +106,8 @@ static void write_header(FILE *file, const struct step *s)
 
 int main(int argc, char **argv)
 {
-    stop_if(argc != ARGUMENTS, "usage: dump_step FILE LAYERS HEADS CHANNELS CONTEXT VOCAB MICRO LENGTH ACCUMULATE THREADS");
+    stop_if(argc != ARGUMENTS,
+            "usage: dump_step FILE LAYERS HEADS CHANNELS CONTEXT VOCAB MICRO LENGTH ACCUMULATE THREADS");
     uint32_t numbers[ARGUMENTS] = {0};
     for (int i = 2; i < argc; i++)
         numbers[i] = (uint32_t)strtoul(argv[i], NULL, 10);
@@ -127,7 +129,8 @@ int main(int argc, char **argv)
     const float *arrays[] = {s.params, s.grads, s.m, s.v};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
         write_array(file, arrays[i], sizeof(float), flat);
-    stop_if(mu_model_update(&s.spec, s.pool, &s.adamw, 0, flat, s.updated, s.m, s.v, s.grads) != MU_OK, "update failed");
+    stop_if(mu_model_update(&s.spec, s.pool, &s.adamw, 0, flat, s.updated, s.m, s.v, s.grads) != MU_OK,
+            "update failed");
     write_array(file, s.updated, sizeof(float), flat);
     stop_if(fclose(file) != 0, "cannot write");
     mu_model_free(s.model);

@@ -66,18 +66,20 @@ float *kt_copy(const float *values, size_t size)
     return copy;
 }
 
-void kt_expect_close(const char *what, const float *values, const double *reference, size_t size, double tolerance, double floor)
+void kt_expect_close(const char *what, const float *values, const double *reference, size_t size, double tolerance,
+                     double floor)
 {
     double largest = floor;
     for (size_t i = 0; i < size; i++)
         largest = fmax(largest, fabs(reference[i]));
     for (size_t i = 0; i < size; i++)
         if (!(fabs((double)values[i] - reference[i]) <= tolerance * largest))
-            fail_msg("%s[%zu]: %.9g, reference %.9g, allowed %.2g of %.3g", what, i, (double)values[i], reference[i], tolerance,
-                     largest);
+            fail_msg("%s[%zu]: %.9g, reference %.9g, allowed %.2g of %.3g", what, i, (double)values[i], reference[i],
+                     tolerance, largest);
 }
 
-void kt_expect_same_bits(const char *what, void (*run)(void *ctx, struct mu_pool *pool, float *out), void *ctx, size_t size)
+void kt_expect_same_bits(const char *what, void (*run)(void *ctx, struct mu_pool *pool, float *out), void *ctx,
+                         size_t size)
 {
     float *first = kt_alloc(size, sizeof *first), *other = kt_alloc(size, sizeof *other);
     enum mu_isa active = mu_isa_active();
@@ -90,8 +92,9 @@ void kt_expect_same_bits(const char *what, void (*run)(void *ctx, struct mu_pool
             run(ctx, pools[i], other);
             for (size_t j = 0; j < size; j++)
                 if (memcmp(&first[j], &other[j], sizeof *first) != 0)
-                    fail_msg("%s[%zu] of %zu: %a with %s and %u threads, %a with %s and 1 thread", what, j, size, (double)other[j],
-                             mu_isa_name((enum mu_isa)isa), kt_pool_threads[i], (double)first[j], mu_isa_name(active));
+                    fail_msg("%s[%zu] of %zu: %a with %s and %u threads, %a with %s and 1 thread", what, j, size,
+                             (double)other[j], mu_isa_name((enum mu_isa)isa), kt_pool_threads[i], (double)first[j],
+                             mu_isa_name(active));
         }
     }
     assert_int_equal(mu_isa_select(active, NULL), MU_OK);

@@ -23,9 +23,12 @@ double *kt_doubles(const float *values, size_t size);
 float *kt_copy(const float *values, size_t size);
 
 /* Fails the test unless |value - reference| <= tolerance * (largest |reference|, at least floor) everywhere. */
-void kt_expect_close(const char *what, const float *values, const double *reference, size_t size, double tolerance, double floor);
+void kt_expect_close(const char *what, const float *values, const double *reference, size_t size, double tolerance,
+                     double floor);
 
-/* Calls run(ctx, pool, out) for every instruction set of this CPU and every pool; all must write the same `size` floats. */
-void kt_expect_same_bits(const char *what, void (*run)(void *ctx, struct mu_pool *pool, float *out), void *ctx, size_t size);
+/* Calls run(ctx, pool, out) for every instruction set of this CPU and every pool; all must write the same `size`
+ * floats. */
+void kt_expect_same_bits(const char *what, void (*run)(void *ctx, struct mu_pool *pool, float *out), void *ctx,
+                         size_t size);
 
 #endif

@@ -28,7 +28,8 @@ double ref_gelu(double x)
 double ref_gelu_grad(double x)
 {
     double t = tanh(gelu_inner(x));
-    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * sqrt(2.0 / 3.14159265358979323846) * (1.0 + 3.0 * 0.044715 * x * x);
+    return 0.5 * (1.0 + t) +
+           0.5 * x * (1.0 - t * t) * sqrt(2.0 / 3.14159265358979323846) * (1.0 + 3.0 * 0.044715 * x * x);
 }
 
 static void row_moments(uint32_t channels, const double *x, double *mean, double *rstd)
@@ -60,8 +61,8 @@ void ref_norm_forward(const struct ref_norm *n, double *residual_out, double *y)
     }
 }
 
-void ref_norm_backward(const struct ref_norm *n, const double *dy, const double *dstream, double *dresidual, double *dbranch,
-                       double *dweight, double *dbias)
+void ref_norm_backward(const struct ref_norm *n, const double *dy, const double *dstream, double *dresidual,
+                       double *dbranch, double *dweight, double *dbias)
 {
     memset(dweight, 0, n->channels * sizeof(double));
     memset(dbias, 0, n->channels * sizeof(double));
@@ -91,7 +92,8 @@ void ref_norm_backward(const struct ref_norm *n, const double *dy, const double 
 /* q, k or v (part 0, 1, 2) of one token and head. */
 static size_t qkv_at(const struct ref_attention *at, uint32_t sequence, uint32_t token, uint32_t part, uint32_t head)
 {
-    return (((size_t)sequence * at->length + token) * 3 + part) * at->channels + (size_t)head * (at->channels / at->heads);
+    return (((size_t)sequence * at->length + token) * 3 + part) * at->channels +
+           (size_t)head * (at->channels / at->heads);
 }
 
 static void attention_row(const struct ref_attention *at, uint32_t s, uint32_t h, uint32_t i, double *p, double *lse)
@@ -128,11 +130,13 @@ void ref_attention_forward(const struct ref_attention *at, double *out, double *
                 memset(o, 0, size * sizeof(double));
                 for (uint32_t j = 0; j <= i; j++)
                     for (uint32_t c = 0; c < size; c++)
-                        o[c] += p[j] * (at->keep ? at->keep[row * at->length + j] : 1.0) * at->qkv[qkv_at(at, s, j, 2, h) + c];
+                        o[c] += p[j] * (at->keep ? at->keep[row * at->length + j] : 1.0) *
+                                at->qkv[qkv_at(at, s, j, 2, h) + c];
             }
 }
 
-void ref_attention_backward(const struct ref_attention *at, const double *probabilities, const double *dout, double *dqkv)
+void ref_attention_backward(const struct ref_attention *at, const double *probabilities, const double *dout,
+                            double *dqkv)
 {
     uint32_t size = at->channels / at->heads;
     memset(dqkv, 0, (size_t)at->sequences * at->length * 3 * at->channels * sizeof(double));
@@ -140,7 +144,8 @@ void ref_attention_backward(const struct ref_attention *at, const double *probab
         for (uint32_t h = 0; h < at->heads; h++)
             for (uint32_t i = 0; i < at->length; i++) {
                 size_t row = ((size_t)s * at->heads + h) * at->length + i;
-                const double *p = probabilities + row * at->length, *keep = at->keep ? at->keep + row * at->length : NULL;
+                const double *p = probabilities + row * at->length,
+                             *keep = at->keep ? at->keep + row * at->length : NULL;
                 const double *d = dout + ((size_t)s * at->length + i) * at->channels + (size_t)h * size;
                 double total = 0; /* sum of p * dp */
                 for (uint32_t pass = 0; pass < 2; pass++)
@@ -163,8 +168,8 @@ void ref_attention_backward(const struct ref_attention *at, const double *probab
             }
 }
 
-void ref_cross_entropy(uint32_t rows, uint32_t vocab, const double *logits, const int32_t *targets, double scale, double *loss,
-                       double *dlogits)
+void ref_cross_entropy(uint32_t rows, uint32_t vocab, const double *logits, const int32_t *targets, double scale,
+                       double *loss, double *dlogits)
 {
     for (uint32_t row = 0; row < rows; row++) {
         const double *x = logits + (size_t)row * vocab;
@@ -208,7 +213,8 @@ void ref_adamw(const struct ref_adamw *a, size_t size, double *p, double *m, dou
         double gradient = g[i] * a->gradient_scale;
         m[i] = a->beta1 * m[i] + (1.0 - a->beta1) * gradient;
         v[i] = a->beta2 * v[i] + (1.0 - a->beta2) * gradient * gradient;
-        double m_hat = m[i] / (1.0 - pow(a->beta1, (double)a->update)), v_hat = v[i] / (1.0 - pow(a->beta2, (double)a->update));
+        double m_hat = m[i] / (1.0 - pow(a->beta1, (double)a->update)),
+               v_hat = v[i] / (1.0 - pow(a->beta2, (double)a->update));
         p[i] -= a->lr * (m_hat / (sqrt(v_hat) + a->eps) + a->weight_decay * p[i]);
     }
 }

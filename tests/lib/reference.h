@@ -1,7 +1,7 @@
 /* Every operation of kernels/kernels.h in double precision, written for clarity: what the fast ones are judged by.
  *
- * Shapes and layouts are those of kernels.h, row-major and dense. Gradients are overwritten. Dropout factors are given as arrays
- * (NULL: none). Pure; the caller owns all memory. */
+ * Shapes and layouts are those of kernels.h, row-major and dense. Gradients are overwritten. Dropout factors are given
+ * as arrays (NULL: none). Pure; the caller owns all memory. */
 #ifndef MU_TESTS_LIB_REFERENCE_H
 #define MU_TESTS_LIB_REFERENCE_H
 
@@ -24,10 +24,10 @@ struct ref_norm {
     const double *residual, *branch, *keep, *weight, *bias; /* branch, keep may be NULL */
 };
 void ref_norm_forward(const struct ref_norm *norm, double *residual_out, double *y);
-/* Gradients of residual (equal to that of the stream), branch, weight, bias for dy and for `dstream`, the gradient that reaches
- * residual_out directly (NULL: zero). */
-void ref_norm_backward(const struct ref_norm *norm, const double *dy, const double *dstream, double *dresidual, double *dbranch,
-                       double *dweight, double *dbias);
+/* Gradients of residual (equal to that of the stream), branch, weight, bias for dy and for `dstream`, the gradient that
+ * reaches residual_out directly (NULL: zero). */
+void ref_norm_backward(const struct ref_norm *norm, const double *dy, const double *dstream, double *dresidual,
+                       double *dbranch, double *dweight, double *dbias);
 
 struct ref_attention {
     uint32_t sequences, length, heads, channels;
@@ -36,11 +36,12 @@ struct ref_attention {
 };
 /* probabilities [sequences, heads, length, length] receives the softmax before dropout. */
 void ref_attention_forward(const struct ref_attention *at, double *out, double *lse, double *probabilities);
-void ref_attention_backward(const struct ref_attention *at, const double *probabilities, const double *dout, double *dqkv);
+void ref_attention_backward(const struct ref_attention *at, const double *probabilities, const double *dout,
+                            double *dqkv);
 
 /* loss[rows]; dlogits = (softmax - onehot) * scale (NULL: not wanted). */
-void ref_cross_entropy(uint32_t rows, uint32_t vocab, const double *logits, const int32_t *targets, double scale, double *loss,
-                       double *dlogits);
+void ref_cross_entropy(uint32_t rows, uint32_t vocab, const double *logits, const int32_t *targets, double scale,
+                       double *loss, double *dlogits);
 
 struct ref_embedding {
     uint32_t sequences, length, channels, vocab;

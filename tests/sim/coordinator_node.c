@@ -410,6 +410,12 @@ static void schedule_tick(struct mu_sim *sim)
     mu_sim_at(sim, at_us, MU_SIM_NODE_COORDINATOR, tick, NULL, 0, ++n->tick_version);
 }
 
+void mu_sim_coord_tick_first(struct mu_sim *sim)
+{
+    if (node(sim)->alive && mu_coord_next_deadline(sim->coord.core) <= mu_sim_mono(sim, MU_SIM_NODE_COORDINATOR))
+        mu_sim_coord_event(sim, &(struct mu_coord_event){.kind = MU_CE_TICK});
+}
+
 /* ---- life and death ---- */
 
 void mu_sim_coord_start(struct mu_sim *sim)

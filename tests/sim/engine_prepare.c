@@ -280,6 +280,8 @@ static void make_links(struct mu_sim *sim, uint32_t slot)
 void mu_sim_engine_prepare(struct mu_sim *sim, uint32_t slot, uint64_t generation, const struct mu_assign *assign)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
+    if (engine->phase != MU_SIM_IDLE && engine->phase != MU_SIM_PARKED)
+        mu_sim_violate(sim, "worker %u is told to prepare while its engine does something else (phase %d)", slot, (int)engine->phase);
     retire_links(sim, slot);
     free(engine->assign);
     engine->assign = mu_sim_copy_assign(assign, NULL, 0, &engine->assign);
@@ -288,10 +290,6 @@ void mu_sim_engine_prepare(struct mu_sim *sim, uint32_t slot, uint64_t generatio
     engine->world = assign->world;
     engine->mesh = assign->mesh;
     engine->first_leaf = mu_plan_leaf_range(sim->params.leaves, assign->world, assign->leaf_counts, assign->rank, &engine->leaf_count);
-    if (MU_MUTANT(MU_MUT_OVERLAP_LEAVES) && assign->rank == 1 && engine->first_leaf > 0) {
-        engine->first_leaf--;
-        engine->leaf_count++;
-    }
     engine->epoch++;
     engine->phase = MU_SIM_PREPARING;
     engine->has_start = false;

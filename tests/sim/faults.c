@@ -82,6 +82,9 @@ static void resume(struct mu_sim *sim, struct mu_sim_event *event)
     int32_t node = (int32_t)event->a;
     if (sim->nodes[node].life == event->b) {
         mu_sim_trace(sim, "fault node %d goes on", (int)node);
+        /* What waits in the sockets may come up to the shell only after its timer. */
+        if (node == MU_SIM_NODE_COORDINATOR && mu_sim_below(sim, 2))
+            mu_sim_coord_tick_first(sim);
         mu_sim_node_continue(sim, node);
     }
 }
@@ -134,7 +137,7 @@ static void corrupt(struct mu_sim *sim)
     if (!sim->files.count)
         return;
     struct mu_sim_directory *directory = &sim->files.directories[mu_sim_below(sim, 2) ? sim->files.count - 1 : mu_sim_below(sim, sim->files.count)];
-    if (!directory->manifest || !directory->piece_count)
+    if (!directory->piece_count || !mu_sim_oracle_lists(sim, directory->path))
         return;
     mu_sim_trace(sim, "fault a bit flips in %s", directory->path);
     directory->pieces[mu_sim_below(sim, directory->piece_count)].corrupt = true;

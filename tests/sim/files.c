@@ -118,7 +118,7 @@ enum mu_status mu_sim_files_publish(struct mu_sim *sim, const struct mu_checkpoi
     if (status != MU_OK)
         return status;
     /* A mutated coordinator has a mutated shell: the invariant of the commit must find it. */
-    if (!mu_sim_files_complete(sim, record, false, ret_text) && !MU_MUTANT(MU_MUT_COMMIT_MISSING_PIECE) && !MU_MUTANT(MU_MUT_MIX_STEPS))
+    if (!mu_sim_files_complete(sim, record, false, ret_text) && !MU_MUTANT(MU_MUT_COMMIT_MISSING_PIECE))
         return MU_ERR_CORRUPT;
     struct mu_sim_directory *directory = make(&sim->files, record->dir);
     directory->manifest = true;

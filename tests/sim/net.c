@@ -92,8 +92,8 @@ void mu_sim_net_lose(struct mu_sim *sim, uint64_t number, enum mu_sim_loss loss)
         return;
     mu_sim_trace(sim, "net  s%llu (w%u) breaks, kind %d", (unsigned long long)number, session->slot, (int)loss);
     session->cut = true;
-    uint64_t soon_us = sim->now_us + mu_sim_delay(sim, sim->params.net_us);
-    uint64_t other_us = sim->now_us + mu_sim_delay(sim, sim->params.net_us);
+    uint64_t soon_us = sim->now_us + mu_sim_delay(sim, sim->params.stream_us);
+    uint64_t other_us = sim->now_us + mu_sim_delay(sim, sim->params.stream_us);
     if (loss == MU_SIM_LOSS_COORD_BLIND)
         other_us += BLIND_US;
     if (loss == MU_SIM_LOSS_WORKER_LATE)
@@ -161,7 +161,7 @@ static void arrives(struct mu_sim *sim, struct mu_sim_event *event)
         return;
     }
     if (!coord->alive || mu_sim_chance(sim, sim->faults_over ? 0 : sim->params.connect_fail_ppm)) {
-        mu_sim_after(sim, mu_sim_delay(sim, sim->params.net_us), node_of(slot), refused, NULL, slot, event->b);
+        mu_sim_after(sim, mu_sim_delay(sim, sim->params.stream_us), node_of(slot), refused, NULL, slot, event->b);
         return;
     }
     if (sim->session_count == sim->session_capacity) {
@@ -174,7 +174,7 @@ static void arrives(struct mu_sim *sim, struct mu_sim_event *event)
     }
     sim->sessions[sim->session_count++] = (struct mu_sim_session){
         .slot = slot, .worker_life = sim->nodes[node_of(slot)].life, .coord_life = coord->life, .coord_open = true, .worker_open = true};
-    mu_sim_after(sim, mu_sim_delay(sim, sim->params.net_us), node_of(slot), connected, NULL, sim->session_count, event->b);
+    mu_sim_after(sim, mu_sim_delay(sim, sim->params.stream_us), node_of(slot), connected, NULL, sim->session_count, event->b);
 }
 
 void mu_sim_net_connect(struct mu_sim *sim, uint32_t slot)
@@ -182,7 +182,7 @@ void mu_sim_net_connect(struct mu_sim *sim, uint32_t slot)
     struct mu_sim_worker *worker = &sim->workers[slot];
     mu_sim_net_disconnect(sim, slot);
     worker->connect_attempt++;
-    mu_sim_after(sim, mu_sim_delay(sim, sim->params.net_us), node_of(slot), arrives, NULL, slot, worker->connect_attempt);
+    mu_sim_after(sim, mu_sim_delay(sim, sim->params.stream_us), node_of(slot), arrives, NULL, slot, worker->connect_attempt);
 }
 
 void mu_sim_net_disconnect(struct mu_sim *sim, uint32_t slot)
@@ -196,7 +196,7 @@ void mu_sim_net_disconnect(struct mu_sim *sim, uint32_t slot)
     struct mu_sim_session *session = mu_sim_session(sim, number);
     session->worker_open = false;
     if (!session->cut)
-        tell_coord(sim, number, later(session->last_up_us + 1, sim->now_us + mu_sim_delay(sim, sim->params.net_us)), false);
+        tell_coord(sim, number, later(session->last_up_us + 1, sim->now_us + mu_sim_delay(sim, sim->params.stream_us)), false);
 }
 
 /* ---- messages ---- */
@@ -217,7 +217,7 @@ void mu_sim_net_up(struct mu_sim *sim, uint32_t slot, const struct mu_worker_mes
     if (!session || session->cut || !coord->alive || coord->life != session->coord_life)
         return;
     uint64_t open_us = mu_sim_net_open_at(sim, node_of(slot), MU_SIM_NODE_COORDINATOR);
-    session->last_up_us = later(session->last_up_us + 1, open_us + mu_sim_delay(sim, sim->params.net_us));
+    session->last_up_us = later(session->last_up_us + 1, open_us + mu_sim_delay(sim, sim->params.stream_us));
     mu_sim_at(sim, session->last_up_us, MU_SIM_NODE_COORDINATOR, up_arrives, mu_sim_copy_worker_message(message), number, 0);
 }
 
@@ -238,7 +238,7 @@ void mu_sim_net_down(struct mu_sim *sim, uint64_t number, const struct mu_coord_
     if (!node->alive || node->life != session->worker_life)
         return;
     uint64_t open_us = mu_sim_net_open_at(sim, MU_SIM_NODE_COORDINATOR, node_of(session->slot));
-    session->last_down_us = later(session->last_down_us + 1, open_us + mu_sim_delay(sim, sim->params.net_us));
+    session->last_down_us = later(session->last_down_us + 1, open_us + mu_sim_delay(sim, sim->params.stream_us));
     mu_sim_at(sim, session->last_down_us, node_of(session->slot), down_arrives, mu_sim_copy_coord_message(message), number, 0);
 }
 
@@ -249,10 +249,10 @@ void mu_sim_net_close(struct mu_sim *sim, uint64_t number)
         return;
     session->closing = true;
     if (!session->cut)
-        tell_worker(sim, number, later(session->last_down_us + 1, sim->now_us + mu_sim_delay(sim, sim->params.net_us)));
+        tell_worker(sim, number, later(session->last_down_us + 1, sim->now_us + mu_sim_delay(sim, sim->params.stream_us)));
     /* Whether the server library reports the end of a stream that was ended here is not part of the contract: both happen. */
     if (mu_sim_below(sim, 2))
-        tell_coord(sim, number, sim->now_us + mu_sim_delay(sim, sim->params.net_us), false);
+        tell_coord(sim, number, sim->now_us + mu_sim_delay(sim, sim->params.stream_us), false);
     else
         session->coord_open = false;
 }
@@ -269,7 +269,7 @@ void mu_sim_net_worker_died(struct mu_sim *sim, uint32_t slot, bool vanished)
     session->worker_open = false;
     if (session->cut)
         return;
-    uint64_t at_us = later(session->last_up_us + 1, sim->now_us + mu_sim_delay(sim, sim->params.net_us));
+    uint64_t at_us = later(session->last_up_us + 1, sim->now_us + mu_sim_delay(sim, sim->params.stream_us));
     if (vanished || mu_sim_below(sim, 2))
         session->cut = true; /* a reset discards what has not been read */
     tell_coord(sim, number, vanished ? at_us + BLIND_US : at_us, true);
@@ -284,7 +284,7 @@ void mu_sim_net_coordinator_died(struct mu_sim *sim, bool vanished)
         session->coord_open = false;
         if (session->cut)
             continue;
-        uint64_t at_us = later(session->last_down_us + 1, sim->now_us + mu_sim_delay(sim, sim->params.net_us));
+        uint64_t at_us = later(session->last_down_us + 1, sim->now_us + mu_sim_delay(sim, sim->params.stream_us));
         if (vanished)
             at_us += mu_sim_between(sim, MU_SIM_S, 12 * MU_SIM_S);
         tell_worker(sim, number, at_us); /* after what was sent before: it may still arrive */

@@ -105,6 +105,7 @@ void mu_sim_oracle_fini(struct mu_sim *sim)
     for (uint32_t i = 0; i < oracle->generation_count; i++)
         free(oracle->generations[i].ranks);
     free(oracle->generations);
+    free(oracle->ghosts);
     free(oracle->values);
     free(oracle->gradients);
     free(oracle);
@@ -329,14 +330,33 @@ void mu_sim_oracle_holds(struct mu_sim *sim, uint32_t slot)
         mu_sim_violate(sim, "worker %u: its gradient of step %" PRIu64 " differs from the undisturbed run's", slot, held->step);
 }
 
-/* Somebody else can bring `step` back: it holds that state, or the one before with its gradient. */
-static bool held_elsewhere(const struct mu_sim *sim, uint32_t slot, uint64_t step)
+static bool reaches(const struct mu_held *held, uint64_t step)
+{
+    return held->has_state && (held->step >= step || (held->step + 1 == step && held->has_gradient));
+}
+
+void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_oracle *oracle = sim->oracle;
+    oracle->ghosts = mu_sim_grow(oracle->ghosts, oracle->ghost_count, &oracle->ghost_capacity, sizeof *oracle->ghosts);
+    oracle->ghosts[oracle->ghost_count++] =
+        (struct mu_sim_ghost){sim->workers[slot].session, sim->now_us, sim->workers[slot].engine.held};
+}
+
+/* Somebody else can bring `step` back: it holds that state, or the one before with its gradient. An order that was right when it was
+ * given may arrive when the other holder has just died. */
+static bool held_elsewhere(struct mu_sim *sim, uint32_t slot, uint64_t step)
 {
     for (uint32_t other = 0; other < sim->params.slots; other++) {
-        const struct mu_held *held = &sim->workers[other].engine.held;
-        if (other == slot || !mu_sim_worker_alive(sim, other) || !held->has_state || sim->workers[other].exited)
-            continue;
-        if (held->step >= step || (held->step + 1 == step && held->has_gradient))
+        const struct mu_sim_worker *worker = &sim->workers[other];
+        if (other != slot && mu_sim_worker_alive(sim, other) && !worker->exited && reaches(&worker->engine.held, step))
+            return true;
+    }
+    for (uint32_t i = sim->oracle->ghost_count; i-- > 0;) {
+        const struct mu_sim_ghost *ghost = &sim->oracle->ghosts[i];
+        const struct mu_sim_session *session = mu_sim_session(sim, ghost->session);
+        bool unknown = (session && session->coord_open) || sim->now_us < ghost->died_us + 8 * MU_SIM_S;
+        if (unknown && reaches(&ghost->held, step))
             return true;
     }
     return false;

@@ -27,7 +27,15 @@ struct mu_sim_generation {
     struct mu_sim_decision decisions[2]; /* by parity of the step: ranks are at most one step apart */
 };
 
+/* A process that is dead, which the coordinator cannot know yet: for all it knows, the state is still there. */
+struct mu_sim_ghost {
+    uint64_t session, died_us;
+    struct mu_held held;
+};
+
 struct mu_sim_oracle {
+    struct mu_sim_ghost *ghosts;
+    uint32_t ghost_count, ghost_capacity;
     uint64_t (*values)[MU_SIM_CHUNKS]; /* [steps + 2] state after so many updates */
     uint64_t *gradients;
     uint64_t known; /* values up to here are computed */

@@ -154,14 +154,22 @@ static void checkpoint_durable(struct mu_sim *sim, const struct mu_checkpoint_re
         mu_sim_violate(sim, "checkpoint %" PRIu64 " moves from %s to %s", record->number, before->dir, record->dir);
 }
 
-/* A directory is about to go: no durable record may still list it. */
-void mu_sim_oracle_deleted(struct mu_sim *sim, const char *path)
+bool mu_sim_oracle_lists(const struct mu_sim *sim, const char *path)
 {
     for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
         const struct mu_record *record = mu_sim_store_at(sim->store, i);
-        if (record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED && strcmp(record->checkpoint->dir, path) == 0)
-            mu_sim_violate(sim, "the directory of committed checkpoint %" PRIu64 " is removed", record->checkpoint->number);
+        if (record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED &&
+            strcmp(record->checkpoint->dir, path) == 0)
+            return true;
     }
+    return false;
+}
+
+/* A directory is about to go: no durable record may still list it. */
+void mu_sim_oracle_deleted(struct mu_sim *sim, const char *path)
+{
+    if (mu_sim_oracle_lists(sim, path))
+        mu_sim_violate(sim, "the directory of a committed checkpoint is removed: %s", path);
 }
 
 void mu_sim_oracle_damaged(struct mu_sim *sim)

@@ -24,6 +24,7 @@ static void ordinary(struct mu_sim *sim, struct mu_sim_params *p)
     p->leaf_us = mu_sim_between(sim, 5, 60) * MU_SIM_MS;
     p->optimizer_us = 4 * MU_SIM_MS;
     p->net_us = mu_sim_below(sim, 4) ? 300 : 8 * MU_SIM_MS;
+    p->stream_us = p->net_us;
     p->io_us = mu_sim_between(sim, 5, 300) * MU_SIM_MS;
     p->load_us = 60 * MU_SIM_MS;
     p->sync_us = mu_sim_below(sim, 4) ? 600 : 15 * MU_SIM_MS;
@@ -32,7 +33,7 @@ static void ordinary(struct mu_sim *sim, struct mu_sim_params *p)
     p->faults_start_us = mu_sim_below(sim, 3) ? MU_SIM_S : 0;
     p->faults_end_us = mu_sim_between(sim, 15, 60) * MU_SIM_S;
     p->restart_us = mu_sim_between(sim, 300, 6000) * MU_SIM_MS;
-    p->horizon_us = p->faults_end_us + 900 * MU_SIM_S;
+    p->horizon_us = p->faults_end_us + 400 * MU_SIM_S;
     p->same_names = mu_sim_below(sim, 2);
     p->no_names = mu_sim_below(sim, 2);
     p->mixed_hosts = mu_sim_below(sim, 2);
@@ -105,6 +106,21 @@ static void partitions(struct mu_sim *sim, struct mu_sim_params *p)
     p->W(KILL_WORKER) = 2;
     p->W(KILL_COORD) = 1;
     p->connect_fail_ppm = 100000;
+}
+
+/* Streams as slow as everything else: what is said crosses what is told. */
+static void slow_streams(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->stream_us = mu_sim_between(sim, 50, 500) * MU_SIM_MS;
+    p->restart_us = mu_sim_between(sim, 100, 1500) * MU_SIM_MS;
+    p->W(KILL_WORKER) = 8;
+    p->W(RESET_LINK) = 4;
+    p->W(ADD_WORKER) = 4;
+    p->W(LOSE_STREAM) = 6;
+    p->W(KILL_COORD) = 4;
+    p->W(CHECKPOINT) = 2;
+    p->fault_mean_us = mu_sim_between(sim, 300, 2500) * MU_SIM_MS;
 }
 
 static void links(struct mu_sim *sim, struct mu_sim_params *p)
@@ -274,7 +290,7 @@ static void big(struct mu_sim *sim, struct mu_sim_params *p)
     p->spares = 4;
     p->leaves = 4096;
     p->steps = mu_sim_between(sim, 3, 5);
-    p->leaf_us = 2 * MU_SIM_S;
+    p->leaf_us = 200 * MU_SIM_MS;
     p->checkpoints = true;
     p->W(KILL_WORKER) = 6;
     p->W(KILL_TWO) = 2;
@@ -292,6 +308,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"storms", "the coordinator crashes again and again, often around a sync", 12, storms},
     {"sync-crash", "one crash of the coordinator, at the n-th sync", 10, sync_crash},
     {"partitions", "streams and links cut, one way or both, half-open streams", 10, partitions},
+    {"slow-streams", "messages to and from the coordinator take long, deaths in between", 10, slow_streams},
     {"links", "connections between living workers fail", 6, links},
     {"pauses", "the coordinator is stopped for up to 20 s; slow disk; wall clock jumps", 6, pauses},
     {"only-pauses", "as pauses, and nobody may be declared lost", 4, only_pauses},

@@ -91,7 +91,8 @@ struct mu_sim_params {
     uint32_t min_workers, max_workers, spares, leaves;
     uint64_t steps, checkpoint_every, keep, keep_every, eval_every;
     bool checkpoints;
-    uint64_t leaf_us, optimizer_us, net_us, io_us, load_us;
+    uint64_t leaf_us, optimizer_us, io_us, load_us;
+    uint64_t net_us, stream_us; /* one way: between workers, to and from the coordinator */
     uint64_t sync_us;
     uint32_t slow_sync_ppm; /* a sync takes up to 2 s */
     uint32_t clock_ppm;     /* largest rate error of a clock */
@@ -408,6 +409,7 @@ void mu_sim_coord_kill(struct mu_sim *sim, bool vanished);
 void mu_sim_coord_restart_later(struct mu_sim *sim);
 void mu_sim_coord_event(struct mu_sim *sim, struct mu_coord_event *event); /* fills the times and randomness */
 bool mu_sim_coord_up(const struct mu_sim *sim);
+void mu_sim_coord_tick_first(struct mu_sim *sim); /* before its backlog, if a tick is due */
 void mu_sim_coord_fini(struct mu_sim *sim);
 
 /* ---- client.c ---- */
@@ -488,6 +490,7 @@ void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t generation, const struc
 void mu_sim_oracle_prepare(struct mu_sim *sim, uint32_t slot, const struct mu_assign *assign);
 void mu_sim_oracle_prepared(struct mu_sim *sim, uint32_t slot);
 void mu_sim_oracle_runs(struct mu_sim *sim, uint32_t slot, bool runs);
+void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot);                      /* before its session is forgotten */
 void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const char *why);    /* gives its state up by its own will */
 void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, const struct mu_record *before);
 void mu_sim_oracle_damaged(struct mu_sim *sim); /* a fault has damaged a checkpoint */
@@ -495,6 +498,7 @@ void mu_sim_oracle_deleted(struct mu_sim *sim, const char *path);
 void mu_sim_oracle_event(struct mu_sim *sim, const struct mu_event_record *event);
 void mu_sim_oracle_views(struct mu_sim *sim);                                    /* what the coordinator shows */
 bool mu_sim_oracle_job_over(const struct mu_sim *sim);                           /* durably */
+bool mu_sim_oracle_lists(const struct mu_sim *sim, const char *path);                /* as a committed checkpoint, durably */
 uint64_t mu_sim_oracle_committed_step(const struct mu_sim *sim);                 /* newest durable usable one; 0 = none */
 void mu_sim_oracle_end(struct mu_sim *sim);                                      /* liveness and the final hash */
 

@@ -146,6 +146,7 @@ static void end_process(struct mu_sim *sim, uint32_t slot, bool vanished)
     struct mu_sim_worker *worker = &sim->workers[slot];
     struct mu_sim_engine *engine = &worker->engine;
     mu_sim_oracle_runs(sim, slot, false);
+    mu_sim_oracle_died(sim, slot);
     mu_sim_engine_close_links(sim, slot, engine->links, engine->link_count, !vanished);
     mu_sim_engine_close_links(sim, slot, engine->old_links, engine->old_link_count, !vanished);
     mu_sim_net_worker_died(sim, slot, vanished);

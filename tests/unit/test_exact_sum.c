@@ -143,9 +143,12 @@ static void test_not_finite_values_are_remembered(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sum_of_cancelling_values_is_exact), cmocka_unit_test(test_rounding_is_to_nearest_even),
-        cmocka_unit_test(test_order_and_grouping_do_not_matter),  cmocka_unit_test(test_matches_long_double_where_that_is_exact),
-        cmocka_unit_test(test_pack_and_unpack_keep_the_value),    cmocka_unit_test(test_not_finite_values_are_remembered),
+        cmocka_unit_test(test_sum_of_cancelling_values_is_exact),
+        cmocka_unit_test(test_rounding_is_to_nearest_even),
+        cmocka_unit_test(test_order_and_grouping_do_not_matter),
+        cmocka_unit_test(test_matches_long_double_where_that_is_exact),
+        cmocka_unit_test(test_pack_and_unpack_keep_the_value),
+        cmocka_unit_test(test_not_finite_values_are_remembered),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -107,9 +107,11 @@ static void test_future_tokens_do_not_show(void **state)
 {
     (void)state;
     enum { T = 90, C = 32, SIZE = T * C, CHANGED = 70 };
-    float *qkv = kt_floats(3 * SIZE, 1, 1.0), *out = kt_alloc(SIZE, sizeof *out), *again = kt_alloc(SIZE, sizeof *again);
+    float *qkv = kt_floats(3 * SIZE, 1, 1.0), *out = kt_alloc(SIZE, sizeof *out),
+          *again = kt_alloc(SIZE, sizeof *again);
     float lse[T * 2];
-    struct mu_attention at = {.sequences = 1, .length = T, .heads = 2, .channels = C, .qkv = qkv, .out = out, .lse = lse};
+    struct mu_attention at = {
+        .sequences = 1, .length = T, .heads = 2, .channels = C, .qkv = qkv, .out = out, .lse = lse};
     assert_int_equal(mu_kernel_attention_forward(kt_pool(0), &at), MU_OK);
     for (uint32_t i = CHANGED * 3 * C; i < 3 * SIZE; i++)
         qkv[i] += 1.0f;

@@ -107,8 +107,8 @@ static double *reference_product(const struct product *p)
 
 static const struct {
     uint32_t m, n, k, padding;
-} shapes[] = {{1, 1, 1, 0},   {8, 48, 256, 0},  {7, 47, 255, 1},  {9, 49, 257, 3},   {1, 130, 17, 0}, {64, 96, 768, 0},
-              {130, 5, 33, 2}, {17, 400, 31, 5}, {3, 3, 1100, 1}, {531, 51, 20, 0}};
+} shapes[] = {{1, 1, 1, 0},     {8, 48, 256, 0}, {7, 47, 255, 1},  {9, 49, 257, 3}, {1, 130, 17, 0},
+              {64, 96, 768, 0}, {130, 5, 33, 2}, {17, 400, 31, 5}, {3, 3, 1100, 1}, {531, 51, 20, 0}};
 
 static void test_products_match_reference_with_the_same_bits(void **state)
 {

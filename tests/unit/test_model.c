@@ -38,7 +38,8 @@ static struct leaf leaf_of(float dropout)
     for (uint32_t i = 0; i < t.spec.tensor_count; i++) {
         struct mu_tensor tensor = mu_model_tensor(&t.spec, i);
         for (uint64_t j = 0; j < tensor.size; j++)
-            t.params[tensor.offset + j] += 0.1f * (float)((int64_t)(mu_splitmix64(&random) >> 40) - (1 << 23)) * 0x1p-23f;
+            t.params[tensor.offset + j] +=
+                0.1f * (float)((int64_t)(mu_splitmix64(&random) >> 40) - (1 << 23)) * 0x1p-23f;
     }
     t.tokens = kt_alloc(ACCUMULATE * TOKENS, sizeof *t.tokens);
     t.targets = kt_alloc(ACCUMULATE * TOKENS, sizeof *t.targets);
@@ -60,9 +61,14 @@ static void free_leaf(struct leaf *t)
 
 static struct mu_micro_batch batch_of(const struct leaf *t, uint32_t index, uint32_t count)
 {
-    return (struct mu_micro_batch){.tokens = t->tokens + index * TOKENS, .targets = t->targets + index * TOKENS,
-                                   .samples = t->samples + index * MICRO, .seed = 9, .step = t->step,
-                                   .loss_divisor = ACCUMULATE * TOKENS, .index = index, .count = count};
+    return (struct mu_micro_batch){.tokens = t->tokens + index * TOKENS,
+                                   .targets = t->targets + index * TOKENS,
+                                   .samples = t->samples + index * MICRO,
+                                   .seed = 9,
+                                   .step = t->step,
+                                   .loss_divisor = ACCUMULATE * TOKENS,
+                                   .index = index,
+                                   .count = count};
 }
 
 static struct mu_model *model_of(const struct leaf *t, struct mu_pool *pool)
@@ -122,7 +128,8 @@ static double leaf_loss(struct leaf *t, struct mu_model *model, float *grads)
     return total;
 }
 
-/* With dropout too, the gradient is the derivative of the loss along a direction: forward and backward drop the same elements. */
+/* With dropout too, the gradient is the derivative of the loss along a direction: forward and backward drop the same
+ * elements. */
 static void test_gradient_is_the_slope_of_the_loss(void **state)
 {
     (void)state;
@@ -131,7 +138,8 @@ static void test_gradient_is_the_slope_of_the_loss(void **state)
         struct leaf t = leaf_of(rates[r]);
         size_t flat = (size_t)t.spec.flat_size;
         struct mu_model *model = model_of(&t, kt_pool(1));
-        float *grads = kt_alloc(flat, sizeof *grads), *other = kt_alloc(flat, sizeof *other), *saved = kt_copy(t.params, flat);
+        float *grads = kt_alloc(flat, sizeof *grads), *other = kt_alloc(flat, sizeof *other),
+              *saved = kt_copy(t.params, flat);
         leaf_loss(&t, model, grads);
         double square = 0;
         for (size_t i = 0; i < flat; i++)
@@ -308,8 +316,8 @@ static void test_update_in_pieces_equals_update_in_one(void **state)
     struct mu_adamw adamw = mu_adamw_at(0.1, 0.9, 0.95, 1e-8, 0.5, 0.0, 1.0, 1);
     assert_int_equal(mu_model_update(&t.spec, kt_pool(1), &adamw, 0, flat, p[0], m[0], v[0], grads), MU_OK);
     for (uint64_t offset = 0; offset < flat; offset += 777)
-        assert_int_equal(mu_model_update(&t.spec, kt_pool(2), &adamw, offset, flat - offset < 777 ? flat - offset : 777, p[1], m[1],
-                                         v[1], grads),
+        assert_int_equal(mu_model_update(&t.spec, kt_pool(2), &adamw, offset, flat - offset < 777 ? flat - offset : 777,
+                                         p[1], m[1], v[1], grads),
                          MU_OK);
     assert_memory_equal(p[0], p[1], flat * sizeof(float));
     assert_memory_equal(m[0], m[1], flat * sizeof(float));
@@ -349,7 +357,8 @@ static void test_initial_parameters_follow_the_spec_and_clear_gaps(void **state)
         }
         if (tensor.init == MU_INIT_NORMAL) {
             assert_true(fabs(sqrt(square) / tensor.init_std - 1) < 0.15);
-            assert_true(memcmp(params + tensor.offset, other + tensor.offset, (size_t)tensor.size * sizeof(float)) != 0);
+            assert_true(memcmp(params + tensor.offset, other + tensor.offset, (size_t)tensor.size * sizeof(float)) !=
+                        0);
         }
     }
     for (uint64_t j = 0; j < spec.flat_size; j++)
@@ -365,7 +374,8 @@ static void test_bad_options_and_tokens_are_named(void **state)
     struct leaf t = leaf_of(0.0f);
     struct mu_model *model = NULL;
     struct mu_error err = {0};
-    const struct mu_model_options bad[] = {{0, LENGTH, 1, false}, {1, 33, 1, false}, {1, LENGTH, 0, false}, {1, 0, 1, true}};
+    const struct mu_model_options bad[] = {
+        {0, LENGTH, 1, false}, {1, 33, 1, false}, {1, LENGTH, 0, false}, {1, 0, 1, true}};
     static const char *const says[] = {"micro 0", "length 33", "accumulate 0", "length 0"};
     for (int i = 0; i < 4; i++) {
         assert_int_equal(mu_model_new(&t.spec, &bad[i], kt_pool(0), &err, &model), MU_ERR_INVALID);

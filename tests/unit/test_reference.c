@@ -23,7 +23,8 @@ static double *random_values(size_t size, uint64_t seed)
 }
 
 /* gradient[i] must be the derivative of objective(ctx) by input[i]. */
-static void expect_gradient(double (*objective)(void *ctx), void *ctx, double *input, size_t size, const double *gradient)
+static void expect_gradient(double (*objective)(void *ctx), void *ctx, double *input, size_t size,
+                            const double *gradient)
 {
     for (size_t i = 0; i < size; i++) {
         double saved = input[i];
@@ -62,7 +63,10 @@ static void test_gemm_gradients_match_differences(void **state)
 {
     (void)state;
     enum { M = 3, N = 4, K = 5 };
-    struct gemm_case t = {{M, N, K, false, false}, random_values(M * K, 1), random_values(K * N, 2), random_values(M * N, 3),
+    struct gemm_case t = {{M, N, K, false, false},
+                          random_values(M * K, 1),
+                          random_values(K * N, 2),
+                          random_values(M * N, 3),
                           random_values(M * N, 4)};
     double *da = random_values(M * K, 5), *db = random_values(K * N, 6);
     ref_gemm(&(struct ref_gemm){M, K, N, false, true}, t.weight, t.b, false, da); /* dA = dC B^T */
@@ -107,16 +111,20 @@ static void test_norm_gradients_match_differences(void **state)
     double *weight = random_values(CHANNELS, 4), *bias = random_values(CHANNELS, 5);
     for (int i = 0; i < SIZE; i++)
         keep[i] = keep[i] < -0.3 ? 0.0 : 1.5;
-    struct norm_case t = {{ROWS, CHANNELS, residual, branch, keep, weight, bias}, random_values(SIZE, 6), random_values(SIZE, 7),
-                          random_values(SIZE, 8), random_values(SIZE, 9)};
-    double *dresidual = random_values(SIZE, 10), *dbranch = random_values(SIZE, 11), *dweight = random_values(CHANNELS, 12),
-           *dbias = random_values(CHANNELS, 13);
+    struct norm_case t = {{ROWS, CHANNELS, residual, branch, keep, weight, bias},
+                          random_values(SIZE, 6),
+                          random_values(SIZE, 7),
+                          random_values(SIZE, 8),
+                          random_values(SIZE, 9)};
+    double *dresidual = random_values(SIZE, 10), *dbranch = random_values(SIZE, 11),
+           *dweight = random_values(CHANNELS, 12), *dbias = random_values(CHANNELS, 13);
     ref_norm_backward(&t.norm, t.weight_y, t.weight_out, dresidual, dbranch, dweight, dbias);
     expect_gradient(norm_objective, &t, residual, SIZE, dresidual);
     expect_gradient(norm_objective, &t, branch, SIZE, dbranch);
     expect_gradient(norm_objective, &t, weight, CHANNELS, dweight);
     expect_gradient(norm_objective, &t, bias, CHANNELS, dbias);
-    double *all[] = {residual, branch, keep, weight, bias, t.out, t.y, t.weight_out, t.weight_y, dresidual, dbranch, dweight, dbias};
+    double *all[] = {residual,     branch,     keep,      weight,  bias,    t.out, t.y,
+                     t.weight_out, t.weight_y, dresidual, dbranch, dweight, dbias};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         free(all[i]);
 }
@@ -140,7 +148,10 @@ static void test_attention_gradient_matches_differences(void **state)
     double *qkv = random_values(3 * SIZE, 1), *keep = random_values(P, 2), *dqkv = random_values(3 * SIZE, 3);
     for (int i = 0; i < P; i++)
         keep[i] = keep[i] < -0.5 ? 0.0 : 1.25;
-    struct attention_case t = {{S, T, H, C, qkv, keep}, random_values(SIZE, 4), random_values(S * H * T, 5), random_values(P, 6),
+    struct attention_case t = {{S, T, H, C, qkv, keep},
+                               random_values(SIZE, 4),
+                               random_values(S * H * T, 5),
+                               random_values(P, 6),
                                random_values(SIZE, 7)};
     attention_objective(&t);
     for (uint32_t row = 0; row < S * H * T; row++) {
@@ -205,7 +216,10 @@ static void test_embedding_gradients_match_differences(void **state)
     enum { S = 2, T = 3, C = 4, V = 5, SIZE = S * T * C };
     const int32_t tokens[S * T] = {0, 4, 0, 2, 2, 2};
     double *keep = random_values(SIZE, 1), *dwte = random_values(V * C, 2), *dwpe = random_values(T * C, 3);
-    struct embedding_case t = {{S, T, C, V, tokens, keep}, random_values(V * C, 4), random_values(T * C, 5), random_values(SIZE, 6),
+    struct embedding_case t = {{S, T, C, V, tokens, keep},
+                               random_values(V * C, 4),
+                               random_values(T * C, 5),
+                               random_values(SIZE, 6),
                                random_values(SIZE, 7)};
     ref_embedding_backward(&t.e, t.weight, dwte, dwpe);
     expect_gradient(embedding_objective, &t, t.wte, V * C, dwte);
@@ -220,7 +234,8 @@ static void test_adamw_first_update_is_sign_of_gradient(void **state)
 {
     (void)state;
     double p = 2.0, m = 0.0, v = 0.0, g = -0.3;
-    struct ref_adamw a = {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 0.0, .weight_decay = 0.5, .gradient_scale = 7, .update = 1};
+    struct ref_adamw a = {
+        .lr = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 0.0, .weight_decay = 0.5, .gradient_scale = 7, .update = 1};
     ref_adamw(&a, 1, &p, &m, &v, &g);
     assert_true(fabs(p - (2.0 - 0.1 * (-1.0 + 0.5 * 2.0))) < 1e-12);
     assert_true(fabs(m + 0.1 * 2.1) < 1e-12 && fabs(v - 0.05 * 2.1 * 2.1) < 1e-12);

@@ -306,6 +306,7 @@ static void some_coord_message(struct mu_coord_message *message, struct pointed 
         message->command.number = any();
         message->command.kind = flip() ? MU_COMMAND_CHECKPOINT : MU_COMMAND_PARK;
         message->command.not_before_step = any();
+        message->command.first_open = any();
         if (message->command.kind == MU_COMMAND_CHECKPOINT)
             some_snapshot(&message->command.snapshot);
         break;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/mutant.h"
 #include "common/rng.h"
 
 enum { PENDING_PIECES_MAX = 8, OPEN_COMMANDS_MAX = 4 };
@@ -202,7 +203,8 @@ static bool in_a_generation(const struct mu_worker *worker)
 /* The coordinator counts this incarnation as dead: nothing it holds may be used again under its old name. */
 static void become_new(struct mu_worker *worker, struct mu_id random, const struct mu_worker_sink *sink)
 {
-    emit(sink, &(struct mu_worker_action){.kind = MU_WA_FORGET});
+    if (!MU_MUTANT(MU_MUT_KEEP_ZOMBIE))
+        emit(sink, &(struct mu_worker_action){.kind = MU_WA_FORGET});
     worker->incarnation = random;
     worker->status = (struct mu_worker_status){.phase = MU_PHASE_SPARE};
     worker->command_count = 0;
@@ -230,7 +232,7 @@ static void on_welcome(struct mu_worker *worker, const struct mu_coord_message *
         emit(sink, &(struct mu_worker_action){.kind = MU_WA_LOAD_JOB,
                                               .load = {.spec = &worker->spec, .uid = worker->job_uid}});
     }
-    if (worker->status_due) /* it changed after the Hello was sent */
+    if (worker->status_due && !MU_MUTANT(MU_MUT_LOSE_STATUS)) /* it changed after the Hello was sent */
         send_status(worker, sink);
     for (uint32_t i = 0; i < worker->piece_count; i++)
         send_piece(worker, sink, &worker->pieces[i]);
@@ -327,6 +329,12 @@ static void on_command(struct mu_worker *worker, const struct mu_coord_message *
     struct mu_worker_status *status = &worker->status;
     if (message->generation != status->generation || message->command.number <= status->command_received)
         return;
+    uint32_t kept = 0; /* one that was given up may not have reached everybody: nobody may execute it any more */
+    for (uint32_t i = 0; i < worker->command_count; i++) {
+        if (worker->commands[i].number >= message->command.first_open)
+            worker->commands[kept++] = worker->commands[i];
+    }
+    worker->command_count = kept;
     if (worker->command_count == OPEN_COMMANDS_MAX)
         return; /* not received: the vote stays below it, so nobody executes it */
     status->command_received = message->command.number;
@@ -608,7 +616,8 @@ struct mu_boundary mu_worker_boundary(struct mu_worker *worker, uint64_t now_us,
     uint32_t kept = 0;
     for (uint32_t i = 0; i < worker->command_count; i++) {
         const struct command *command = &worker->commands[i];
-        if (command->number > result->command || steps_done < command->not_before_step) {
+        bool agreed = command->number <= result->command || MU_MUTANT(MU_MUT_EXECUTE_WITHOUT_VOTE);
+        if (!agreed || steps_done < command->not_before_step) {
             worker->commands[kept++] = *command;
             continue;
         }

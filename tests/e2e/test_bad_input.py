@@ -1,0 +1,830 @@
+#!/usr/bin/python3
+"""Bad input and full disks: each gives one line that names what is wrong, where, and what is allowed; it changes nothing, hangs nobody, and
+the jobs that have nothing to do with it end with the weights they would have had anyway.
+
+    test_bad_input.py [--full] [TEST...]    --full: 10,000 idle connections instead of 2,000
+
+What needs file systems of its own mounts them in a namespace of this process; without the right to do so those tests are skipped."""
+
+import contextlib
+import ctypes
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import grpc
+import harness
+from harness import BUILD, FAST, ROOT, SLOW, Cluster, Failure, api, check, main, pb, tiny_job, undisturbed
+
+subprocess.run(["protoc", "-I", os.path.join(ROOT, "proto"), "--python_out", os.path.join(BUILD, "python"),
+                os.path.join(ROOT, "proto/muster/v1/session.proto")], check=True)
+from muster.v1 import session_pb2 as session  # noqa: E402
+
+MUSTER = os.path.join(BUILD, "cli/muster")
+FULL = "--full" in sys.argv
+sys.argv = [word for word in sys.argv if word != "--full"]
+STEPS = 150
+REFERENCE = {}
+MIB = 1 << 20
+
+
+def reference(**changes):
+    key = tuple(sorted(changes.items()))
+    if key not in REFERENCE:
+        REFERENCE[key] = undisturbed(changes)
+    return REFERENCE[key]
+
+
+def run(cluster, *args, code, fragments=(), limit_s=30):
+    """Runs muster. When it fails: one line, with all the fragments."""
+    done = subprocess.run([MUSTER, "--coordinator", cluster.address, *args], capture_output=True, text=True, timeout=limit_s * SLOW)
+    shown = f"muster {' '.join(args)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+    check(done.returncode == code, f"not exit {code}: {shown}")
+    check(code == 0 or (done.stderr.count("\n") == 1 and not done.stdout), f"not one line: {shown}")
+    for fragment in fragments:
+        check(fragment in done.stderr, f"'{fragment}' is missing: {shown}")
+    return done.stdout or done.stderr
+
+
+def log_of(process):
+    with open(process.log, errors="replace") as file:
+        return file.read()
+
+
+def refused_worker(worker, *fragments):
+    """A worker that cannot work ends with 1 and says why in its last line."""
+    check(worker.wait() == 1, f"{worker.name} ended with {worker.popen.returncode}")
+    last = log_of(worker).rstrip("\n").rsplit("\n", 1)[-1]
+    for fragment in fragments:
+        check(fragment in last, f"'{fragment}' is missing in the last line: {last}")
+    return last
+
+
+# ---- file systems of our own ----
+
+def private_mounts():
+    """True when this process may mount; nothing of it is seen outside or outlives it."""
+    if os.geteuid() != 0 or ctypes.CDLL(None, use_errno=True).unshare(0x00020000) != 0:  # CLONE_NEWNS
+        return False
+    return subprocess.run(["mount", "--make-rprivate", "/"], capture_output=True).returncode == 0
+
+
+MOUNTS = private_mounts()
+
+
+def needs_mounts(test):
+    def wrapped():
+        if MOUNTS:
+            test()
+        else:
+            print(f"skip {test.__name__}: mounting needs root and the right to unshare namespaces", flush=True)
+    wrapped.__name__ = test.__name__
+    return wrapped
+
+
+class Disk:
+    """A small file system that can be filled and made read-only."""
+
+    def __init__(self, path, size_mib):
+        self.path = path
+        os.makedirs(path, exist_ok=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "muster-test", path], check=True)
+
+    def free(self):
+        facts = os.statvfs(self.path)
+        return facts.f_bavail * facts.f_frsize
+
+    def fill(self, leave):
+        with open(os.path.join(self.path, "filler"), "ab") as file:
+            while self.free() > leave:
+                with contextlib.suppress(OSError):
+                    file.write(b"\xff" * min(MIB, self.free() - leave))
+                    file.flush()
+
+    def empty(self):
+        os.unlink(os.path.join(self.path, "filler"))
+
+    def remount(self, how):
+        subprocess.run(["mount", "-o", f"remount,{how}", self.path], check=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        subprocess.run(["umount", "-l", self.path], check=True)
+
+
+# ---- job files ----
+
+GOOD = """\
+job: tiny
+model: {family: gpt2, layers: 2, heads: 2, channels: 32, context: 32, vocab: 256}
+data: {path: data.txt, tokens: bytes, holdout: 0.1}
+batch: {sequences: 16, micro: 1, accumulate: 2, length: 32}
+steps: 30
+optimizer: {kind: adamw, lr: 1.0e-3, min_lr: 1.0e-4, warmup: 5, betas: [0.9, 0.95], weight_decay: 0.1, clip: 1.0}
+parallel: {tp: auto, pp: auto, slices: 1}
+workers: {min: 1, max: 64, spares: 0}
+checkpoint: {path: ckpt, kind: shared, every: 10, keep: 3}
+eval: {every: 10, sequences: 4}
+numerics: exact
+seed: 1337
+"""
+
+# What is replaced, by what, and what the line must say.
+BAD_JOBS = (
+    ("job: tiny", "job: Tiny", [":1:", "job:", "Tiny", "a-z"]),
+    ("job: tiny\n", "", ["job:", "missing"]),
+    ("job: tiny", "job: " + "x" * 64, [":1:", "63"]),
+    ("layers: 2", "layers: 0", [":2:", "model.layers", "0"]),
+    ("layers: 2", "layers: -1", [":2:", "model.layers", "-1"]),
+    ("layers: 2", "layers: two", [":2:", "model.layers", "two"]),
+    ("layers: 2", "layers: 99999999999999999999", [":2:", "model.layers", "99999999999999999999"]),
+    ("layers: 2", "layrs: 2", [":2:", "layrs", "layers"]),
+    ("layers: 2, ", "", [":2:", "model.layers", "missing"]),
+    ("heads: 2", "heads: 3", [":2:", "model.heads", "3"]),
+    ("vocab: 256", "vocab: 255", [":2:", "model.vocab", "255", "256"]),
+    ("vocab: 256}", "vocab: 256, dropout: 1.0}", [":2:", "model.dropout", "1"]),
+    ("family: gpt2", "family: llama", [":2:", "model.family", "llama", "gpt2"]),
+    ("path: data.txt", "path: ''", [":3:", "data.path"]),
+    ("path: data.txt", "path: ~/data.txt", [":3:", "data.path", "~"]),
+    ("tokens: bytes", "tokens: words", [":3:", "data.tokens", "words", "bytes"]),
+    ("holdout: 0.1", "holdout: 0.6", [":3:", "data.holdout", "0.6", "0.5"]),
+    ("holdout: 0.1", "holdout: nan", [":3:", "data.holdout", "nan"]),
+    ("holdout: 0.1", "holdout: 0.0", ["eval", "holdout"]),
+    ("sequences: 16", "sequences: 15", [":4:", "batch.sequences", "15", "2"]),
+    ("sequences: 16", "sequences: 0", [":4:", "batch.sequences", "0"]),
+    ("micro: 1", "micro: 0", [":4:", "batch.micro", "0"]),
+    ("length: 32", "length: 33", [":4:", "batch.length", "33", "32"]),
+    ("steps: 30", "steps: 0", [":5:", "steps", "0"]),
+    ("steps: 30", "steps: 1e3", [":5:", "steps", "1e3"]),
+    ("steps: 30\n", "steps: 30\nsteps: 40\n", [":6:", "steps", "twice"]),
+    ("lr: 1.0e-3", "lr: -1", [":6:", "optimizer.lr", "-1"]),
+    ("min_lr: 1.0e-4", "min_lr: 1.0e-2", [":6:", "optimizer.min_lr", "0.01"]),
+    ("warmup: 5", "warmup: 31", [":6:", "optimizer.warmup", "31", "30"]),
+    ("betas: [0.9, 0.95]", "betas: [0.9]", [":6:", "optimizer.betas"]),
+    ("betas: [0.9, 0.95]", "betas: [0.9, 1.0]", [":6:", "beta", "1"]),
+    ("kind: adamw", "kind: sgd", [":6:", "optimizer.kind", "sgd", "adamw"]),
+    ("clip: 1.0", "clip: inf", [":6:", "optimizer.clip", "inf"]),
+    ("tp: auto", "tp: 2", [":7:", "parallel.tp", "2"]),
+    ("min: 1,", "min: 65,", [":8:", "workers.min", "65", "64"]),
+    ("max: 64", "max: 0", [":8:", "workers.max", "0"]),
+    ("path: ckpt, ", "", [":9:", "checkpoint.path", "missing"]),
+    ("kind: shared", "kind: local", [":9:", "checkpoint.kind"]),
+    ("keep: 3", "keep: 0", [":9:", "checkpoint.keep", "0"]),
+    ("every: 10, keep", "every: auto, keep", [":9:", "checkpoint.every", "auto"]),
+    ("eval: {every: 10, ", "eval: {", [":10:", "eval.every", "missing"]),
+    ("sequences: 4", "sequences: 0", [":10:", "eval.sequences", "0"]),
+    ("numerics: exact", "numerics: fuzzy", [":11:", "numerics", "fuzzy", "exact"]),
+    ("seed: 1337", "seed: 18446744073709551616", [":12:", "seed", "18446744073709551616"]),
+    ("steps: 30", "steps: [30]", [":5:", "steps", "list"]),
+    ("model: {", "model: 7\nother: {", [":2:", "model", "group"]),
+    ("seed: 1337", "seed: &s 1337\nsteps2: *s", ["seed"]),
+    ("seed: 1337", "\tseed: 1337", [":12:"]),
+    ("steps: 30", "steps: {30", [":"]),
+)
+
+
+def test_a_bad_job_file_is_refused_with_its_line():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        path = os.path.join(cluster.dir, "job.yaml")
+
+        def submit(content, code=1, fragments=(), where="job.yaml"):
+            with open(path, "wb") as file:
+                file.write(content if isinstance(content, bytes) else content.encode())
+            run(cluster, "submit", path, code=code, fragments=[where, *fragments])
+
+        for old, new, fragments in BAD_JOBS:
+            check(GOOD.count(old) == 1, f"'{old}' is not there once")
+            submit(GOOD.replace(old, new), fragments=fragments)
+        submit("", fragments=["empty"])
+        submit("# nothing\n", fragments=["job"])
+        submit(b"\x7fELF\0\0\0\0" + random.Random(1).randbytes(500), fragments=["zero bytes"])
+        submit(random.Random(2).randbytes(3000).replace(b"\0", b"x"))
+        submit(b"job: \xff\xfe\n" + GOOD[10:].encode())
+        submit("job: a\n" + "# padding\n" * 200000, fragments=["larger"])
+        submit("- a\n- b\n")
+        submit("job: " + "[" * 5000, fragments=[":1:"])
+        run(cluster, "submit", cluster.dir, code=1, fragments=[cluster.dir, "directory"])
+        run(cluster, "submit", os.path.join(cluster.dir, "absent.yaml"), code=4, fragments=["absent.yaml"])
+        check(not cluster.call("ListJobs", api.ListJobsRequest(), api.ListJobsResponse).jobs, "something was submitted")
+        with open(path, "w") as file:
+            file.write(GOOD)
+        run(cluster, "submit", path, code=0)
+
+
+def rpc_error(action):
+    try:
+        action()
+    except grpc.RpcError as error:
+        return error.code(), error.details()
+    return grpc.StatusCode.OK, ""
+
+
+def test_a_bad_spec_of_another_client_is_refused_too():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        for changes, fragments in (
+            ({"model__heads": 3}, ["model.heads", "3"]),
+            ({"model__layers": 1 << 31}, ["model.layers"]),
+            ({"batch__sequences": 15}, ["batch.sequences", "15"]),
+            ({"batch__length": 33}, ["batch.length", "33"]),
+            ({"data__path": "relative"}, ["data.path"]),
+            ({"data__path": "/" + "x" * 600}, ["path"]),
+            ({"data__path": "/a\nb"}, ["path"]),
+            ({"data__holdout": float("nan")}, ["holdout"]),
+            ({"optimizer__lr": float("inf")}, ["optimizer.lr"]),
+            ({"optimizer__beta2": 1.0}, ["beta"]),
+            ({"steps": 1 << 63}, ["steps"]),
+            ({"checkpoint__path": "relative"}, ["checkpoint.path"]),
+            ({"checkpoint__kind": pb.CHECKPOINT_KIND_LOCAL}, ["checkpoint.kind"]),
+            ({"workers__min": 100}, ["workers.min"]),
+            ({"name": "Upper"}, ["name", "Upper"]),
+            ({"name": ""}, ["name"]),
+            ({"numerics": 99}, ["numerics"]),
+        ):
+            code, text = rpc_error(lambda: cluster.submit(tiny_job(cluster, **changes)))
+            check(code == grpc.StatusCode.INVALID_ARGUMENT and "\n" not in text, f"{changes}: {code} {text}")
+            for fragment in fragments:
+                check(fragment in text, f"{changes}: '{fragment}' is missing in: {text}")
+        code, text = rpc_error(lambda: cluster.call("SubmitJob", api.SubmitJobRequest(), api.SubmitJobResponse))
+        check(code == grpc.StatusCode.INVALID_ARGUMENT and "spec" in text, f"{code} {text}")
+        check(not cluster.call("ListJobs", api.ListJobsRequest(), api.ListJobsResponse).jobs, "something was submitted")
+
+
+# ---- data ----
+
+def shard(tokens, width=2, magic=None, version=None, count=None):
+    magic = magic if magic is not None else (20240520 if width == 2 else 20240801)
+    version = version if version is not None else (1 if width == 2 else 7)
+    header = struct.pack("<3i", magic, version, len(tokens) if count is None else count).ljust(1024, b"\0")
+    return header + struct.pack(f"<{len(tokens)}{'H' if width == 2 else 'I'}", *tokens)
+
+
+def test_bad_data_ends_the_worker_and_the_job_waits():
+    tokens = [i * 7 % 250 for i in range(4000)]
+    outside = list(tokens)
+    outside[3500] = 256
+    llmc = {"data__tokens": pb.TOKEN_FORMAT_LLMC}
+    cases = {  # content of the file (None: absent), changes of the job, what the line says
+        "absent": (None, {}, ["cannot open"]),
+        "empty": (b"", {}, ["0 tokens", "batch.length"]),
+        "short": (b"x" * 30, {}, ["30 tokens", "33"]),
+        "held-out": (b"x" * 200, {}, ["eval.every", "holdout"]),
+        "garbage": (random.Random(3).randbytes(5000), llmc, ["magic"]),
+        "text": (b"plain text, not a shard. " * 100, llmc, ["magic", "bytes"]),
+        "header-only": (b"x" * 100, llmc, ["100 bytes", "1024"]),
+        "version": (shard(tokens, version=3), llmc, ["version 3"]),
+        "truncated": (shard(tokens)[:-10], llmc, ["9014 bytes", "truncated"]),
+        "followed": (shard(tokens) + b"more", llmc, ["garbage"]),
+        "none": (shard([], count=0), llmc, ["token count 0"]),
+        "negative": (shard(tokens, count=-5), llmc, ["token count -5"]),
+        "outside": (shard(outside), llmc, ["token 3500", "token 256", "model.vocab 256", "0 to 255", "byte 8024"]),
+        "outside-wide": (shard(outside, width=4), llmc, ["token 3500", "token 256", "byte 15024"]),
+    }
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        started = {}
+        for name, (content, changes, _) in cases.items():
+            path = os.path.join(cluster.dir, name + ".bin")
+            if content is not None:
+                with open(path, "wb") as file:
+                    file.write(content)
+            cluster.submit(tiny_job(cluster, name=name, data__path=path, **changes))
+            started[name] = cluster.start_worker(job=name)
+            if len(started) % 4 == 0:
+                started[name].wait()
+        for name, (_, _, fragments) in cases.items():
+            refused_worker(started[name], f"{name}.bin", *fragments)
+            told = cluster.wait_event(lambda e: e.job == name and e.kind == "worker_leaving")
+            check(f"{name}.bin" in told.text, f"the coordinator does not know why: {told.text}")
+            check(cluster.job(name).state == pb.JOB_STATE_PENDING, f"job {name} does not wait")
+        for kind in ("directory", "pipe"):
+            path = os.path.join(cluster.dir, kind + ".bin")
+            os.mkdir(path) if kind == "directory" else os.mkfifo(path)
+            cluster.submit(tiny_job(cluster, name=kind, data__path=path))
+            refused_worker(cluster.start_worker(job=kind), f"{kind}.bin", "regular file")
+        cluster.submit(tiny_job(cluster, name="glob", data__path=os.path.join(cluster.dir, "no-*.bin"), **llmc))
+        refused_worker(cluster.start_worker(job="glob"), "no-*.bin", "no data file matches")
+        with open(os.path.join(cluster.dir, "truncated.bin"), "wb") as file:
+            file.write(shard(tokens))
+        cluster.start_worker(job="truncated")
+        cluster.wait_finished("truncated")
+
+
+def test_data_changed_in_use_is_noticed_and_the_job_goes_on_when_it_is_back():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=STEPS * 4, checkpoint_every=20))
+        worker = cluster.start_worker()
+        cluster.wait_event("checkpoint_committed")
+        with open(cluster.data, "r+b") as file:
+            good = file.read()
+            file.seek(0)
+            file.write(good.replace(b"lazy", b"busy"))
+        cluster.wait_event(lambda e: e.kind == "worker_lost" and "changed while in use" in e.text and cluster.data in e.text)
+        worker.kill()
+        with open(cluster.data, "wb") as file:
+            file.write(good)
+        cluster.start_worker()
+        check(cluster.wait_finished() == reference(steps=STEPS * 4), "weights differ")
+
+
+def test_a_job_that_does_not_fit_into_memory_is_refused_by_the_worker():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, model__layers=96, model__heads=96, model__channels=12288, model__context=2048, batch__length=2048))
+        last = refused_worker(cluster.start_worker(), "MiB are needed", "MiB are available")
+        check("smaller model" in last, last)
+        cluster.wait_event(lambda e: e.kind == "worker_leaving" and "MiB are needed" in e.text)
+        check(cluster.job().state == pb.JOB_STATE_PENDING, "the job waits")
+
+
+# ---- checkpoints: full and read-only disks ----
+
+def committed(cluster, job="tiny"):
+    return [c for c in cluster.checkpoints(job) if c.state == pb.CHECKPOINT_STATE_COMMITTED]
+
+
+def manifests(path):
+    return [name for name in os.listdir(path) if os.path.exists(os.path.join(path, name, "manifest.json"))]
+
+
+@needs_mounts
+def test_a_full_disk_fails_checkpoints_and_nothing_else():
+    steps = STEPS * 8
+    with Cluster() as cluster, Disk(os.path.join(cluster.dir, "ckpt-tiny"), 8) as disk:
+        disk.fill(leave=64 << 10)
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=steps, checkpoint_every=40))
+        cluster.start_worker()
+        cluster.start_worker()
+        failed = cluster.wait_event("checkpoint_failed")
+        check(disk.path in failed.text and "No space left" in failed.text and failed.severity == pb.EVENT_SEVERITY_ERROR, failed.text)
+        cluster.wait_step(cluster.job().steps_done + 50)
+        check(not committed(cluster) and not manifests(disk.path), "a partial checkpoint is listed")
+        disk.empty()
+        saved = cluster.wait_event("checkpoint_committed")
+        (first, *_) = committed(cluster)
+        run(cluster, "checkpoint", "verify", first.dir, code=0)
+        disk.fill(leave=64 << 10)
+        # The last one cannot be saved: the job has done its steps, says so, and waits for room.
+        cluster.wait_until(lambda: cluster.job().phase == pb.JOB_PHASE_FINALIZING, 60, "it did not come to its end")
+        cluster.wait_event(lambda e: e.kind == "checkpoint_failed" and e.number > saved.number and "No space left" in e.text and
+                           cluster.job().phase == pb.JOB_PHASE_FINALIZING)
+        job = cluster.job()
+        check(job.state == pb.JOB_STATE_RUNNING and job.steps_done == steps, f"state {job.state} at step {job.steps_done}")
+        disk.empty()
+        check(cluster.wait_finished() == reference(steps=steps), "weights differ")
+        check(cluster.job().replayed_steps == 0 and cluster.job().workers_lost == 0, "the workers suffered")
+        check(committed(cluster)[-1].step == steps, "the last checkpoint is that of the last step")
+        cluster.wait_until(lambda: len(os.listdir(disk.path)) <= 1 + len(committed(cluster)), 10,
+                           f"remains of failed checkpoints: {os.listdir(disk.path)}")
+
+
+@needs_mounts
+def test_a_read_only_disk_fails_checkpoints_and_nothing_else():
+    with Cluster() as cluster, Disk(os.path.join(cluster.dir, "ckpt-tiny"), 16) as disk:
+        disk.remount("ro")
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=STEPS * 8, checkpoint_every=40))
+        cluster.start_worker()
+        failed = cluster.wait_event("checkpoint_failed")
+        check(disk.path in failed.text and "Read-only file system" in failed.text, failed.text)
+        run(cluster, "checkpoint", "tiny", code=0)
+        again = cluster.wait_event("checkpoint_failed", after=failed.number)
+        cluster.wait_step(cluster.job().steps_done + 20)
+        check(not committed(cluster), "a checkpoint is listed")
+        disk.remount("rw")
+        cluster.wait_event("checkpoint_committed", after=again.number)
+        check(cluster.wait_finished() == reference(steps=STEPS * 8), "weights differ")
+
+
+def test_a_checkpoint_path_that_is_no_directory_is_told():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        path = os.path.join(cluster.dir, "ckpt-tiny")
+        open(path, "w").close()
+        cluster.submit(tiny_job(cluster, steps=STEPS))
+        cluster.start_worker()
+        failed = cluster.wait_event("checkpoint_failed")
+        check(path in failed.text and "Not a directory" in failed.text, failed.text)
+        cluster.wait_until(lambda: cluster.job().phase == pb.JOB_PHASE_FINALIZING, 30, "training did not go on")
+        os.unlink(path)
+        check(cluster.wait_finished() == reference(steps=STEPS), "weights differ")
+
+
+# ---- checkpoints: damage ----
+
+def job_with_checkpoints(cluster, count):
+    """A job killed, with its coordinator, when it has `count` checkpoints; newest last."""
+    cluster.start_coordinator()
+    cluster.submit(tiny_job(cluster, steps=STEPS, checkpoint_every=20, checkpoint__keep=10))
+    workers = [cluster.start_worker(), cluster.start_worker()]
+    cluster.wait_until(lambda: len(committed(cluster)) >= count, 30, "there were never enough checkpoints")
+    for process in [*workers, cluster.coordinator]:
+        process.kill()
+    for process in [*workers, cluster.coordinator]:
+        process.wait()
+    cluster.start_coordinator()
+    return committed(cluster)
+
+
+def piece_of(checkpoint):
+    return sorted(os.path.join(checkpoint.dir, name) for name in os.listdir(checkpoint.dir) if name.endswith(".safetensors"))[0]
+
+
+def flip(path, at):
+    with open(path, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+DAMAGES = {
+    "a flipped bit": lambda path: flip(path, os.path.getsize(path) // 2),
+    "a flipped bit of the header": lambda path: flip(path, 40),
+    "a missing last byte": lambda path: os.truncate(path, os.path.getsize(path) - 1),
+    "an empty file": lambda path: os.truncate(path, 0),
+    "a missing file": os.unlink,
+}
+
+
+def test_a_damaged_checkpoint_is_named_and_an_older_one_is_taken():
+    for what, damage in DAMAGES.items():
+        with Cluster() as cluster:
+            *_, older, newest = job_with_checkpoints(cluster, 2)
+            path = piece_of(newest)
+            damage(path)
+            run(cluster, "checkpoint", "verify", newest.dir, code=1 if os.path.exists(path) else 4, fragments=[path])
+            run(cluster, "checkpoint", "verify", older.dir, code=0)
+            cluster.start_worker()
+            cluster.start_worker()
+            bad = cluster.wait_event("checkpoint_bad")
+            check(path in bad.text and f"checkpoint {newest.number} " in bad.text and "older" in bad.text, f"{what}: {bad.text}")
+            cluster.wait_event(lambda e: e.kind == "generation_go" and f"at step {older.step}" in e.text)
+            check(cluster.wait_finished() == reference(steps=STEPS), f"{what}: weights differ")
+            states = {c.number: c for c in cluster.checkpoints()}
+            check(newest.number not in states or states[newest.number].state == pb.CHECKPOINT_STATE_BAD, f"{what}: still counted as good")
+
+
+def test_when_no_checkpoint_can_be_loaded_the_job_fails_and_does_not_start_anew():
+    with Cluster() as cluster:
+        saved = job_with_checkpoints(cluster, 2)
+        for checkpoint in saved:
+            flip(piece_of(checkpoint), 5000)
+        workers = [cluster.start_worker(), cluster.start_worker()]
+        over = cluster.wait_over()
+        check(over.state == pb.JOB_STATE_FAILED and "checkpoint" in over.text, f"state {over.state}: {over.text}")
+        check(not [e for e in cluster.events if e.kind == "generation_go" and e.generation > 1], "it started anew")
+        check([worker.wait() for worker in workers] == [1, 1], "the workers' exit codes")
+        run(cluster, "watch", "tiny", "--after", str(cluster.events[-1].number), code=1)
+        for checkpoint in saved:
+            check(os.path.exists(piece_of(checkpoint)), "what may still be mended was deleted")
+
+
+# ---- the coordinator's own disk ----
+
+@needs_mounts
+def test_a_full_store_refuses_changes_and_training_goes_on():
+    with Cluster() as cluster, Disk(os.path.join(cluster.dir, "store"), 128) as disk:
+        flags = [*FAST, "--reserve-mib", "32"]
+        cluster.start_coordinator(flags=flags)
+        cluster.submit(tiny_job(cluster, steps=3000, checkpoint_every=0))
+        cluster.submit(tiny_job(cluster, name="other"))
+        cluster.start_worker()
+        cluster.wait_step(5)
+        disk.fill(leave=8 * MIB)
+        job = os.path.join(cluster.dir, "job.yaml")
+        with open(job, "w") as file:
+            file.write(GOOD.replace("job: tiny", "job: third"))
+        for args in (["submit", job], ["cancel", "other"], ["drain", "w0", "--reason", "x"], ["checkpoint", "tiny"]):
+            run(cluster, *args, code=6, fragments=["refused", disk.path, "MiB free", "reserve of 32.0 MiB"])
+        before = cluster.job().steps_done
+        cluster.wait_step(before + 20)
+        check(cluster.job("other").state == pb.JOB_STATE_PENDING, "something was changed")
+        # SIGKILL and a start on the full disk: it serves, or says in one line why it does not; what it knew is known.
+        cluster.coordinator.kill()
+        cluster.coordinator.wait()
+        cluster.start_coordinator(flags=flags)
+        check(cluster.job("other").state == pb.JOB_STATE_PENDING and cluster.job().spec.steps == 3000, "something was lost")
+        run(cluster, "cancel", "other", code=6, fragments=["reserve"])
+        disk.empty()
+        run(cluster, "submit", job, code=0)
+        run(cluster, "cancel", "other", code=0)
+        check(cluster.wait_finished() == reference(steps=3000), "weights differ")
+        check(cluster.job().workers_lost == 0, "the worker suffered")
+
+
+# ---- the wire ----
+
+def call_raw(cluster, path, request=b"", timeout_s=10):
+    with grpc.insecure_channel(cluster.address) as channel:
+        call = channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)
+        start = time.monotonic()
+        code, text = rpc_error(lambda: call(request, timeout=timeout_s * SLOW))
+        return code, text, time.monotonic() - start
+
+
+class Attach:
+    """One worker's stream, byte by byte."""
+
+    def __init__(self, cluster, channel=None):
+        self.own = None if channel else grpc.insecure_channel(cluster.address)
+        self.ready = threading.Semaphore(0)
+        self.queue = []
+        attach = (channel or self.own).stream_stream("/muster.v1.WorkerService/Attach", request_serializer=bytes,
+                                                     response_deserializer=session.CoordinatorMessage.FromString)
+        self.call = attach(self.requests(), timeout=60 * SLOW)
+
+    def requests(self):
+        while True:
+            self.ready.acquire()
+            if not self.queue:
+                return
+            yield self.queue.pop(0)
+
+    def say(self, message):
+        self.queue.append(message if isinstance(message, bytes) else message.SerializeToString())
+        self.ready.release()
+        return self
+
+    def hear(self):
+        return next(self.call)
+
+    def end(self):
+        """The status the coordinator ends the stream with, and what it said before."""
+        heard = []
+        try:
+            for message in self.call:
+                heard.append(message)
+            return grpc.StatusCode.OK, "", heard
+        except grpc.RpcError as error:
+            return error.code(), error.details(), heard
+
+    def close(self):
+        self.call.cancel()
+        self.ready.release()
+        if self.own:
+            self.own.close()
+
+
+def hello(job="tiny", **changes):
+    message = session.Hello(protocol_version=1, incarnation=os.urandom(16), software_version="0.1.0", job=job, host="elsewhere",
+                            address="127.0.0.1:9", backend="cpu", pid=1, threads=1, memory_bytes=1 << 30)
+    message.status.phase = pb.WORKER_PHASE_SPARE
+    for key, value in changes.items():
+        setattr(message, key, value)
+    return session.WorkerMessage(hello=message)
+
+
+def reject_of(cluster, message):
+    attach = Attach(cluster).say(message)
+    try:
+        answer = attach.hear()
+        check(answer.WhichOneof("kind") == "reject", f"not a Reject: {answer}")
+        check("\n" not in answer.reject.text and answer.reject.text, "one line")
+        return answer.reject
+    finally:
+        attach.close()
+
+
+def running_job(cluster, workers=1, steps=STEPS * 8, flags=FAST):
+    cluster.start_coordinator(flags=flags)
+    cluster.submit(tiny_job(cluster, steps=steps, checkpoint_every=0))
+    for _ in range(workers):
+        cluster.start_worker()
+    cluster.wait_step(3)
+
+
+def undisturbed_end(cluster, steps=STEPS * 8):
+    check(cluster.wait_finished() == reference(steps=steps), "weights differ")
+    check(cluster.job().workers_lost == 0 and cluster.job().generations <= 1, "the job was disturbed")
+
+
+def test_malformed_and_oversized_messages_end_their_call_and_nothing_else():
+    with Cluster() as cluster:
+        running_job(cluster)
+        for service in ("MusterService", "WorkerService"):
+            code, _, seconds = call_raw(cluster, f"/muster.v1.{service}/NoSuch")
+            check(code == grpc.StatusCode.UNIMPLEMENTED and seconds < 2 * SLOW, f"unknown method of {service}: {code} after {seconds:.1f} s")
+        for path in ("/nothing.at.all/X", "/"):
+            check(call_raw(cluster, path)[0] == grpc.StatusCode.UNIMPLEMENTED, f"method {path}")
+        methods = [m for m in open(os.path.join(ROOT, "proto/muster/v1/service.proto")).read().split() if m.endswith(")") or "(" in m]
+        names = sorted({word.split("(")[0] for word in methods if word[0].isupper() and "(" in word and word.split("(")[0].isalpha()})
+        check("SubmitJob" in names and "GetTimings" in names, f"{names}")
+        rng = random.Random(4)
+        for name in names:
+            path = "/muster.v1.MusterService/" + name
+            check(call_raw(cluster, path, b"\x0a\xff\xff\xff\xff")[0] == grpc.StatusCode.INVALID_ARGUMENT, f"{name}: cut off")
+            check(call_raw(cluster, path, b"\x0a\x80\x80\x08" + b"a" * (1 << 17))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name}: large")
+            for _ in range(5):
+                code, text, _ = call_raw(cluster, path, rng.randbytes(rng.randrange(1, 200)))
+                check(code not in (grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE,
+                                   grpc.StatusCode.DEADLINE_EXCEEDED) and text, f"{name}: {code} {text}")
+
+        attach = Attach(cluster).say(b"\x0a\xff\xff")
+        code, text, heard = attach.end()
+        check(code == grpc.StatusCode.INVALID_ARGUMENT and heard[0].reject.reason == session.REJECT_REASON_INVALID, f"{code} {text}")
+        attach = Attach(cluster).say(b"\x12" + b"\xff" * (1 << 17))
+        code, text, _ = attach.end()
+        check(code == grpc.StatusCode.RESOURCE_EXHAUSTED, f"a message over the limit: {code} {text}")
+        attach = Attach(cluster).say(session.WorkerMessage(heartbeat=session.Heartbeat(progress=1)))
+        code, text, heard = attach.end()
+        check(code == grpc.StatusCode.INVALID_ARGUMENT and "first message of a stream must be hello" in text, f"{code} {text}")
+        attach = Attach(cluster).say(hello(name="later"))
+        check(attach.hear().welcome.name == "later", "a good Hello is welcomed")
+        attach.say(b"\xff\xff\xff")
+        code, text, _ = attach.end()
+        check(code == grpc.StatusCode.INVALID_ARGUMENT and "WorkerMessage" in text, f"garbage after Hello: {code} {text}")
+        for junk in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", rng.randbytes(4096), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + rng.randbytes(4096)):
+            with socket.create_connection(tuple(cluster.address.rsplit(":", 1)), timeout=10 * SLOW) as raw:
+                with contextlib.suppress(OSError):
+                    raw.sendall(junk)
+                    while raw.recv(65536):
+                        pass
+        undisturbed_end(cluster)
+
+
+def test_a_worker_that_differs_is_refused_with_what_differs():
+    with Cluster() as cluster:
+        running_job(cluster)
+        attach = Attach(cluster).say(hello(name="probe"))
+        uid = attach.hear().welcome.job_uid
+        attach.close()
+        reject = reject_of(cluster, hello(protocol_version=2, software_version="9.9.9"))
+        check(reject.reason == session.REJECT_REASON_VERSION and "protocol 2" in reject.text and "9.9.9" in reject.text and
+              "same version" in reject.text, f"{reject}")
+        prepared = dict(prepared_job=True, job_uid=uid)
+        reject = reject_of(cluster, hello(name="odd", numeric_identity=b"\x01" * 16, data_hash=b"\x02" * 16, **prepared))
+        check(reject.reason == session.REJECT_REASON_IDENTITY and "numeric identity " + "01" * 16 in reject.text and "'odd'" in reject.text and
+              "elsewhere" in reject.text, f"{reject}")
+        check(reject_of(cluster, hello(job="absent")).reason == session.REJECT_REASON_NO_JOB, "unknown job")
+        reject = reject_of(cluster, hello(name="w0"))
+        check(reject.reason == session.REJECT_REASON_BUSY and "'w0'" in reject.text and "--name" in reject.text, f"{reject}")
+        undisturbed_end(cluster)
+        reject = reject_of(cluster, hello())
+        check(reject.reason == session.REJECT_REASON_JOB_OVER and "'tiny' is over" in reject.text, f"{reject}")
+
+
+@needs_mounts
+def test_a_worker_with_other_data_is_refused():
+    with Cluster() as cluster:
+        running_job(cluster)
+        other = os.path.join(cluster.dir, "other.txt")
+        with open(cluster.data, "rb") as file, open(other, "wb") as out:
+            out.write(file.read().replace(b"lazy", b"busy"))
+        before = harness.RUNNER
+        harness.RUNNER = ["unshare", "-m", "sh", "-c", f"mount --bind '{other}' '{cluster.data}' && exec \"$@\"", "sh", *before]
+        try:
+            worker = cluster.start_worker()
+        finally:
+            harness.RUNNER = before
+        refused_worker(worker, f"data {cluster.data} has content hash", "the same file")
+        undisturbed_end(cluster)
+
+
+BAD_HELLOS = {
+    "name": dict(name="Not-A-Name"),
+    "name ": dict(name="x" * 64),
+    "job": dict(job=""),
+    "job ": dict(job="../../etc"),
+    "host": dict(host="h" * 64),
+    "host ": dict(host="a\tb"),
+    "host  ": dict(host="h" * 10000),
+    "address": dict(address="a" * 300),
+    "backend": dict(backend="b" * 16),
+    "software_version": dict(software_version="v" * 40),
+    "incarnation": dict(incarnation=b""),
+    "incarnation ": dict(incarnation=b"\0" * 16),
+    "incarnation  ": dict(incarnation=b"x" * 17),
+    "job_uid": dict(job_uid=b"x" * 5),
+    "numeric_identity": dict(prepared_job=True, job_uid=b"x" * 16, numeric_identity=b"x" * 15, data_hash=b"x" * 16),
+}
+
+
+def resident_kib(process):
+    with open(f"/proc/{process.pid}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+
+
+def test_a_flood_of_hostile_hellos_disturbs_nobody():
+    with Cluster() as cluster:
+        running_job(cluster, flags=[*FAST, "--max-workers", "64"])
+        raw = [  # strings that a Python message cannot be given
+            b"\x0a\x80\x01"[:1],
+            session.WorkerMessage(hello=hello().hello).SerializeToString().replace(b"elsewhere", b"else\0here"),
+            session.WorkerMessage(hello=hello().hello).SerializeToString().replace(b"elsewhere", b"else\xffhere"),
+        ]
+        for field, changes in BAD_HELLOS.items():
+            reject = reject_of(cluster, hello(**changes))
+            check(reject.reason == session.REJECT_REASON_INVALID and field.strip() in reject.text, f"{field}: {reject}")
+        for message in raw:
+            check(reject_of(cluster, message).reason == session.REJECT_REASON_INVALID, f"{message[:20]}")
+        small = resident_kib(cluster.coordinator)
+        messages = [hello(**changes).SerializeToString() for changes in BAD_HELLOS.values()] + raw
+        with grpc.insecure_channel(cluster.address) as channel:
+            for _ in range(20):
+                streams = [Attach(cluster, channel).say(message) for message in messages * 2]
+                for stream in streams:
+                    check(stream.end()[0] == grpc.StatusCode.INVALID_ARGUMENT, "a bad Hello was taken")
+        # As many good ones as there is room for, and more.
+        streams = [Attach(cluster).say(hello(name=f"flood-{i}")) for i in range(80)]
+        answers = [stream.hear() for stream in streams]
+        busy = [answer for answer in answers if answer.WhichOneof("kind") == "reject"]
+        check(len(busy) >= 80 - 63 and all(a.reject.reason == session.REJECT_REASON_BUSY and "--max-workers" in a.reject.text for a in busy),
+              f"{len(busy)} refused")
+        for stream in streams:
+            stream.close()
+        grown = resident_kib(cluster.coordinator) - small
+        check(grown < 64 << 10, f"the coordinator grew by {grown} KiB")
+        undisturbed_end(cluster)
+
+
+def test_idle_connections_and_streams_disturb_nobody():
+    count = 10000 if FULL else 2000
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard < count + 1000:
+        raise Failure(f"only {hard} open files are allowed, {count + 1000} are needed: ulimit -n")
+    with Cluster() as cluster:
+        running_job(cluster, workers=2, steps=STEPS * 12)
+        address = tuple(cluster.address.rsplit(":", 1))
+        idle = [socket.create_connection(address, timeout=30 * SLOW) for _ in range(count)]
+        channels = [grpc.insecure_channel(cluster.address, options=[("grpc.use_local_subchannel_pool", 1)]) for _ in range(5)]
+        streams = []
+        for channel in channels:
+            watch = channel.unary_stream("/muster.v1.MusterService/WatchEvents", request_serializer=lambda m: m.SerializeToString(),
+                                         response_deserializer=api.WatchEventsResponse.FromString)
+            streams += [watch(api.WatchEventsRequest(follow=True, job="tiny"), timeout=120 * SLOW) for _ in range(50)]
+            attach = channel.stream_stream("/muster.v1.WorkerService/Attach", request_serializer=bytes, response_deserializer=bytes)
+            streams += [attach(silence(cluster), timeout=120 * SLOW) for _ in range(50)]
+        slowest = 0
+        for _ in range(20):
+            start = time.monotonic()
+            cluster.job()
+            slowest = max(slowest, time.monotonic() - start)
+        check(slowest < 2 * SLOW, f"an answer took {slowest:.1f} s")
+        cluster.start_worker()
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text)
+        check(cluster.wait_finished() == reference(steps=STEPS * 12), "weights differ")
+        check(cluster.job().workers_lost == 0, "workers were lost")
+        for stream in streams:
+            stream.cancel()
+        for channel in channels:
+            channel.close()
+        for connection in idle:
+            connection.close()
+
+
+def silence(cluster):
+    cluster.watch_stop.wait(120 * SLOW)
+    yield from ()
+
+
+def test_a_slow_watcher_is_cut_off_and_told_where_to_resume():
+    with Cluster() as cluster:
+        cluster.start_coordinator(flags=[*FAST, "--events-kept", "64"])
+        cluster.submit(tiny_job(cluster))
+        cluster.wait_event("job_submitted")
+        channel = grpc.insecure_channel(cluster.address)
+        watch = channel.unary_stream("/muster.v1.MusterService/WatchEvents", request_serializer=lambda m: m.SerializeToString(),
+                                     response_deserializer=api.WatchEventsResponse.FromString)
+        slow = watch(api.WatchEventsRequest(follow=True), timeout=120 * SLOW)
+        first = next(slow).event.number  # it is current, and reads no further
+        name, host = "n" * 58, "h" * 63
+        with grpc.insecure_channel(cluster.address) as other:
+            for turn in range(0, 2400, 20):
+                streams = [Attach(cluster, other).say(hello(name=f"{name}{i:05}", host=host)) for i in range(turn, turn + 20)]
+                for stream in streams:
+                    check(stream.hear().HasField("welcome"), "not welcome")
+                    stream.close()
+        cluster.wait_event(lambda e: e.number > 4000, limit_s=60)
+        last, code, text = first, grpc.StatusCode.OK, ""
+        try:
+            for response in slow:
+                check(response.event.number == last + 1, "what did arrive has a gap")
+                last = response.event.number
+        except grpc.RpcError as error:
+            code, text = error.code(), error.details()
+        check(code == grpc.StatusCode.RESOURCE_EXHAUSTED and f"resume with after_event = {last}" in text, f"{code} {text} after event {last}")
+        # From there on events are no longer kept (only 64 are), which is told too, with the number from which on they are.
+        code, text = rpc_error(lambda: next(watch(api.WatchEventsRequest(after_event=last))))
+        check(code == grpc.StatusCode.OUT_OF_RANGE and f"events {last + 1} to" in text and "after_event = " in text, f"{code} {text}")
+        again = int(text.rsplit("= ", 1)[1])
+        check(next(watch(api.WatchEventsRequest(after_event=again))).event.number == again + 1, "the number given works")
+        run(cluster, "events", "--after", str(last), code=1, fragments=["no longer kept", str(last + 1)])
+        channel.close()
+
+
+if __name__ == "__main__":
+    main([value for name, value in list(globals().items()) if name.startswith("test_")])

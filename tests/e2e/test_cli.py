@@ -1,0 +1,523 @@
+#!/usr/bin/python3
+"""Every command of `muster` against real processes: what it prints (for people and as JSON), its exit code, what it does when the
+coordinator is away, and that `muster up` leaves nothing behind. Arguments: only the tests named."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import time
+
+from harness import BUILD, ROOT, SLOW, Cluster, Failure, check, main, pb, tiny_job, undisturbed
+
+MUSTER = os.path.join(BUILD, "cli/muster")
+OK, FAILURE, USAGE, CONNECT, NOT_FOUND, CONFLICT = 0, 1, 2, 3, 4, 5
+
+JOB_FILE = """\
+job: {name}
+model: {{family: gpt2, layers: 2, heads: 2, channels: 32, context: 32, vocab: 256, dropout: 0.1}}
+data: {{path: {data}, tokens: bytes, holdout: 0.1}}
+batch: {{sequences: 16, micro: 1, accumulate: 2, length: 32}}
+steps: {steps}
+optimizer: {{lr: 1.0e-3, min_lr: 6.0e-5, warmup: 5}}
+workers: {{min: 1, max: 64}}
+checkpoint: {{path: {checkpoints}, every: {every}, keep: 3}}
+eval: {{every: 10, sequences: 4}}
+"""
+
+
+def job_file(cluster, name="tiny", steps=30, every=10, data=None):
+    """The job of harness.tiny_job as a file."""
+    path = os.path.join(cluster.dir, name + ".yaml")
+    with open(path, "w") as file:
+        file.write(JOB_FILE.format(name=name, steps=steps, every=every, data=data or cluster.data,
+                                   checkpoints=os.path.join(cluster.dir, "ckpt-" + name)))
+    return path
+
+
+def run(*args, code=OK, env=None, stdout=subprocess.PIPE, limit_s=30):
+    """Runs muster; what it printed. On failure it must have printed exactly one line, and that on stderr."""
+    environment = dict(os.environ, **(env or {}))
+    done = subprocess.run([MUSTER, *args], stdout=stdout, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+                          timeout=limit_s * SLOW, env=environment)
+    shown = f"muster {' '.join(args)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+    check(done.returncode == code, f"not exit {code}: {shown}")
+    if code != OK:
+        check(done.stderr.count("\n") == 1 and done.stderr.startswith("muster") and not done.stdout, f"not one line: {shown}")
+        return done.stderr
+    return done.stdout
+
+
+def refused(code, fragments, *args, **options):
+    line = run(*args, code=code, **options)
+    for fragment in fragments:
+        check(fragment in line, f"muster {' '.join(args)} says '{line.strip()}' without '{fragment}'")
+
+
+def objects(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def cells(table):
+    """Rows of a table as dictionaries. Columns begin where the heading's words begin."""
+    heading, *rows = table.splitlines()
+    starts = [match.start() for match in re.finditer(r"\S+", heading)]
+    names = heading.split()
+    return [{name: row[start:end].strip() for name, start, end in zip(names, starts, starts[1:] + [None])} for row in rows]
+
+
+def start(cluster, workers=1, steps=30, **changes):
+    cluster.start_coordinator()
+    spec = tiny_job(cluster, steps=steps, **changes)
+    cluster.submit(spec)
+    started = [cluster.start_worker() for _ in range(workers)]
+    cluster.wait_until(lambda: cluster.job().world == workers and cluster.job().steps_done > 0, 20, "the workers did not start")
+    return started
+
+
+# ---- words and options ----
+
+def test_help_names_every_command_and_exit_code():
+    text = run("help")
+    commands = re.findall(r"^  ([a-z]+)\b", text, re.MULTILINE)
+    check(set(commands) == {"submit", "status", "watch", "workers", "events", "timings", "checkpoint", "checkpoints", "drain", "undrain",
+                            "cancel", "up", "generate", "version"}, f"help lists {commands}")
+    for code in range(7):
+        check(re.search(rf"\b{code} [a-z]", text), f"exit code {code} is not explained")
+    check(run("--help") == text and run("-h") == text, "--help and -h say the same")
+    check(re.fullmatch(r"muster \d+\.\d+\.\d+\n", run("version")) and run("--version") == run("version"), "version")
+
+
+def test_usage_is_judged_before_anything_else():
+    for fragments, args in (
+        (["which command"], []),
+        (["'nonsense'", "not a command"], ["nonsense"]),
+        (["--bogus"], ["status", "--bogus"]),
+        (["--job", "needs a value"], ["workers", "--job"]),
+        (["-o", "'xml'", "table or json"], ["status", "-o", "xml"]),
+        (["--timeout", "'0'", "1 to 3600"], ["--timeout", "0", "status"]),
+        (["--coordinator", "needs a value"], ["status", "--coordinator"]),
+        (["two", "too many"], ["status", "one", "two"]),
+        (["missing"], ["submit"]),
+        (["missing"], ["watch"]),
+        (["missing"], ["timings"]),
+        (["--last", "'65'", "64"], ["timings", "tiny", "--last", "65"]),
+        (["--newest", "'-1'"], ["events", "--newest", "-1"]),
+        (["--after", "'x'"], ["events", "--after", "x"]),
+        (["--after", "'99999999999999999999'"], ["watch", "tiny", "--after", "99999999999999999999"]),
+        (["--reason", "required"], ["drain", "w0"]),
+        (["--reason", "required"], ["drain", "w0", "--reason", ""]),
+        (["'check'", "verify DIR"], ["checkpoint", "check", "/tmp"]),
+        (["-f"], ["events", "-f=1"]),
+        (["--name", "'Kjv'", "a-z"], ["submit", os.path.join(ROOT, "examples/kjv.yaml"), "--name", "Kjv"]),
+        (["--workers", "'0'", "1 to 256"], ["up", "job.yaml", "--workers", "0"]),
+        (["--checkpoint", "required"], ["generate"]),
+        (["--temperature", "'hot'"], ["generate", "--checkpoint", "/tmp", "--temperature", "hot"]),
+        (["--tokens", "'0'"], ["generate", "--checkpoint", "/tmp", "--tokens", "0"]),
+        (["--seed", "'99999999999999999999'"], ["generate", "--checkpoint", "/tmp", "--seed", "99999999999999999999"]),
+    ):
+        refused(USAGE, fragments, *args)
+
+
+def test_output_that_cannot_be_written_is_a_failure():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([MUSTER, "help"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=10 * SLOW)
+    check(done.returncode == FAILURE and "No space" in done.stderr, f"exit {done.returncode}: {done.stderr}")
+
+
+# ---- the coordinator is not there ----
+
+NETWORK = (["submit", "JOB"], ["status"], ["status", "tiny"], ["watch", "tiny"], ["workers"], ["events"], ["events", "-f"],
+           ["events", "--job", "tiny"], ["timings", "tiny"], ["checkpoint", "tiny"], ["checkpoints", "tiny"],
+           ["drain", "w0", "--reason", "x"], ["undrain", "w0"], ["cancel", "tiny"])
+
+
+def test_no_coordinator_is_told_at_once():
+    with Cluster() as cluster, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can have it, and it refuses
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+        path = job_file(cluster)
+        for words in NETWORK:
+            args = [path if word == "JOB" else word for word in words]
+            refused(CONNECT, ["cannot connect", address], "--coordinator", address, *args, limit_s=10)
+
+
+def test_a_port_that_does_not_answer_is_given_up():
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        for words in (["status"], ["watch", "tiny"], ["events", "-f"]):
+            refused(CONNECT, [address], *words, "--coordinator", address, "--timeout", "1", limit_s=10)
+
+
+def test_bad_addresses_are_named():
+    for address in ("nowhere", "127.0.0.1:99999", ":", "127.0.0.1:x"):
+        line = run("status", "--coordinator", address, "--timeout", "2", code=FAILURE)
+        check(address in line, line)
+
+
+# ---- jobs ----
+
+def test_submit_status_cancel():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        address = ["--coordinator", cluster.address]
+        path = job_file(cluster)
+        out = run(*address, "submit", path)
+        check("job tiny submitted" in out and "30 steps" in out and "8 leaves" in out and cluster.address in out, out)
+        out = run(*address, "submit", path)
+        check("is there already" in out, out)
+        check(json.loads(run("submit", path, "-o", "json", *address))["existed"] is True, "options after the command")
+        refused(CONFLICT, ["'tiny'", "another specification"], *address, "submit", job_file(cluster, steps=31))
+        check(cluster.job().spec.steps == 30, "a refused submission changed the job")
+        job_file(cluster)
+        out = run(*address, "submit", path, "--name", "other")
+        check("job other submitted" in out, out)
+
+        rows = cells(run(*address, "status"))
+        check([(row["JOB"], row["STATE"], row["PHASE"], row["STEP"]) for row in rows] ==
+              [("other", "pending", "waiting", "0/30"), ("tiny", "pending", "waiting", "0/30")], f"{rows}")
+        check([job["name"] for job in objects(run("-o", "json", *address, "status"))] == ["other", "tiny"], "one object a line")
+        job = json.loads(run(*address, "-o=json", "status", "tiny"))
+        check(job["state"] == "pending" and job["spec"]["steps"] == 30 and re.fullmatch("[0-9a-f]{32}", job["uid"]), f"{job}")
+
+        refused(NOT_FOUND, ["'absent'"], *address, "status", "absent")
+        refused(NOT_FOUND, ["'absent'"], *address, "watch", "absent")
+        refused(NOT_FOUND, ["'absent'"], *address, "cancel", "absent")
+        refused(NOT_FOUND, ["'absent'"], *address, "checkpoint", "absent")
+        refused(NOT_FOUND, ["'absent'"], *address, "checkpoints", "absent")
+        refused(NOT_FOUND, ["'absent'"], *address, "timings", "absent")
+        refused(NOT_FOUND, ["'absent'"], *address, "workers", "--job", "absent")
+        refused(NOT_FOUND, ["'absent'"], *address, "events", "--job", "absent")
+        refused(NOT_FOUND, ["'absent'"], *address, "events", "-f", "--job", "absent")
+        refused(CONFLICT, ["'tiny'", "waiting"], *address, "checkpoint", "tiny")
+
+        out = run(*address, "cancel", "tiny", "--reason", "not wanted any more")
+        check(out == "job tiny cancelled\n", out)
+        check("cancelled: not wanted any more" in run(*address, "status", "tiny"), "the reason is shown")
+        run(*address, "cancel", "tiny")
+        check(json.loads(run(*address, "-o", "json", "cancel", "other")) == {}, "an empty answer")
+        refused(CONFLICT, ["'tiny'", "over"], *address, "checkpoint", "tiny")
+        refused(FAILURE, ["reason"], *address, "cancel", "tiny", "--reason", "two\nlines")
+
+
+def test_the_address_comes_from_the_environment_and_the_option_wins():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster))
+        check("tiny" in run("status", env={"MUSTER_COORDINATOR": cluster.address}), "MUSTER_COORDINATOR")
+        check("tiny" in run("status", f"--coordinator={cluster.address}", env={"MUSTER_COORDINATOR": "127.0.0.1:1"}), "the option")
+        refused(CONNECT, ["127.0.0.1:1"], "status", "--coordinator", "127.0.0.1:1", env={"MUSTER_COORDINATOR": cluster.address})
+
+
+# ---- a running job ----
+
+def test_workers_timings_events_and_checkpoints_of_a_running_job():
+    with Cluster() as cluster:
+        start(cluster, workers=2, steps=2000, checkpoint_every=0, eval__every=0)
+        address = ["--coordinator", cluster.address]
+
+        rows = cells(run(*address, "workers"))
+        check(sorted(row["WORKER"] for row in rows) == ["w0", "w1"] and {row["STATE"] for row in rows} == {"member"} and
+              sorted(row["RANK"] for row in rows) == ["0", "1"] and {row["JOB"] for row in rows} == {"tiny"}, f"{rows}")
+        check({int(row["PID"]) for row in rows} == {worker.pid for worker in cluster.workers}, "process ids")
+        workers = objects(run(*address, "workers", "--job", "tiny", "-o", "json"))
+        check({w["state"] for w in workers} == {"member"} and sum(w["leaves"] for w in workers) == 8, f"{workers}")
+
+        rows = cells(run(*address, "timings", "tiny"))
+        check({row["WORKER"] for row in rows} == {"w0", "w1"} and all(row["TOTAL"].endswith("ms") for row in rows), f"{rows}")
+        cluster.wait_until(lambda: len(objects(run(*address, "timings", "tiny", "--worker", "w1", "--last", "3", "-o", "json"))) == 3, 10,
+                           "there were never three reports")
+        refused(NOT_FOUND, ["'w9'", "'tiny'"], *address, "timings", "tiny", "--worker", "w9")
+
+        out = run(*address, "checkpoint", "tiny")
+        check("checkpoint 1 of job tiny ordered" in out, out)
+        cluster.wait_event("checkpoint_committed")
+        rows = cells(run(*address, "checkpoints", "tiny"))
+        check(len(rows) == 1 and rows[0]["NUMBER"] == "1" and rows[0]["STATE"] == "committed" and int(rows[0]["STEP"]) > 0, f"{rows}")
+        (saved,) = objects(run(*address, "checkpoints", "tiny", "-o", "json"))
+        check(saved["dir"] == rows[0]["DIRECTORY"] and saved["state"] == "committed" and saved["size_bytes"] > 100000, f"{saved}")
+        out = run("checkpoint", "verify", saved["dir"])
+        check("is whole" in out and "checkpoint 1 of job tiny" in out and f"step {saved['step']}" in out, out)
+        report = json.loads(run("checkpoint", "verify", saved["dir"], "-o", "json"))
+        check(report["ok"] is True and report["job"] == "tiny" and report["number"] == 1 and report["step"] == saved["step"] and
+              report["size_bytes"] == saved["size_bytes"], f"{report}")
+        refused(NOT_FOUND, ["/no/such"], "checkpoint", "verify", "/no/such")
+        ordered = json.loads(run(*address, "checkpoint", "tiny", "-o", "json"))
+        check(ordered == {"number": 2}, f"{ordered}")
+        cluster.wait_event(lambda e: e.kind == "checkpoint_committed" and "checkpoint 2" in e.text)
+
+        events = objects(run(*address, "events", "-o", "json"))
+        check([event["number"] for event in events] == list(range(1, len(events) + 1)), "numbers without a gap")
+        check([event["kind"] for event in events][0] == "job_submitted", f"{events[0]}")
+        lines = run(*address, "events").splitlines()
+        check(all(re.match(r"\d+  \d{4}-\d\d-\d\d.\d\d:\d\d:\d\d\S*  tiny: ", line) for line in lines), f"{lines}")
+        check(run(*address, "events", "--after", "2").splitlines() == lines[2:], "--after")
+        check(run(*address, "events", "--newest", "2", "--job", "tiny").splitlines() == lines[-2:], "--newest")
+        refused(FAILURE, ["after_event", "1000000"], *address, "events", "--after", "1000000")
+        cluster.cancel()
+
+
+def test_drain_and_undrain():
+    with Cluster() as cluster:
+        workers = start(cluster, workers=2, steps=5000, checkpoint_every=0, eval__every=0)
+        address = ["--coordinator", cluster.address]
+        refused(NOT_FOUND, ["'w7'"], *address, "drain", "w7", "--reason", "x")
+        refused(NOT_FOUND, ["'w0'"], *address, "undrain", "w0")
+        out = run(*address, "drain", "w0", "--reason", "memory errors")
+        check("w0" in out and "muster undrain w0" in out, out)
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "1 worker" in e.text)
+        cluster.wait_until(lambda: not all(worker.alive() for worker in workers), 10, "the drained worker did not leave")
+        check([row["WORKER"] for row in cells(run(*address, "workers"))] == ["w1"], "one is left")
+        check(run(*address, "undrain", "w0") == "worker w0 may attach again\n", "undrain")
+        cluster.start_worker(name="w0")
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text and e.generation > 1)
+        cluster.cancel()
+
+
+# ---- following ----
+
+def test_watch_writes_plain_lines_into_a_file_and_ends_with_the_job():
+    with Cluster() as cluster:
+        start(cluster, workers=1, steps=60)
+        out = run("watch", "tiny", "--coordinator", cluster.address, limit_s=60)
+        sha = cluster.wait_finished()
+        *lines, last = out.splitlines()
+        check(last == f"weights sha256 {sha}", last)
+        check(all(re.match(r"\[ *\d+\.\d\d s\] \S", line) for line in lines), f"{lines}")
+        check(lines[-1].endswith("job tiny finished at step 60") and "\r" not in out and "\x1b" not in out, f"{lines[-1]}")
+        # A job that is over: all its events again, or none, and the end.
+        again = run("watch", "tiny", "--coordinator", cluster.address)
+        check(len(again.splitlines()) == len([e for e in cluster.events if e.job == "tiny"]) + 1, again)
+        newest = cluster.events[-1].number
+        check(run("watch", "tiny", "--after", str(newest), "--coordinator", cluster.address) == last + "\n", "after the last event")
+        refused(FAILURE, ["after_event"], "watch", "tiny", "--after", "1000000", "--coordinator", cluster.address)
+        *events, job = objects(run("watch", "tiny", "-o", "json", "--coordinator", cluster.address))
+        check(events[-1]["kind"] == "job_finished" and job["weights_sha256"] == sha, f"{job}")
+
+
+def test_watch_shows_progress_now_and_then_and_tells_a_bad_end():
+    with Cluster() as cluster:
+        start(cluster, steps=1000000, checkpoint_every=0, eval__every=0)
+        watch = subprocess.Popen([MUSTER, "watch", "tiny", "--coordinator", cluster.address], stdout=subprocess.PIPE, text=True)
+        progress = next(line for line in watch.stdout if " tokens/s" in line)
+        check(re.match(r"\[ *\d+\.\d\d s\] tiny step \d+/1000000  loss \d\.\d{4}  \S+ tokens/s  1 workers  generation \d+", progress), progress)
+        cluster.cancel(reason="enough")
+        rest = watch.stdout.read()
+        check(watch.wait(10 * SLOW) == FAILURE and "cancelled" in rest and "enough" in rest, rest)
+
+
+def test_watch_keeps_a_live_line_on_a_terminal():
+    with Cluster() as cluster:
+        start(cluster, steps=400, checkpoint_every=0, eval__every=0)
+        master, slave = pty.openpty()
+        watch = subprocess.Popen([MUSTER, "watch", "tiny", "--coordinator", cluster.address], stdout=slave, stderr=slave)
+        os.close(slave)
+        text = b""
+        deadline = time.monotonic() + 60 * SLOW
+        while time.monotonic() < deadline and select.select([master], [], [], max(0, deadline - time.monotonic()))[0]:
+            try:
+                part = os.read(master, 65536)
+            except OSError:  # the terminal's other side is closed
+                part = b""
+            if not part:
+                break
+            text += part
+        os.close(master)
+        check(watch.wait(10 * SLOW) == OK, f"exit {watch.returncode}: {text}")
+        check(len(re.findall(rb"\r\x1b\[Ktiny step \d+/400", text)) >= 2, f"no live line: {text}")
+        check(re.search(rb"\r\x1b\[K\[ *\d+\.\d\d s\] job tiny finished at step 400\r\n", text), "events stand in lines of their own")
+
+
+def follow_over_restarts(cluster, sig):
+    """The coordinator is stopped and started twice while `events -f` and `watch` look on."""
+    follow = subprocess.Popen([MUSTER, "events", "-f", "-o", "json", "--coordinator", cluster.address], stdout=subprocess.PIPE, text=True)
+    watch = subprocess.Popen([MUSTER, "watch", "tiny", "-o", "json", "--coordinator", cluster.address], stdout=subprocess.PIPE, text=True)
+    first = json.loads(follow.stdout.readline())
+    check(first["number"] == 1, f"{first}")
+    for _ in range(2):
+        cluster.wait_step(cluster.job().steps_done + 50)
+        cluster.coordinator.kill(sig)
+        cluster.coordinator.wait()
+        cluster.start_coordinator()
+    cluster.wait_finished()
+    numbers = [1]
+    for line in follow.stdout:
+        event = json.loads(line)
+        numbers.append(event["number"])
+        if event["kind"] == "job_finished":
+            break
+    check(numbers == list(range(1, len(numbers) + 1)), f"events lost or repeated: {numbers}")
+    check(follow.poll() is None, "events -f goes on after the job")
+    follow.send_signal(signal.SIGINT)
+    check(follow.wait(10 * SLOW) != OK, "interrupted")
+    *events, job = objects(watch.stdout.read())
+    check(watch.wait(10 * SLOW) == OK and job["state"] == "finished", f"{job}")
+    numbers = [event["number"] for event in events]
+    check(sorted(set(numbers)) == numbers and events[-1]["kind"] == "job_finished", f"{numbers}")
+
+
+def test_followers_outlive_a_killed_coordinator():
+    with Cluster() as cluster:
+        start(cluster, workers=2, steps=1200, checkpoint_every=0, eval__every=0)
+        follow_over_restarts(cluster, signal.SIGKILL)
+
+
+def test_followers_outlive_a_coordinator_that_is_stopped_in_good_order():
+    with Cluster() as cluster:
+        start(cluster, workers=1, steps=1200, checkpoint_every=0, eval__every=0)
+        follow_over_restarts(cluster, signal.SIGTERM)
+
+
+# ---- up ----
+
+def processes_with(word):
+    """Process ids whose command line has `word` as a part, by program name."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                argv = file.read().split(b"\0")
+        except OSError:
+            continue
+        if any(word.encode() in part for part in argv):
+            found.setdefault(os.path.basename(argv[0].decode()), []).append(int(pid))
+    return found
+
+
+class Up:
+    def __init__(self, cluster, name, steps, *args, **changes):
+        self.folder = os.path.join(cluster.dir, "up-" + name)
+        self.name = name
+        self.path = job_file(cluster, name, steps, **changes)
+        self.popen = subprocess.Popen([MUSTER, "up", self.path, "--data-dir", self.folder, "--threads", "1", *args],
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def children(self):
+        """musterd and the workers, found by what only they have in their command lines."""
+        workers = processes_with(self.name).get("muster-worker", [])
+        return processes_with(self.folder).get("musterd", []), [pid for pid in workers if pid]
+
+    def wait_children(self, cluster, workers):
+        def ready():
+            daemons, found = self.children()
+            return (daemons[0], found) if len(daemons) == 1 and len(found) == workers else None
+        return cluster.wait_until(ready, 20, "the children did not start")
+
+    def end(self, code):
+        out, err = self.popen.communicate(timeout=60 * SLOW)
+        check(self.popen.returncode == code, f"up ended with {self.popen.returncode}, not {code}: {out}{err}")
+        check(self.children() == ([], []), f"left behind: {self.children()}")
+        return out, err
+
+
+def test_up_runs_a_job_and_leaves_nothing_behind():
+    with Cluster() as cluster:
+        path = job_file(cluster, "mu-up-temporary", 30)
+        out = run("up", path, "--workers", "2", "--threads", "1", limit_s=60)
+        sha = re.search(r"^weights sha256 ([0-9a-f]{64})$", out, re.MULTILINE)
+        check(sha and sha.group(1) == undisturbed({"steps": 30}), f"other weights than those of the same job run by hand: {out}")
+        folder = re.search(r"logs in (\S+);", out).group(1)
+        check(not os.path.exists(folder), f"{folder} is left behind")
+        check(not processes_with("mu-up-temporary"), "processes are left behind")
+
+
+def test_up_is_interrupted_in_good_order_and_goes_on():
+    with Cluster() as cluster:
+        up = Up(cluster, "mu-up-interrupted", 3000, "--workers", "2", every=50)
+        up.wait_children(cluster, 2)
+        checkpoints = os.path.join(cluster.dir, "ckpt-mu-up-interrupted")
+        cluster.wait_until(lambda: os.path.isdir(checkpoints) and os.listdir(checkpoints), 30, "no checkpoint was begun")
+        up.popen.send_signal(signal.SIGINT)
+        out, _ = up.end(FAILURE)
+        check("interrupted; the job goes on where it stopped with: muster up" in out and up.folder in out, out)
+        again = Up(cluster, "mu-up-interrupted", 3000, "--workers", "1", every=50)
+        again.wait_children(cluster, 1)
+        address = open(os.path.join(again.folder, "address")).read().strip()
+
+        def gone_on():
+            events = objects(run("events", "-o", "json", "--coordinator", address))
+            return [e["text"] for e in events if e["kind"] == "generation_go" and re.search("1 worker (start|continue)s at step", e["text"])]
+        (text,) = cluster.wait_until(gone_on, 20, "it did not go on")
+        check("at step 0" not in text, f"it began anew: {text}")
+        again.popen.send_signal(signal.SIGINT)
+        again.end(FAILURE)
+
+
+def test_up_starts_again_what_is_killed():
+    with Cluster() as cluster:
+        up = Up(cluster, "mu-up-killed", 600, "--workers", "2", every=0)
+        daemon, workers = up.wait_children(cluster, 2)
+        address = open(os.path.join(up.folder, "address")).read().strip()
+        cluster.wait_until(lambda: '"phase": "stepping"' in run("status", "mu-up-killed", "-o", "json", "--coordinator", address), 20,
+                           "it did not step")
+        os.kill(workers[0], signal.SIGKILL)
+        os.kill(daemon, signal.SIGKILL)
+        again, _ = up.wait_children(cluster, 2)
+        cluster.wait_until(lambda: up.children()[0] not in ([], [daemon]), 10, "musterd was not started again")
+        out, _ = up.end(OK)
+        check("finished at step 600" in out, out)
+
+
+def test_the_children_of_a_killed_up_die_with_it():
+    with Cluster() as cluster:
+        up = Up(cluster, "mu-up-orphans", 1000000, "--workers", "2", every=0)
+        _, workers = up.wait_children(cluster, 2)
+        os.kill(workers[0], signal.SIGKILL)  # one that was started again has the same fate
+        cluster.wait_until(lambda: len(up.children()[1]) == 2 and workers[0] not in up.children()[1], 10, "it was not started again")
+        up.popen.kill()
+        up.popen.wait()
+        cluster.wait_until(lambda: up.children() == ([], []), 10, f"orphans: {up.children()}")
+
+
+def test_up_says_why_it_cannot():
+    with Cluster() as cluster:
+        refused(NOT_FOUND, ["/no/such.yaml"], "up", "/no/such.yaml")
+        up = Up(cluster, "mu-up-nodata", 30, "--workers", "2", data=os.path.join(cluster.dir, "absent.txt"))
+        _, err = up.end(FAILURE)
+        check(err.count("absent.txt") >= 2 and "worker-0 ended with exit code 1" in err and "no worker is left" in err, err)
+        refused(FAILURE, ["nowhere:1", "coordinator did not start"], "up", job_file(cluster), "--data-dir",
+                os.path.join(cluster.dir, "up-listen"), "--listen", "nowhere:1")
+        cluster.start_coordinator()
+        refused(FAILURE, ["in use"], "up", job_file(cluster), "--data-dir", cluster.dir)
+        check(cluster.coordinator.alive(), "the first one goes on")
+
+
+# ---- generate ----
+
+def test_generate_is_a_function_of_checkpoint_prompt_and_seed():
+    with Cluster() as cluster:
+        start(cluster, steps=40)
+        cluster.wait_finished()
+        saved = [c for c in cluster.checkpoints() if c.state == pb.CHECKPOINT_STATE_COMMITTED][-1]
+        words = ["generate", "--checkpoint", saved.dir, "--prompt", "the quick ", "--tokens", "40"]
+        one = run(*words, "--seed", "7")
+        check(one.startswith("the quick ") and len(one.encode("latin-1", "replace")) >= 40, repr(one))
+        check(run(*words, "--seed", "7") == one, "the same seed gave another text")
+        check(run(*words, "--seed", "8") != one, "another seed gave the same text")
+        check(run(*words, "--seed", "7", env={"DNNL_MAX_CPU_ISA": "AVX2"}) == one, "another instruction set gave another text")
+        greedy = run(*words, "--temperature", "0", "--seed", "1")
+        check(greedy == run(*words, "--temperature", "0", "--seed", "2") == run(*words, "--top-k", "1"), "the likeliest token has no choice")
+        long = run("generate", "--checkpoint", saved.dir, "--prompt", "x" * 100, "--tokens", "1")
+        check(long.startswith("x" * 100), "a prompt longer than the model's context")
+
+        refused(NOT_FOUND, ["/no/such"], "generate", "--checkpoint", "/no/such")
+        (piece,) = [name for name in os.listdir(saved.dir) if name.endswith(".safetensors")]
+        path = os.path.join(saved.dir, piece)
+        with open(path, "r+b") as file:
+            file.seek(os.path.getsize(path) // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 16]))
+        refused(FAILURE, [path], *words)
+        os.truncate(os.path.join(saved.dir, "manifest.json"), 100)
+        refused(FAILURE, ["manifest.json"], *words)
+
+
+if __name__ == "__main__":
+    main([value for name, value in list(globals().items()) if name.startswith("test_")])
