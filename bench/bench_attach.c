@@ -1,6 +1,7 @@
 /* The coordinator at scale: thousands of attached workers on one musterd, over real gRPC, one TCP connection each.
  *
  *   bench_attach [--workers N = 10000] [--seconds S = 20] [--step-ms M = 1000] [--musterd PATH]
+ *                [--only spares|members|assign]
  *   bench_attach --idle N [--workers 100] ...
  *
  * The workers are the real worker core on the real RPC client, in as many processes as needed; only their engine is
@@ -52,6 +53,7 @@ static const double TARGET_CORE = 0.60, TARGET_KIB = 64;
 struct settings {
     uint32_t workers, seconds, step_ms, idle;
     const char *musterd;
+    const char *only; /* "spares", "members", "assign"; NULL: all */
 };
 
 enum mode { SPARES, MEMBERS };
@@ -302,6 +304,7 @@ static void measure(struct run *run, struct steady *ret)
 
 struct restart {
     double serving_s, back_s; /* from SIGKILL */
+    double cpu_s;             /* of the new musterd, until all are back */
     uint64_t generation_before, generation_after;
     unsigned long long lost, refused;
 };
@@ -322,6 +325,7 @@ static enum mu_status restart(struct run *run, struct restart *ret, struct mu_er
     ret->serving_s = (double)(mu_clock_mono_us() - begin_us) * 1e-6;
     if ((status = await(run, are_attached, welcomes, "attach again", err)))
         return status;
+    ret->cpu_s = musterd_cpu_s(&run->musterd);
     ret->back_s = (double)(atomic_load(&shared->last_welcome_us) - begin_us) * 1e-6;
     if ((status = await(run, are_running, 0, "run again", err)) ||
         (status = musterd_get_job(&run->musterd, shared->job, &job, err)))
@@ -362,9 +366,10 @@ static void say_restart(const struct run *run, const struct restart *r)
 {
     char what[160], measured[200];
     snprintf(what, sizeof what, "SIGKILL and restart of musterd, %u workers, until the last is back", run->workers);
-    snprintf(measured, sizeof measured, "%.2f s (serves again after %.2f s); generation %s, %llu lost, %llu refused",
-             r->back_s, r->serving_s, r->generation_before == r->generation_after ? "kept" : "CHANGED", r->lost,
-             r->refused);
+    snprintf(measured, sizeof measured,
+             "%.2f s (serves again after %.2f s, %.2f s of CPU time); generation %s, %llu lost, %llu refused",
+             r->back_s, r->serving_s, r->cpu_s, r->generation_before == r->generation_after ? "kept" : "CHANGED",
+             r->lost, r->refused);
     say_row(what, measured, "0 lost, 0 refused, generation kept",
             verdict(r->lost == 0 && r->refused == 0 && r->generation_before == r->generation_after));
 }
@@ -383,8 +388,9 @@ static bool run_mode(const struct settings *settings, enum mode mode, uint32_t w
         status = join(&run, &attach_s, &run_s, &err);
     if (status == MU_OK) {
         char measured[160];
-        snprintf(measured, sizeof measured, "all attached %.2f s, all ranks stepping %.2f s; %llu refused", attach_s,
-                 run_s, refusals(run.shared));
+        snprintf(measured, sizeof measured,
+                 "all attached %.2f s, all ranks stepping %.2f s (%.2f s of CPU time of musterd); %llu refused",
+                 attach_s, run_s, musterd_cpu_s(&run.musterd), refusals(run.shared));
         say_row(mode == MEMBERS ? "join, all in one job" : "join, as spares", measured, "0 refused",
                 verdict(refusals(run.shared) == 0));
         measure(&run, &steady);
@@ -542,7 +548,7 @@ static void stop_usage(const char *what)
 {
     fprintf(stderr,
             "bench_attach: %s\nusage: bench_attach [--workers N] [--seconds S] [--step-ms M] [--idle N] "
-            "[--musterd PATH]\n",
+            "[--musterd PATH] [--only spares|members|assign]\n",
             what);
     exit(2);
 }
@@ -572,6 +578,8 @@ static void parse(int argc, char **argv, struct settings *settings)
             settings->idle = parse_number(option, value, MU_ATTACH_IDLE_MAX);
         else if (strcmp(option, "--musterd") == 0 && *value)
             settings->musterd = value;
+        else if (strcmp(option, "--only") == 0 && *value)
+            settings->only = value;
         else
             stop_usage("unknown option");
     }
@@ -587,6 +595,11 @@ static const char *default_musterd(char *path, size_t size)
     char *slash = strrchr(path, '/');
     snprintf(slash ? slash : path, size - (size_t)(slash ? slash - path : 0), "/../coordinator/musterd");
     return path;
+}
+
+static bool wanted(const struct settings *settings, const char *part)
+{
+    return !settings->only || strcmp(settings->only, part) == 0;
 }
 
 static int run_child(char **argv)
@@ -616,9 +629,9 @@ int main(int argc, char **argv)
     signal(SIGTERM, on_signal);
     if (settings.idle)
         return run_idle(&settings) ? 0 : 1;
-    uint32_t n = settings.workers;
-    bool good = run_mode(&settings, SPARES, n) && run_mode(&settings, MEMBERS, n);
-    for (uint32_t divisor = 100; good && divisor >= 1; divisor /= 10)
-        good = n / divisor == 0 || run_assign(&settings, n / divisor);
+    bool good = !wanted(&settings, "spares") || run_mode(&settings, SPARES, settings.workers);
+    good = (!wanted(&settings, "members") || run_mode(&settings, MEMBERS, settings.workers)) && good;
+    for (uint32_t divisor = 100; wanted(&settings, "assign") && divisor >= 1; divisor /= 10)
+        good = (settings.workers < divisor || run_assign(&settings, settings.workers / divisor)) && good;
     return good ? 0 : 1;
 }

@@ -34,7 +34,17 @@ const char *mu_cli_enum(const ProtobufCEnumDescriptor *descriptor, int value)
 
 static json_t *message_to_json(const ProtobufCMessage *message);
 
-/* One value at `at`. 64-bit numbers are JSON integers (none here exceeds 2^63); bytes are hexadecimal. */
+/* JSON integers end at 2^63; what is larger (a seed may be) becomes a string. */
+static json_t *number_to_json(uint64_t value)
+{
+    char text[24];
+    if (value <= INT64_MAX)
+        return json_integer((json_int_t)value);
+    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+    return json_string(text);
+}
+
+/* One value at `at`; bytes are hexadecimal. */
 static json_t *value_to_json(const ProtobufCFieldDescriptor *field, const void *at)
 {
     switch (field->type) {
@@ -48,7 +58,7 @@ static json_t *value_to_json(const ProtobufCFieldDescriptor *field, const void *
     case PROTOBUF_C_TYPE_UINT64:
     case PROTOBUF_C_TYPE_FIXED64:
     case PROTOBUF_C_TYPE_INT64:
-        return json_integer((json_int_t) * (const uint64_t *)at);
+        return number_to_json(*(const uint64_t *)at);
     case PROTOBUF_C_TYPE_FLOAT:
         return json_real((double)*(const float *)at);
     case PROTOBUF_C_TYPE_DOUBLE:

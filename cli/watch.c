@@ -123,6 +123,9 @@ static void show_end(struct follower *follower, const Muster__V1__Job *job)
         printf("weights sha256 %s\n", hex);
     }
     fflush(stdout);
+    if (job->state != MUSTER__V1__JOB_STATE__JOB_STATE_FINISHED) /* why the exit code is not 0 */
+        fprintf(stderr, "muster: job %s %s%s\n", job->name,
+                job->state == MUSTER__V1__JOB_STATE__JOB_STATE_FAILED ? "failed: " : "", job->text);
 }
 
 /* All events up to the end of the job come before the last lines. */

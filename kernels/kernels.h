@@ -36,8 +36,7 @@ enum {
     MU_SERIAL_ELEMENTS = 16384, /* element-wise work is spread over threads in pieces of this size */
 };
 
-/* ---- instruction set
- * -------------------------------------------------------------------------------------------------- */
+/* ---- instruction set ---- */
 
 enum mu_isa { MU_ISA_SCALAR = 0, MU_ISA_AVX2 = 1, MU_ISA_AVX512 = 2 };
 
@@ -48,8 +47,7 @@ const char *mu_isa_name(enum mu_isa isa);
 /* Switches (tests, benchmarks; no kernel may be running). MU_ERR_INVALID when this CPU lacks it. */
 enum mu_status mu_isa_select(enum mu_isa isa, struct mu_error *err) MU_WARN_UNUSED;
 
-/* ---- matrix product
- * --------------------------------------------------------------------------------------------------- */
+/* ---- matrix product ---- */
 
 enum mu_epilogue {
     MU_EPILOGUE_NONE,
@@ -81,8 +79,7 @@ enum mu_status mu_kernel_gemm(struct mu_pool *pool, const struct mu_gemm *gemm) 
 enum mu_status mu_kernel_column_sum(struct mu_pool *pool, uint32_t rows, uint32_t n, const float *a, size_t lda,
                                     bool accumulate, float *out) MU_WARN_UNUSED;
 
-/* ---- dropout
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- dropout ---- */
 
 enum mu_dropout_op {
     MU_DROPOUT_EMBEDDING = 1,
@@ -112,8 +109,7 @@ struct mu_dropout mu_dropout_site(uint64_t seed, uint64_t step, uint32_t layer, 
 void mu_dropout_factors(const struct mu_dropout *site, uint32_t sequence, uint32_t token, uint32_t first,
                         uint32_t count, float *keep);
 
-/* ---- rows: embedding, residual, layer norm
- * ---------------------------------------------------------------------------- */
+/* ---- rows: embedding, residual, layer norm ---- */
 
 /* x[s,t,:] = drop(wte[tokens[s,t],:] + wpe[t,:]) for sequences s, tokens t < length. Every token must be in range
  * (asserted). */
@@ -161,8 +157,7 @@ enum mu_status mu_kernel_gelu_forward(struct mu_pool *pool, size_t size, const f
 enum mu_status mu_kernel_gelu_backward(struct mu_pool *pool, size_t size, const float *x, const float *dy,
                                        float *dx) MU_WARN_UNUSED;
 
-/* ---- attention
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- attention ---- */
 
 /* Causal multi-head attention over qkv [sequences, length, 3 channels] (q, k, v side by side, heads contiguous in
  * each), without ever holding the [length, length] matrix: one owner per (sequence, head), key tiles ascending, running
@@ -181,16 +176,14 @@ enum mu_status mu_kernel_attention_forward(struct mu_pool *pool, const struct mu
 /* Recomputes the probabilities from lse. */
 enum mu_status mu_kernel_attention_backward(struct mu_pool *pool, const struct mu_attention *attention) MU_WARN_UNUSED;
 
-/* ---- loss
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- loss ---- */
 
 /* For each row of logits [rows, vocab] (stride ld): loss[row] = log-sum-exp - logit of the target, in double; then,
  * when `gradient`, logits become (softmax - onehot) * scale in place. A target of -1 is ignored: loss 0, gradient 0. */
 enum mu_status mu_kernel_cross_entropy(struct mu_pool *pool, uint32_t rows, uint32_t vocab, size_t ld, float *logits,
                                        const int32_t *targets, float scale, bool gradient, double *loss) MU_WARN_UNUSED;
 
-/* ---- flat ranges: sums, norm, optimizer, initial values
- * ---------------------------------------------------------------- */
+/* ---- flat ranges: sums, norm, optimizer, initial values ---- */
 
 /* into += from. The one addition of the summation tree. */
 enum mu_status mu_kernel_add(struct mu_pool *pool, size_t size, float *into, const float *from) MU_WARN_UNUSED;
@@ -224,8 +217,7 @@ enum mu_status mu_kernel_init_normal(struct mu_pool *pool, uint64_t seed, uint32
                                      float std, float *x) MU_WARN_UNUSED;
 enum mu_status mu_kernel_fill(struct mu_pool *pool, size_t size, float value, float *x) MU_WARN_UNUSED;
 
-/* ---- numeric identity
- * -------------------------------------------------------------------------------------------------- */
+/* ---- numeric identity ---- */
 
 /* The shapes of a job that its kernels will see. */
 struct mu_kernel_shapes {

@@ -214,7 +214,7 @@ enum mu_status mu_pool_new(uint32_t threads, struct mu_error *err, struct mu_poo
     }
     pool->threads = 1; /* those that run, and that mu_pool_free joins */
     for (uint32_t i = 0; i < threads; i++)
-        pool->lanes[i] = (struct mu_lane){i, pool->scratch + (size_t)i * MU_LANE_SCRATCH_BYTES, NULL};
+        pool->lanes[i] = (struct mu_lane){i, pool->scratch + (size_t)i * MU_LANE_SCRATCH_BYTES, NULL, NULL, NULL};
     for (uint32_t i = 1; i < threads; i++) {
         int error = start_worker(pool, i);
         if (error) {
@@ -273,6 +273,8 @@ void mu_pool_set_poll(struct mu_pool *pool, void (*poll)(void *ctx), void *ctx)
 {
     pool->poll = poll;
     pool->poll_ctx = ctx;
+    pool->lanes[0].poll = poll;
+    pool->lanes[0].poll_ctx = ctx;
 }
 
 void mu_pool_poll(struct mu_pool *pool)

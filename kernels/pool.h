@@ -24,12 +24,22 @@ enum {
 
 struct mu_pool;
 
-/* What a task may know of the thread it runs on: scratch memory, and the flag to look at inside a long task. */
+/* What a task may know of the thread it runs on: scratch memory, and whether to go on. */
 struct mu_lane {
     uint32_t index; /* 0 = the caller; for statistics only, never for results */
     void *scratch;  /* MU_LANE_SCRATCH_BYTES */
     const atomic_bool *cancel;
+    void (*poll)(void *ctx); /* the caller's lane only */
+    void *poll_ctx;
 };
+
+/* Long tasks call it every millisecond or so: lets the poll hook run, and says whether the task should give up. */
+static inline bool mu_lane_pause(const struct mu_lane *lane)
+{
+    if (lane->poll)
+        lane->poll(lane->poll_ctx);
+    return lane->cancel && atomic_load_explicit(lane->cancel, memory_order_relaxed);
+}
 
 typedef void mu_task_fn(void *arg, uint32_t task, const struct mu_lane *lane);
 
@@ -42,13 +52,13 @@ void mu_pool_free(struct mu_pool *pool);
 uint32_t mu_pool_threads(const struct mu_pool *pool);
 
 /* While *cancel is true, remaining tasks are skipped and mu_pool_run returns MU_ERR_CANCELLED; running tasks end by
- * themselves (they are a few milliseconds at most, and long ones look at the flag). NULL = never. Set between runs
+ * themselves (a few milliseconds at most: long ones look at the flag, mu_lane_pause). NULL = never. Set between runs
  * only. */
 void mu_pool_set_cancel(struct mu_pool *pool, const atomic_bool *cancel);
 bool mu_pool_cancelled(const struct mu_pool *pool);
 
-/* `poll(ctx)` is called by the calling thread between its tasks and while it waits for the others: progress of
- * communication. It must be short and must not use the pool. NULL = none. Set between runs only. */
+/* `poll(ctx)` is called by the calling thread between its tasks, in long ones, and while it waits for the others:
+ * progress of communication. It must be short and must not use the pool. NULL = none. Set between runs only. */
 void mu_pool_set_poll(struct mu_pool *pool, void (*poll)(void *ctx), void *ctx);
 /* Runs the hook once, if there is one (for long serial stretches of the caller). */
 void mu_pool_poll(struct mu_pool *pool);

@@ -81,6 +81,7 @@ struct mu_worker_status {
     struct mu_held held;       /* exact when PARKED or SPARE; else the last boundary it passed */
     uint64_t command_received; /* newest command number it has */
     uint64_t command_executed; /* newest command it executed at a boundary */
+    uint64_t checkpoint_taken; /* newest checkpoint for which it took its snapshot, at a boundary or by order */
     enum mu_park_reason park_reason;
     uint32_t peer_rank; /* MU_PARK_PEER */
     enum mu_peer_failure peer_failure;

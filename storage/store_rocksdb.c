@@ -25,6 +25,7 @@ enum {
     OPEN_FILES_MAX = 256,
     RECOVERY_TOLERATE_TORN_TAIL = 0, /* the default (2) stops in silence at any corruption, 1 refuses a torn tail */
     LOG_WARNINGS = 2,
+    OPENING_BYTES = 2 << 20, /* manifest, options, log of its own */
 };
 #define LOCK_FILE    "muster.lock"
 #define BALLAST_FILE "ballast"
@@ -253,6 +254,30 @@ static enum mu_status release_ballast(const struct rocksdb_store *store, uint64_
     return MU_OK;
 }
 
+/* What opening writes: the logs' content as tables, and new files of its own. With less RocksDB would abort half-way.
+ */
+static enum mu_status check_opening_space(const struct rocksdb_store *store, struct mu_error *err)
+{
+    uint64_t available = 0, needed = OPENING_BYTES;
+    enum mu_status status = free_bytes(store->path, &available, err);
+    DIR *dir = status == MU_OK ? opendir(store->path) : NULL;
+    for (struct dirent *item; dir && (item = readdir(dir));) {
+        const char *dot = strrchr(item->d_name, '.');
+        struct stat st;
+        if (dot && strcmp(dot, ".log") == 0 && fstatat(dirfd(dir), item->d_name, &st, 0) == 0)
+            needed += (uint64_t)st.st_size;
+    }
+    if (dir)
+        closedir(dir);
+    if (status != MU_OK || available >= needed)
+        return status;
+    return mu_fail(
+        err, MU_ERR_NO_SPACE,
+        "data directory '%s': %.1f MiB free, %.1f MiB are needed to open the database; nothing is lost, free "
+        "space on its file system and start again",
+        store->path, (double)available / 1048576.0, (double)needed / 1048576.0);
+}
+
 /* Best effort: without a ballast everything works, only a full disk is harder to get out of. */
 static void make_ballast(const struct rocksdb_store *store, uint64_t ballast_bytes)
 {
@@ -361,6 +386,8 @@ enum mu_status mu_store_rocksdb_open(const struct mu_store_rocksdb_config *confi
         status = lock_directory(store, err);
     if (status == MU_OK && config->ballast_bytes > 0)
         status = release_ballast(store, config->ballast_bytes, ret_notice, err);
+    if (status == MU_OK)
+        status = check_opening_space(store, err);
     if (status == MU_OK)
         status = open_database(store, err);
     if (status != MU_OK) {

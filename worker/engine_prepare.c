@@ -6,6 +6,7 @@
 
 #include "common/clock.h"
 #include "common/fault.h"
+#include "kernels/kernels.h"
 #include "plan/plan.h"
 #include "storage/manifest.h"
 
@@ -172,10 +173,13 @@ static enum mu_status initialise(struct mu_engine *engine, const struct mu_assig
     enum mu_status status = destination(engine, &state, err);
     if (status != MU_OK)
         return status;
-    if (mu_model_init_parameters(&job->model, engine->pool, job->spec.seed, state->params) != MU_OK)
-        return mu_fail(err, MU_ERR_CANCELLED, "initialisation cancelled");
-    memset(state->m, 0, job->model.flat_size * sizeof(float));
-    memset(state->v, 0, job->model.flat_size * sizeof(float));
+    status = mu_model_init_parameters(&job->model, engine->pool, job->spec.seed, state->params);
+    if (status == MU_OK)
+        status = mu_kernel_fill(engine->pool, job->model.flat_size, 0.0f, state->m);
+    if (status == MU_OK)
+        status = mu_kernel_fill(engine->pool, job->model.flat_size, 0.0f, state->v);
+    if (status != MU_OK)
+        return mu_fail(err, status, "initialisation cancelled");
     accept_state(engine, state, 0);
     return MU_OK;
 }
@@ -280,6 +284,20 @@ static enum mu_status load_pieces(struct mu_engine *engine, const char *dir, con
     return MU_OK;
 }
 
+/* Gaps between cells are nobody's and in no piece: zero, as after initialisation. */
+static void zero_gaps(const struct mu_model_spec *model, struct engine_state *state)
+{
+    for (uint32_t i = 0; i < model->cell_count; i++) {
+        struct mu_cell cell = mu_model_cell(model, i);
+        uint64_t begin = cell.offset + cell.size;
+        uint64_t end = i + 1 < model->cell_count ? mu_model_cell(model, i + 1).offset : model->flat_size;
+        size_t gap_bytes = (end - begin) * sizeof(float);
+        memset(state->params + begin, 0, gap_bytes);
+        memset(state->m + begin, 0, gap_bytes);
+        memset(state->v + begin, 0, gap_bytes);
+    }
+}
+
 static enum mu_status load_checkpoint(struct mu_engine *engine, const struct mu_assign *assign, uint64_t *ret_bad,
                                       struct mu_error *err)
 {
@@ -289,10 +307,7 @@ static enum mu_status load_checkpoint(struct mu_engine *engine, const struct mu_
     enum mu_status status = destination(engine, &state, err);
     if (status != MU_OK)
         return status;
-    /* Gaps between cells are nobody's: zero, as after initialisation. */
-    memset(state->params, 0, job->model.flat_size * sizeof(float));
-    memset(state->m, 0, job->model.flat_size * sizeof(float));
-    memset(state->v, 0, job->model.flat_size * sizeof(float));
+    zero_gaps(&job->model, state);
     status = mu_manifest_read(assign->checkpoint_dir, &manifest, err);
     if (status == MU_OK)
         status = check_manifest(engine, assign, manifest, err);

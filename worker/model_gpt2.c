@@ -55,8 +55,7 @@ struct pass {
     bool dropout;
 };
 
-/* ---- workspace
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- workspace ---- */
 
 /* Runs over all buffers twice: to count bytes (arena NULL), then to take them. */
 struct planner {
@@ -205,8 +204,7 @@ void mu_model_free(struct mu_model *model)
     free(model);
 }
 
-/* ---- parameters
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- parameters ---- */
 
 static uint64_t offset_of(const struct mu_model *m, uint32_t layer, enum mu_gpt2_role role)
 {
@@ -295,8 +293,7 @@ enum mu_status mu_model_update(const struct mu_model_spec *spec, struct mu_pool 
     return status;
 }
 
-/* ---- steps of the passes: nothing happens once model->status is not MU_OK
- * ---------------------------------------------------- */
+/* ---- steps of the passes: nothing happens once model->status is not MU_OK ---- */
 
 static void product(struct mu_model *m, const struct mu_gemm *gemm)
 {
@@ -386,8 +383,7 @@ static struct mu_attention attention_of(const struct mu_model *m, const struct p
                                  .lse = s->lse};
 }
 
-/* ---- forward
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- forward ---- */
 
 /* Embedding, all layers, final norm: leaves m->lnf. */
 static void forward(struct mu_model *m, const struct pass *p)
@@ -494,8 +490,7 @@ static double sum_losses(const double *losses, uint32_t count)
     return total;
 }
 
-/* ---- backward
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- backward ---- */
 
 static void report_cell(const struct mu_model *m, const struct pass *p, uint32_t layer, enum mu_gpt2_role role)
 {
@@ -598,8 +593,7 @@ static void backward(struct mu_model *m, const struct pass *p)
         backward_embedding(m, p);
 }
 
-/* ---- calls
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- calls ---- */
 
 static struct pass pass_of(const struct mu_model *m, const struct mu_micro_batch *batch, const float *params)
 {

@@ -108,7 +108,8 @@ static uint32_t choose_writers(struct mu_coord *coord, struct job *job, bool par
         return count;
     }
     uint64_t newest = newest_held_step(coord, job, &any);
-    for (const struct worker *w = next_worker(coord, job, NULL); w && count < MU_PIECES_MAX; w = next_worker(coord, job, w)) {
+    for (const struct worker *w = next_worker(coord, job, NULL); w && count < MU_PIECES_MAX;
+         w = next_worker(coord, job, w)) {
         if (!w->lost && w->session != 0 && w->status.phase == MU_PHASE_PARKED && w->status.held.has_state &&
             w->status.held.step == newest)
             add_writer(coord, job, w, count++);
@@ -191,8 +192,9 @@ void resend_checkpoint(struct mu_coord *coord, struct job *job, struct worker *w
     if (!checkpoint)
         return;
     const struct mu_checkpoint_record *record = &checkpoint->record;
-    if (record->command ? record->generation != job->record.generation || worker->status.command_received >= record->command
-                        : worker->status.phase != MU_PHASE_PARKED)
+    if (record->command
+            ? record->generation != job->record.generation || worker->status.command_received >= record->command
+            : worker->status.phase != MU_PHASE_PARKED)
         return;
     uint32_t piece = piece_of(job, record, worker);
     if (record->command || (piece < record->piece_count && !job->pieces[piece].done))
@@ -237,6 +239,8 @@ void abandon_checkpoint(struct mu_coord *coord, struct job *job, const char *tex
     job->checkpoint_wanted = job->checkpoint_wanted || again;
     if (again)
         job->checkpoint_retry_us = 0;
+    else
+        job->checkpoint_failures++;
     if (!checkpoint)
         return;
     event(coord, again ? MU_EVENT_WARNING : MU_EVENT_ERROR, "checkpoint_failed", job, NULL,
@@ -259,33 +263,36 @@ void checkpoint_writer_lost(struct mu_coord *coord, struct job *job, const struc
     }
 }
 
-/* A writer has a new stream: a Snapshot may have been lost with the old one. */
+static void not_taken(struct mu_coord *coord, struct job *job)
+{
+    if (job->publishing)
+        job->untaken = true; /* a probe is out: only a manifest that is there already can save it */
+    else
+        abandon_checkpoint(coord, job, "the generation ended before every rank took its snapshot", true);
+}
+
+/* A writer has a new stream: the order may have been lost with the old one. */
 void checkpoint_writer_back(struct mu_coord *coord, struct job *job, struct worker *worker)
 {
     const struct checkpoint *checkpoint = job->intent ? find_checkpoint(job, job->intent) : NULL;
-    if (!checkpoint || checkpoint->record.command)
+    const struct mu_checkpoint_record *record = checkpoint ? &checkpoint->record : NULL;
+    uint32_t piece = record ? piece_of(job, record, worker) : 0;
+    if (!record || piece == record->piece_count || job->pieces[piece].done ||
+        worker->status.checkpoint_taken >= record->number)
         return;
-    uint32_t piece = piece_of(job, &checkpoint->record, worker);
-    if (piece == checkpoint->record.piece_count || job->pieces[piece].done)
-        return;
-    if (worker->status.phase == MU_PHASE_PARKED)
+    if (record->command == 0 && worker->status.phase == MU_PHASE_PARKED)
         resend_checkpoint(coord, job, worker);
-    else if (job->publishing)
-        job->untaken = true;
-    else
-        abandon_checkpoint(coord, job, "a writer went on, perhaps without having heard of it", true);
+    else if (record->command == 0 || record->generation != job->record.generation)
+        not_taken(coord, job); /* it went on without having heard of it */
 }
 
-/* A snapshot ordered by command exists only where the boundary was passed with the command executed; a rank that was
- * revoked before (and will roll forward) took none. */
+/* A rank that was revoked before the boundary (and will roll forward) took none. */
 static bool all_taken(const struct mu_coord *coord, const struct job *job, const struct mu_checkpoint_record *record)
 {
     for (uint32_t piece = 0; piece < record->piece_count; piece++) {
         const struct worker *writer = job->piece_slots[piece] == NONE ? NULL : &coord->workers[job->piece_slots[piece]];
-        bool taken =
-            writer && writer->used && mu_id_equal(writer->incarnation, job->pieces[piece].writer) &&
-            (record->generation < writer->status.generation || (writer->status.command_executed >= record->command &&
-                                                                writer->status.held.step >= record->not_before_step));
+        bool taken = writer && writer->used && mu_id_equal(writer->incarnation, job->pieces[piece].writer) &&
+                     writer->status.checkpoint_taken >= record->number;
         if (!job->pieces[piece].done && !taken)
             return false;
     }
@@ -305,10 +312,7 @@ void checkpoint_after_park(struct mu_coord *coord, struct job *job)
                 resend_checkpoint(coord, job, &coord->workers[job->piece_slots[piece]]);
         }
     } else if (!all_taken(coord, job, record)) {
-        if (job->publishing)
-            job->untaken = true; /* a probe is out: only a manifest that is there already can save it */
-        else
-            abandon_checkpoint(coord, job, "the generation ended before every rank took its snapshot", true);
+        not_taken(coord, job);
     }
 }
 
@@ -361,6 +365,27 @@ void on_piece(struct mu_coord *coord, struct worker *worker, const struct mu_pie
     }
 }
 
+/* Whatever the policy keeps, there must be room for the next ones: the oldest goes, loudly. */
+static void make_room(struct mu_coord *coord, struct job *job)
+{
+    enum { ROOM = 16 };
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < job->checkpoint_count; i++)
+        kept +=
+            job->checkpoints[i].record.state == MU_CKPT_COMMITTED || job->checkpoints[i].record.state == MU_CKPT_BAD;
+    for (uint32_t i = 0; i < job->checkpoint_count && kept > MU_CHECKPOINTS_MAX - ROOM; i++) {
+        struct checkpoint *checkpoint = &job->checkpoints[i];
+        if (checkpoint->record.state != MU_CKPT_COMMITTED && checkpoint->record.state != MU_CKPT_BAD)
+            continue;
+        event(coord, MU_EVENT_WARNING, "checkpoint_dropped", job, NULL,
+              "checkpoint %llu at step %llu is deleted though the job file keeps it: a job has at most %d",
+              (unsigned long long)checkpoint->record.number, (unsigned long long)checkpoint->record.step,
+              MU_CHECKPOINTS_MAX - ROOM);
+        start_deleting(coord, job, checkpoint);
+        kept--;
+    }
+}
+
 static void retain(struct mu_coord *coord, struct job *job)
 {
     struct mu_checkpoint_info list[MU_CHECKPOINTS_MAX];
@@ -383,6 +408,7 @@ static void retain(struct mu_coord *coord, struct job *job)
     size_t chosen_count = mu_retention_select(list, count, &policy, chosen);
     for (size_t i = 0; i < chosen_count; i++)
         start_deleting(coord, job, &job->checkpoints[index[chosen[i]]]);
+    make_room(coord, job);
 }
 
 static void commit(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint, uint64_t step,
@@ -394,6 +420,7 @@ static void commit(struct mu_coord *coord, struct job *job, struct checkpoint *c
     record->size_bytes = size_bytes;
     record->wall_us = coord->wall_us;
     job->record.checkpoint_seen = true;
+    job->checkpoint_failures = 0;
     if (job->record.steps_done < step)
         job->record.steps_done = step;
     persist_job(coord, job);

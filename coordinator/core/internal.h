@@ -41,7 +41,7 @@ struct worker {
     enum mu_state_source source; /* of its Assign */
     uint32_t source_rank;
 
-    struct mu_worker_status status; /* as last reported */
+    struct mu_worker_status status;                 /* as last reported */
     uint64_t assigned_generation, assigned_session; /* newest Assign sent, and over which stream */
     uint64_t seen_us, suspect_until_us,
         progress_us; /* lease clock: last sign of life; end of grace; last change of `progress` */
@@ -54,7 +54,7 @@ struct worker {
 };
 
 struct checkpoint {
-    bool loaded; /* a generation started from it: every byte was verified */
+    bool loaded;                        /* a generation started from it: every byte was verified */
     struct mu_checkpoint_record record; /* pieces point to the job's `pieces` while it is the open intent */
 };
 
@@ -108,6 +108,7 @@ struct job {
     bool untaken;                   /* it cannot become complete, unless its manifest is there already */
     bool publishing;                /* PUBLISH is out for it (or a probe, after a restart) */
     bool checkpoint_wanted;         /* on request, or one was given up and is to be ordered again */
+    uint32_t checkpoint_failures;   /* in a row */
     uint64_t checkpoint_retry_us;   /* after a failed one at the end: not before (lease clock) */
     uint64_t next_due_step;         /* by policy */
     struct mu_piece_record *pieces; /* [MU_PIECES_MAX], of the open intent */

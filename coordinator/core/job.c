@@ -227,7 +227,8 @@ static void await_still(struct mu_coord *coord, struct job *job, const struct mu
             job->arrived++;
             continue;
         }
-        worker->arrived = worker->lost || (worker->session != 0 && is_still(worker)) || MU_MUTANT(MU_MUT_PLAN_BEFORE_PARKED);
+        worker->arrived =
+            worker->lost || (worker->session != 0 && is_still(worker)) || MU_MUTANT(MU_MUT_PLAN_BEFORE_PARKED);
         job->arrived += worker->arrived;
         if (!worker->arrived && notify)
             send_to(coord, worker, notify);
@@ -332,6 +333,11 @@ void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *p
     struct job *job = &coord->jobs[slot];
     if (job->plan_ticket != ticket || job->phase != MU_JP_PLANNING)
         return; /* overtaken by events */
+    const struct checkpoint *newest = newest_committed(job);
+    if (newest && newest->record.number != job->plan_checkpoint && newest->record.step > plan->start_step) {
+        request_plan(coord, job); /* committed while the plan was made: nobody need go back that far */
+        return;
+    }
     switch (plan->status) {
     case MU_OK:
         assign(coord, job, plan, secret);
@@ -364,8 +370,8 @@ static void tell_go(struct mu_coord *coord, struct job *job)
     if (job->broken_text[0])
         format_into(cause, sizeof cause, "%s; ", job->broken_text);
     const char *verb = job->reformed ? "continue" : "start";
-    event(coord, MU_EVENT_INFO, "generation_go", job, NULL, "%s%u worker%s %s%s at step %llu%s (generation %llu)", cause,
-          job->world, job->world == 1 ? "" : "s", verb, job->world == 1 ? "s" : "",
+    event(coord, MU_EVENT_INFO, "generation_go", job, NULL, "%s%u worker%s %s%s at step %llu%s (generation %llu)",
+          cause, job->world, job->world == 1 ? "" : "s", verb, job->world == 1 ? "s" : "",
           (unsigned long long)job->start_step, after, (unsigned long long)job->record.generation);
     job->reformed = true;
     job->waiting_text[0] = 0;
@@ -405,7 +411,8 @@ void release_drained(struct mu_coord *coord, struct job *job, bool all)
     for (struct worker *w = next_worker(coord, job, NULL), *next; w; w = next) {
         next = next_worker(coord, job, w);
         bool superseded = job->go && w->status.generation != job->record.generation;
-        if (w->draining && !w->lost && w->rank == NONE && w->session && (all || superseded || !w->status.held.has_state))
+        if (w->draining && !w->lost && w->rank == NONE && w->session &&
+            (all || superseded || !w->status.held.has_state))
             send_release(coord, w, 0, w->reason);
     }
 }
@@ -642,6 +649,12 @@ static void finalize(struct mu_coord *coord, struct job *job)
     job_tick(coord, job);
 }
 
+/* Between attempts to save the state of parked workers: 1 s, doubling with each failure up to a minute. */
+static uint64_t checkpoint_pause_us(const struct job *job)
+{
+    return 1000000ull << (job->checkpoint_failures < 6 ? job->checkpoint_failures : 6);
+}
+
 static void finalizing_tick(struct mu_coord *coord, struct job *job)
 {
     const struct checkpoint *newest = newest_committed(job);
@@ -652,7 +665,7 @@ static void finalizing_tick(struct mu_coord *coord, struct job *job)
     }
     if (job->intent || lease_now(coord) < job->checkpoint_retry_us)
         return;
-    job->checkpoint_retry_us = lease_now(coord) + 5000000;
+    job->checkpoint_retry_us = lease_now(coord) + checkpoint_pause_us(job);
     order_checkpoint(coord, job, job->record.spec.steps, true);
 }
 
@@ -686,7 +699,7 @@ static void waiting_tick(struct mu_coord *coord, struct job *job)
             let_go(coord, job);
         } else if (job->record.spec.checkpoint.path[0]) {
             if (now >= job->checkpoint_retry_us) {
-                job->checkpoint_retry_us = now + 5000000;
+                job->checkpoint_retry_us = now + checkpoint_pause_us(job);
                 order_checkpoint(coord, job, held, true);
             }
             return;

@@ -246,8 +246,8 @@ static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const s
     return job;
 }
 
-/* A worker that was declared lost, but holds state: in its old slot while that is there, else as a spare. Another process
- * may have its name by now, then it gets a new one. */
+/* A worker that was declared lost, but holds state: in its old slot while that is there, else as a spare. Another
+ * process may have its name by now, then it gets a new one. */
 static struct worker *take_back(struct mu_coord *coord, struct job *job, const struct mu_hello *hello)
 {
     struct worker *worker = next_worker(coord, job, NULL);
@@ -281,8 +281,9 @@ static void taken_back(struct mu_coord *coord, struct job *job, struct worker *w
 {
     uint64_t step = worker->status.held.step;
     bool only = !anybody_has(coord, job, worker, step);
-    event(coord, MU_EVENT_WARNING, "worker_returned", job, worker, "worker %s came back with %s step %llu: taken in again",
-          worker->name, only ? "the only copy of" : "its state of", (unsigned long long)step);
+    event(coord, MU_EVENT_WARNING, "worker_returned", job, worker,
+          "worker %s came back with %s step %llu: taken in again", worker->name,
+          only ? "the only copy of" : "its state of", (unsigned long long)step);
     if (job->has_generation && job->phase != MU_JP_FINALIZING && (worker->rank != NONE || only))
         park_all(coord, job);
 }
@@ -354,6 +355,8 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     worker->memory_bytes = hello->memory_bytes;
     worker->status = hello->status;
     worker->suspect = false;
+    if (!worker->draining)
+        worker->reason[0] = 0;
     worker->ready = hello->prepared_job;
     worker->lost = false;
     const struct mu_worker_record *record = find_worker_record(coord, worker->name);
@@ -628,7 +631,7 @@ static void check_lease(struct mu_coord *coord, struct worker *worker)
     uint64_t now = lease_now(coord), age_us = now - worker->seen_us;
     if (worker->session == 0) {
         if (now >= worker->suspect_until_us)
-            declare_lost(coord, worker, "%s, not back within %u ms", worker->reason, coord->config.reattach_grace_ms);
+            declare_lost(coord, worker, "%s, not back in time", worker->reason);
         else if (worker->suspect_until_us < coord->next_scan_us)
             coord->next_scan_us = worker->suspect_until_us;
     } else if (age_us > (uint64_t)coord->config.lost_ms * 1000) {

@@ -140,6 +140,11 @@ static void drain_request(struct mu_coord *coord, const struct mu_coord_event *r
     uint64_t cookie = request->request.cookie;
     const char *name = request->request.worker, *reason = request->request.reason;
     struct worker *worker = find_worker(coord, name);
+    const struct mu_worker_record *drained = find_worker_record(coord, name);
+    if ((!worker || worker->lost) && drained && drained->draining) { /* asked again; it is gone already */
+        reply(coord, cookie, MU_OK, "%s", "");
+        return;
+    }
     if (!worker || worker->lost) {
         reply(coord, cookie, MU_ERR_NOT_FOUND, "no worker '%s' is attached (see: muster workers)", name);
         return;

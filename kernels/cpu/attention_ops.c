@@ -84,8 +84,7 @@ static void tile_product(const struct product *p)
     }
 }
 
-/* ---- copies
- * ------------------------------------------------------------------------------------------------------------ */
+/* ---- copies ---- */
 
 struct shape {
     uint32_t length, head;  /* tokens, channels of a head */
@@ -135,11 +134,6 @@ static float *take(float **scratch, size_t size)
     return start;
 }
 
-static bool is_cancelled(const struct mu_lane *lane)
-{
-    return lane->cancel && atomic_load_explicit(lane->cancel, memory_order_relaxed);
-}
-
 /* Where column > row of a diagonal tile the value becomes `masked`. */
 MU_INLINE vf mask_future(vf x, uint32_t row, uint32_t column, vf masked)
 {
@@ -153,8 +147,7 @@ static void drop_factors(const struct mu_attention *at, uint32_t sequence, uint3
     mu_isa_ops()->dropout_factors(at->drop, sequence, query, head << 20 | key, TILE, keep);
 }
 
-/* ---- forward
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- forward ---- */
 
 struct softmax_rows {
     float *highest, *sum, *correction; /* [64] */
@@ -226,7 +219,7 @@ void MU_ISA_FN(attention_forward)(const struct mu_attention *at, uint32_t sequen
     float *queries = take(&scratch, s.tile_size), *sums = take(&scratch, s.tile_size),
           *score = take(&scratch, TILE * TILE);
     struct softmax_rows rows = {take(&scratch, TILE), take(&scratch, TILE), take(&scratch, TILE)};
-    for (uint32_t i = 0; i < s.tiles && !is_cancelled(lane); i++) {
+    for (uint32_t i = 0; i < s.tiles && !mu_lane_pause(lane); i++) {
         copy_tile(&s, q, s.row, i, factor, queries);
         transpose_tile(&s, k, s.row, i, keys + i * s.tile_size);
         copy_tile(&s, v, s.row, i, 1.0f, values + i * s.tile_size);
@@ -252,8 +245,7 @@ void MU_ISA_FN(attention_forward)(const struct mu_attention *at, uint32_t sequen
     }
 }
 
-/* ---- backward
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- backward ---- */
 
 /* score -> P (dropped), dp -> dS, for one pair of tiles. */
 static void gradient_tile(const struct mu_attention *at, uint32_t sequence, uint32_t head, uint32_t query_tile,
@@ -373,7 +365,7 @@ void MU_ISA_FN(attention_backward)(const struct mu_attention *at, uint32_t seque
         copy_tile(s, q, s->row, i, factor, w.queries + i * s->tile_size);
         copy_tile(s, dout, at->channels, i, 1.0f, w.douts + i * s->tile_size);
     }
-    for (uint32_t j = 0; j < s->tiles && !is_cancelled(lane); j++) {
+    for (uint32_t j = 0; j < s->tiles && !mu_lane_pause(lane); j++) {
         copy_tile(s, k, s->row, j, 1.0f, w.keys);
         transpose_tile(s, k, s->row, j, w.keys_t);
         transpose_tile(s, v, s->row, j, w.values_t);

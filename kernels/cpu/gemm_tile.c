@@ -12,9 +12,9 @@
 #include "kernels/cpu/transpose.h"
 
 enum { PR = MU_GEMM_PANEL_ROWS, PC = MU_GEMM_PANEL_COLUMNS, GROUPS = PC / VL, GROUP_ROWS = MU_GEMM_GROUP_ROWS };
+enum { PREFETCH_ROWS = 12 };
 
-/* ---- packing
- * ----------------------------------------------------------------------------------------------------------- */
+/* ---- packing ---- */
 
 /* A stored [k, m]: panels out[panel][k][8] of rows row .. row + rows - 1, k values k0 .. k0 + count - 1; missing rows
  * are zero. */
@@ -24,6 +24,8 @@ static void pack_a(const struct mu_gemm *g, uint32_t row, uint32_t rows, uint32_
     uint32_t whole = rows / PR * PR;
     for (uint32_t k = 0; k < count; k++, a += g->lda) {
         float *to = out + (size_t)k * PR;
+        for (uint32_t i = 0; i < rows; i += VL) /* rows of k lie pages apart: the hardware does not see the pattern */
+            __builtin_prefetch(a + PREFETCH_ROWS * g->lda + i);
         for (uint32_t i = 0; i < whole; i += PR, to += (size_t)count * PR)
             memcpy(to, a + i, PR * sizeof(float));
         for (uint32_t i = whole; i < (rows + PR - 1) / PR * PR; i++)
@@ -32,8 +34,8 @@ static void pack_a(const struct mu_gemm *g, uint32_t row, uint32_t rows, uint32_
 }
 
 /* One panel: out[k][48] = columns column .. column + 47 of op(B); missing columns are zero. */
-static void pack_b_panel(const struct mu_gemm *g, uint32_t column, uint32_t columns, uint32_t k0, uint32_t count,
-                         float *out)
+static void pack_panel(const struct mu_gemm *g, uint32_t column, uint32_t columns, uint32_t k0, uint32_t count,
+                       float *out)
 {
     if (g->transpose_b) {
         for (uint32_t j = 0; j < PC; j += 8) {
@@ -46,15 +48,21 @@ static void pack_b_panel(const struct mu_gemm *g, uint32_t column, uint32_t colu
     }
     const float *b = g->b + (size_t)k0 * g->ldb + column;
     for (uint32_t k = 0; k < count; k++, b += g->ldb, out += PC)
-        for (uint32_t j = 0; j < GROUPS; j++) {
-            uint32_t left = j * VL >= columns ? 0 : columns - j * VL;
-            vf x = left >= VL ? v_load(b + j * VL) : left ? v_load_n(b + j * VL, left) : v_zero();
-            v_store(out + j * VL, x);
+        for (uint32_t j = 0; j < PC; j += VL) {
+            uint32_t left = j >= columns ? 0 : columns - j;
+            v_store(out + j, left >= VL ? v_load(b + j) : left ? v_load_n(b + j, left) : v_zero());
         }
 }
 
-/* ---- register kernel
- * --------------------------------------------------------------------------------------------------- */
+/* All panels of a tile: out[panel][k][48], count values of k each. */
+static void pack_b(const struct mu_gemm *g, const struct mu_tile *tile, uint32_t k0, uint32_t count, float *out)
+{
+    for (uint32_t j = 0; j < tile->columns; j += PC)
+        pack_panel(g, tile->column + j, tile->columns - j < PC ? tile->columns - j : PC, k0, count,
+                   out + (size_t)j * count);
+}
+
+/* ---- register kernel ---- */
 
 /* Where the 8 rows of A are: row[i][k * step], step 1 (in place) or 8 (packed). */
 struct rows_of_a {
@@ -169,8 +177,7 @@ static void edge_block(block_fn *block, uint32_t count, const struct rows_of_a *
             c[i * ldc + j] = add ? c[i * ldc + j] + whole[i * PC + j] : whole[i * PC + j];
 }
 
-/* ---- epilogue
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- epilogue ---- */
 
 static void epilogue(const struct mu_gemm *g, uint32_t row, uint32_t rows, uint32_t column, uint32_t columns)
 {
@@ -191,8 +198,7 @@ static void epilogue(const struct mu_gemm *g, uint32_t row, uint32_t rows, uint3
         }
 }
 
-/* ---- tile
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- tile ---- */
 
 static void row_panel(const struct mu_gemm *g, const struct mu_tile *tile, uint32_t row, uint32_t k0, uint32_t count,
                       const float *packed_a, const float *packed_b)
@@ -220,13 +226,10 @@ void MU_ISA_FN(gemm_tile)(const struct mu_gemm *g, const struct mu_tile *tile, c
     float *packed_a = lane->scratch;
     float *packed_b = packed_a + MU_GEMM_CHUNK * GROUP_ROWS;
     for (uint32_t k0 = 0; k0 < g->k; k0 += MU_GEMM_CHUNK) {
-        if (lane->cancel && atomic_load_explicit(lane->cancel, memory_order_relaxed))
+        if (mu_lane_pause(lane))
             return;
         uint32_t count = g->k - k0 < MU_GEMM_CHUNK ? g->k - k0 : MU_GEMM_CHUNK;
-        for (uint32_t j = 0; j < tile->columns; j += PC) {
-            uint32_t columns = tile->columns - j < PC ? tile->columns - j : PC;
-            pack_b_panel(g, tile->column + j, columns, k0, count, packed_b + (size_t)j * count);
-        }
+        pack_b(g, tile, k0, count, packed_b);
         for (uint32_t i = 0; i < tile->rows; i += PR) {
             uint32_t rows = tile->rows - i < GROUP_ROWS ? tile->rows - i : GROUP_ROWS;
             if (g->transpose_a && i % GROUP_ROWS == 0)

@@ -10,7 +10,9 @@ enum {
     ROWS = 19,        /* odd, more than two register panels */
     COLUMNS = 53,     /* more than one panel */
     TOKENS_MAX = 131, /* more than two attention tiles */
-    SEQUENCES = 2,
+    SEQUENCES = 2,    /* of the embedding look-up */
+    LOOKUP_LENGTH = 5,
+    LOOKUP_VOCAB = 3,
     RANGE = 4096 + 37, /* more than one block of the gradient norm */
     MISALIGN = 1,      /* floats off alignment */
     VOCAB_ROWS = 3,
@@ -131,6 +133,25 @@ static enum mu_status rows(struct battery *t)
     return status;
 }
 
+static enum mu_status lookup(struct battery *t)
+{
+    const int32_t tokens[SEQUENCES * LOOKUP_LENGTH] = {0, 1, 1, 2, 0, 1, 1, 1, 2, 0};
+    const uint64_t samples[SEQUENCES] = {1, 0xfedcba9876543210u};
+    uint32_t channels = t->shapes.channels;
+    struct mu_dropout drop = mu_dropout_site(20, 21, 0, MU_DROPOUT_EMBEDDING, 0.5f, samples);
+    size_t table = (size_t)LOOKUP_VOCAB * channels, size = (size_t)SEQUENCES * LOOKUP_LENGTH * channels;
+    fill(t->a, table, 22, true);
+    fill(t->b, (size_t)LOOKUP_LENGTH * channels, 23, true);
+    enum mu_status status = mu_kernel_embedding_forward(t->pool, SEQUENCES, LOOKUP_LENGTH, channels, LOOKUP_VOCAB,
+                                                        tokens, t->a, t->b, &drop, t->c);
+    if (status != MU_OK)
+        return status;
+    uint64_t forward = mu_xxh3_64(t->c, size * sizeof(float), 0);
+    status = mu_kernel_embedding_backward(t->pool, SEQUENCES, LOOKUP_LENGTH, channels, tokens, &drop, t->c, t->a, t->b);
+    record(t, "embedding", t->a, table * sizeof(float), forward);
+    return status;
+}
+
 static enum mu_status attention(struct battery *t)
 {
     uint32_t channels = t->head;
@@ -215,7 +236,7 @@ enum mu_status mu_kernels_identity(struct mu_pool *pool, const struct mu_kernel_
     float **buffers[] = {&t.a, &t.b, &t.c, &t.d, &t.e, &t.f};
     for (size_t i = 0; i < 6; i++)
         *buffers[i] = block + i * t.size;
-    enum mu_status (*const parts[])(struct battery *) = {products, rows, attention, loss, ranges};
+    enum mu_status (*const parts[])(struct battery *) = {products, rows, lookup, attention, loss, ranges};
     enum mu_status status = MU_OK;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0] && status == MU_OK; i++)
         status = parts[i](&t);

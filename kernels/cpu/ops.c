@@ -34,8 +34,7 @@ static const struct mu_dropout *in_effect(const struct mu_dropout *drop)
     return drop && drop->threshold ? drop : NULL;
 }
 
-/* ---- dropout
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- dropout ---- */
 
 struct mu_dropout mu_dropout_site(uint64_t seed, uint64_t step, uint32_t layer, enum mu_dropout_op op, float rate,
                                   const uint64_t *samples)
@@ -68,8 +67,7 @@ static const float *row_factors(const struct mu_isa_ops *ops, const struct mu_dr
     return scratch;
 }
 
-/* ---- embedding
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- embedding ---- */
 
 struct embedding_run {
     const struct mu_isa_ops *ops;
@@ -142,8 +140,7 @@ enum mu_status mu_kernel_embedding_backward(struct mu_pool *pool, uint32_t seque
     return mu_pool_run(pool, divide_up(channels, COLUMNS_OF_TASK), embedding_backward_task, &run);
 }
 
-/* ---- layer norm
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- layer norm ---- */
 
 static void norm_forward_task(void *arg, uint32_t task, const struct mu_lane *lane)
 {
@@ -199,8 +196,7 @@ enum mu_status mu_kernel_norm_backward(struct mu_pool *pool, const struct mu_nor
     return mu_kernel_column_sum(pool, blocks, channels, run.workspace + channels, stride, run.accumulate, run.dbias);
 }
 
-/* ---- attention
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- attention ---- */
 
 static struct mu_attention checked_attention(const struct mu_attention *attention)
 {
@@ -237,8 +233,7 @@ enum mu_status mu_kernel_attention_backward(struct mu_pool *pool, const struct m
     return mu_pool_run(pool, run.sequences * run.heads, attention_backward_task, &run);
 }
 
-/* ---- loss
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- loss ---- */
 
 struct loss_run {
     const struct mu_isa_ops *ops;
@@ -270,8 +265,7 @@ enum mu_status mu_kernel_cross_entropy(struct mu_pool *pool, uint32_t rows, uint
     return mu_pool_run(pool, divide_up(rows, LOSS_ROWS_OF_TASK), loss_task, &run);
 }
 
-/* ---- flat ranges
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- flat ranges ---- */
 
 enum range_op { RANGE_GELU_FORWARD, RANGE_GELU_BACKWARD, RANGE_ADD, RANGE_ADAMW, RANGE_INIT, RANGE_FILL };
 
@@ -377,8 +371,7 @@ struct mu_adamw mu_adamw_at(double lr, double beta1, double beta2, double eps, d
     return a;
 }
 
-/* ---- norm of the gradient
- * ---------------------------------------------------------------------------------------------- */
+/* ---- norm of the gradient ---- */
 
 struct square_run {
     const struct mu_isa_ops *ops;

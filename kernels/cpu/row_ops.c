@@ -18,8 +18,7 @@ MU_INLINE unsigned lanes_of(size_t left)
     return left < VL ? (unsigned)left : VL;
 }
 
-/* ---- sums
- * ------------------------------------------------------------------------------------------------------------- */
+/* ---- sums ---- */
 
 static void column_sum(uint32_t rows, uint32_t columns, const float *a, size_t lda, bool accumulate, float *out)
 {
@@ -67,8 +66,7 @@ static double square_sum(size_t size, const float *g)
     return vd_fold_sum(sum);
 }
 
-/* ---- random numbers
- * --------------------------------------------------------------------------------------------------- */
+/* ---- random numbers ---- */
 
 static void dropout_factors(const struct mu_dropout *site, uint32_t sequence, uint32_t token, uint32_t first,
                             uint32_t count, float *keep)
@@ -118,8 +116,7 @@ static void init_normal(uint64_t seed, uint32_t tensor, uint64_t first, size_t s
     }
 }
 
-/* ---- embedding and norm
- * ------------------------------------------------------------------------------------------------ */
+/* ---- embedding and norm ---- */
 
 static void embedding_row(uint32_t channels, const float *wte, const float *wpe, const float *keep, float *x)
 {
@@ -199,8 +196,7 @@ static void norm_backward_row(const struct mu_norm_backward *norm, uint32_t row,
     }
 }
 
-/* ---- GELU
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- GELU ---- */
 
 static void gelu_forward(size_t size, const float *x, float *y)
 {
@@ -218,8 +214,7 @@ static void gelu_backward(size_t size, const float *x, const float *dy, float *d
     }
 }
 
-/* ---- loss
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- loss ---- */
 
 static float row_max(uint32_t size, const float *x)
 {
@@ -280,8 +275,7 @@ static double cross_entropy_row(uint32_t vocab, float *logits, int32_t target, f
     return ((double)highest - (double)aim) + mu_fmath_log(sum);
 }
 
-/* ---- optimizer
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- optimizer ---- */
 
 static void adamw(const struct mu_adamw *a, size_t size, float *p, float *m, float *v, const float *g)
 {

@@ -155,8 +155,9 @@ void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t number, const struct mu
         mu_sim_violate(sim, "generation number %" PRIu64 " is used for two different generations", number);
         return;
     }
-    if (number < sim->oracle->newest_generation)
-        mu_sim_violate(sim, "generation %" PRIu64 " is assigned although %" PRIu64 " exists", number, sim->oracle->newest_generation);
+    if (number < sim->oracle->newest_assigned)
+        mu_sim_violate(sim, "generation %" PRIu64 " is assigned after %" PRIu64, number, sim->oracle->newest_assigned);
+    sim->oracle->newest_assigned = number;
     if (assign->source == MU_SOURCE_INIT && sim->oracle->committed_once)
         mu_sim_violate(sim, "worker %u is told to start from the seed although a checkpoint was committed", slot);
     struct mu_sim_rank *rank = &generation->ranks[assign->rank];

@@ -41,7 +41,7 @@ struct mu_sim_oracle {
     uint64_t known; /* values up to here are computed */
     struct mu_sim_generation *generations; /* whose record was durable at some time, in that order */
     uint32_t generation_count, generation_capacity;
-    uint64_t newest_generation, newest_go, newest_step;
+    uint64_t newest_generation, newest_assigned, newest_go, newest_step;
     uint64_t newest_event, newest_watched;
     enum mu_job_state state; /* durable */
     bool committed_once;     /* some checkpoint became durable */

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include "storage/catalog.h"
 #include "worker/comm.h"
 
 static uint8_t reference_sha[32];
@@ -30,8 +31,16 @@ static void check_sha(struct fleet *fleet)
 
 /* ---- snapshots ---- */
 
-/* Starts `world` workers that take a snapshot into <dir>/<name> at step 2 and go on to the end. */
-static struct fleet *run_with_snapshot(uint32_t world, const char *name)
+/* "<fleet's directory>/<root>/<name of a checkpoint's directory>". */
+static void checkpoint_path(const struct fleet *fleet, const char *root, uint64_t seq, char out[MU_PATH_SIZE])
+{
+    char name[MU_CATALOG_NAME_SIZE];
+    mu_catalog_name(seq, 2, (struct mu_id){7, 7}, name);
+    assert_true(snprintf(out, MU_PATH_SIZE, "%s/%s/%s", fleet->dir, root, name) < MU_PATH_SIZE);
+}
+
+/* Starts `world` workers that take a snapshot below <dir>/<root> at step 2 and go on to the end. */
+static struct fleet *run_with_snapshot(uint32_t world, const char *root)
 {
     struct fleet *fleet = fleet_new();
     snprintf(fleet->spec.checkpoint.path, sizeof fleet->spec.checkpoint.path, "%s", fleet->dir);
@@ -43,7 +52,7 @@ static struct fleet *run_with_snapshot(uint32_t world, const char *name)
                          MU_WE_PREPARED);
     fleet->command =
         (struct command){.number = 1, .not_before_step = 2, .snapshot = true, .checkpoint = 5, .pieces = world};
-    snprintf(fleet->command.dir, sizeof fleet->command.dir, "%s/%s", fleet->dir, name);
+    checkpoint_path(fleet, root, 5, fleet->command.dir);
     for (uint32_t rank = 0; rank < world; rank++)
         assert_int_equal(mu_engine_run(fleet->workers[rank].engine, fleet->generation), MU_OK);
     return fleet;
@@ -66,7 +75,7 @@ static void write_manifest(struct fleet *fleet, uint32_t world)
     manifest->identity.seq = 5;
     manifest->identity.step = 2;
     manifest->identity.generation = 1;
-    manifest->nonce = mu_id_random();
+    manifest->nonce = (struct mu_id){7, 7};
     manifest->chunk_count = model.chunk_count;
     snprintf(manifest->numeric_identity, sizeof manifest->numeric_identity, "test");
     assert_int_equal(mu_manifest_set_job_record(manifest, "{}"), MU_OK);
@@ -93,7 +102,7 @@ static void test_engine_snapshot_while_stepping_then_load_same_bits(void **state
 {
     (void)state;
     for (uint32_t world = 1; world <= 3; world += 2) {
-        struct fleet *fleet = run_with_snapshot(world, "ckpt/5");
+        struct fleet *fleet = run_with_snapshot(world, "ckpt");
         check_sha(fleet);
         write_manifest(fleet, world);
         struct mu_checkpoint_report report;
@@ -181,7 +190,7 @@ static void test_engine_snapshot_when_parked_is_answered_once_each(void **state)
     worker_start(fleet);
     struct worker *worker = &fleet->workers[0];
     struct mu_snapshot snapshot = {.checkpoint = 9, .piece = 0, .piece_count = 1};
-    snprintf(snapshot.dir, sizeof snapshot.dir, "%s/parked", fleet->dir);
+    checkpoint_path(fleet, "parked", 9, snapshot.dir);
     /* Without state it is refused, not ignored. */
     assert_int_equal(mu_engine_snapshot(worker->engine, 1, &snapshot), MU_OK);
     assert_int_equal(next_event(worker, 1u << MU_WE_PIECE)->piece.status, MU_ERR_CONFLICT);

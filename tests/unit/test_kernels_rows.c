@@ -27,8 +27,7 @@ static double *row_factors(const struct mu_dropout *drop, uint32_t sequences, ui
     return keep;
 }
 
-/* ---- layer norm
- * -------------------------------------------------------------------------------------------------------- */
+/* ---- layer norm ---- */
 
 struct norm_case {
     uint32_t sequences, length, channels;
@@ -134,8 +133,7 @@ static void test_norm_matches_reference_with_the_same_bits(void **state)
     }
 }
 
-/* ---- embedding
- * --------------------------------------------------------------------------------------------------------- */
+/* ---- embedding ---- */
 
 struct embedding_case {
     uint32_t sequences, length, channels, vocab;
@@ -210,8 +208,7 @@ static void test_embedding_matches_reference_with_the_same_bits(void **state)
     check_embedding(4, 9, 130, 300, &drop);
 }
 
-/* ---- GELU
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- GELU ---- */
 
 enum { GELU_COUNT = 16384 + 1000 };
 
@@ -245,8 +242,7 @@ static void test_gelu_matches_reference_with_the_same_bits(void **state)
     free(out);
 }
 
-/* ---- loss
- * -------------------------------------------------------------------------------------------------------------- */
+/* ---- loss ---- */
 
 struct loss_case {
     uint32_t rows, vocab, stride;
@@ -314,8 +310,7 @@ static void test_cross_entropy_matches_reference_with_the_same_bits(void **state
     check_loss(3, 5003, 100.0);
 }
 
-/* ---- flat ranges
- * ------------------------------------------------------------------------------------------------------- */
+/* ---- flat ranges ---- */
 
 enum { RANGE = 3 * 16384 + 77 };
 
@@ -413,8 +408,7 @@ static void test_square_sum_is_right_and_splits_at_blocks(void **state)
     free(g);
 }
 
-/* ---- random numbers
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- random numbers ---- */
 
 static void run_init(void *ctx, struct mu_pool *pool, float *out)
 {
@@ -481,10 +475,9 @@ static void test_dropout_numbers_are_philox_of_the_logical_element(void **state)
     assert_int_equal(mu_dropout_site(1, 1, 1, MU_DROPOUT_MLP, 0.0f, samples).threshold, 0);
 }
 
-/* ---- identity
- * ---------------------------------------------------------------------------------------------------------- */
+/* ---- identity ---- */
 
-static const uint64_t known_low = 0x3c545a5c417b8471u, known_high = 0x695d0fab0f2530f1u;
+static const uint64_t known_low = 0x03fc8c23d0bc84e6u, known_high = 0xdcd766aebdcc11f6u;
 static const struct mu_kernel_shapes shapes = {2, 100, 96, 3, 301};
 
 static void run_identity(void *ctx, struct mu_pool *pool, float *out)

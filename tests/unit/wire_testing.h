@@ -103,6 +103,7 @@ static void some_status(struct mu_worker_status *status)
         some_result(&status->held.result);
     status->command_received = any();
     status->command_executed = any();
+    status->checkpoint_taken = any();
     status->park_reason = (enum mu_park_reason)below(MU_PARK_ENGINE + 1);
     status->peer_rank = below(MU_WORKERS_MAX);
     status->peer_failure = (enum mu_peer_failure)below(MU_PEER_FAILURE_PROTOCOL + 1);

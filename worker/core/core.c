@@ -9,7 +9,7 @@
 enum { PENDING_PIECES_MAX = 8, OPEN_COMMANDS_MAX = 4 };
 
 struct command {
-    uint64_t number, not_before_step;
+    uint64_t number, not_before_step, first_open;
     enum mu_command_kind kind;
     struct mu_snapshot snapshot;
 };
@@ -45,7 +45,6 @@ struct mu_worker {
 
     struct mu_piece_report pieces[PENDING_PIECES_MAX]; /* reported, not yet acknowledged as durable */
     uint32_t piece_count;
-    uint64_t last_snapshot; /* newest one taken while parked */
 
     uint64_t progress;
     bool waiting;
@@ -329,17 +328,12 @@ static void on_command(struct mu_worker *worker, const struct mu_coord_message *
     struct mu_worker_status *status = &worker->status;
     if (message->generation != status->generation || message->command.number <= status->command_received)
         return;
-    uint32_t kept = 0; /* one that was given up may not have reached everybody: nobody may execute it any more */
-    for (uint32_t i = 0; i < worker->command_count; i++) {
-        if (worker->commands[i].number >= message->command.first_open)
-            worker->commands[kept++] = worker->commands[i];
-    }
-    worker->command_count = kept;
     if (worker->command_count == OPEN_COMMANDS_MAX)
         return; /* not received: the vote stays below it, so nobody executes it */
     status->command_received = message->command.number;
     worker->commands[worker->command_count++] = (struct command){.number = message->command.number,
                                                                  .not_before_step = message->command.not_before_step,
+                                                                 .first_open = message->command.first_open,
                                                                  .kind = message->command.kind,
                                                                  .snapshot = message->command.snapshot};
 }
@@ -349,9 +343,9 @@ static void on_snapshot(struct mu_worker *worker, const struct mu_coord_message 
 {
     if (worker->status.phase != MU_PHASE_PARKED || message->generation != worker->status.generation)
         return;
-    if (message->snapshot.checkpoint == worker->last_snapshot)
+    if (message->snapshot.checkpoint <= worker->status.checkpoint_taken)
         return; /* asked again after a lost stream; its report is on the way, or was sent again, too */
-    worker->last_snapshot = message->snapshot.checkpoint;
+    worker->status.checkpoint_taken = message->snapshot.checkpoint;
     emit(sink,
          &(struct mu_worker_action){.kind = MU_WA_SNAPSHOT,
                                     .snapshot = {.generation = message->generation, .snapshot = message->snapshot}});
@@ -614,8 +608,16 @@ struct mu_boundary mu_worker_boundary(struct mu_worker *worker, uint64_t now_us,
     worker->status.held =
         (struct mu_held){.has_state = true, .has_result = true, .step = steps_done, .result = *result};
     uint32_t kept = 0;
+    uint64_t first_open = 0; /* what was given up may not have reached everybody; that it was, did, as far as the vote says */
     for (uint32_t i = 0; i < worker->command_count; i++) {
         const struct command *command = &worker->commands[i];
+        if (command->number <= result->command && command->first_open > first_open)
+            first_open = command->first_open;
+    }
+    for (uint32_t i = 0; i < worker->command_count; i++) {
+        const struct command *command = &worker->commands[i];
+        if (command->number < first_open)
+            continue;
         bool agreed = command->number <= result->command || MU_MUTANT(MU_MUT_EXECUTE_WITHOUT_VOTE);
         if (!agreed || steps_done < command->not_before_step) {
             worker->commands[kept++] = *command;
@@ -625,6 +627,7 @@ struct mu_boundary mu_worker_boundary(struct mu_worker *worker, uint64_t now_us,
         if (command->kind == MU_COMMAND_PARK) {
             decision.park = true;
         } else if (!decision.take_snapshot && command->snapshot.piece < command->snapshot.piece_count) {
+            worker->status.checkpoint_taken = command->snapshot.checkpoint;
             decision.take_snapshot = true; /* a rank without a piece executes the command all the same */
             decision.snapshot = command->snapshot;
         }
