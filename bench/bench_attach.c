@@ -36,11 +36,11 @@
 #include "common/clock.h"
 
 enum {
-    WORKERS_OF_A_PROCESS = 2500,
+    WORKERS_OF_A_PROCESS = 1000,
     IDLERS_OF_A_PROCESS = 8000,
     RANKS_OF_SMALL_JOB = 8,
     MEMBERS_HEARTBEAT_MS = 500,
-    WAIT_LIMIT_S = 60, /* for any single phase */
+    WAIT_LIMIT_S = 120, /* for any single phase */
     END_LIMIT_US = 10000000,
     LOOK_NS = 5000000,
     CALLS = 400,

@@ -1,4 +1,5 @@
-/* Time. `mono_us` decides everything (only the receiver's monotonic clock counts); wall time is for display. Thread-safe. */
+/* Time. `mono_us` decides everything (only the receiver's monotonic clock counts); wall time is for display.
+ * Thread-safe. */
 #ifndef MU_COMMON_CLOCK_H
 #define MU_COMMON_CLOCK_H
 

@@ -18,7 +18,8 @@ uint64_t mu_xxh3_64(const void *data, size_t size_bytes, uint64_t seed)
     return XXH3_64bits_withSeed(data, size_bytes, seed);
 }
 
-/* OpenSSL's digests fail only when memory is out or the library is broken: neither leaves anything sensible to continue with. */
+/* OpenSSL's digests fail only when memory is out or the library is broken: neither leaves anything sensible to continue
+ * with. */
 struct mu_sha256 *mu_sha256_new(void)
 {
     EVP_MD_CTX *ctx = EVP_MD_CTX_new();

@@ -1,5 +1,5 @@
-/* Hashes: XXH3-128 for checksums of data (fast, not adversarial), SHA-256 for identities shown to people, HMAC-SHA-256 for
- * hand-shakes. Pure; the incremental contexts are heap objects owned by the caller. */
+/* Hashes: XXH3-128 for checksums of data (fast, not adversarial), SHA-256 for identities shown to people, HMAC-SHA-256
+ * for hand-shakes. Pure; the incremental contexts are heap objects owned by the caller. */
 #ifndef MU_COMMON_HASH_H
 #define MU_COMMON_HASH_H
 

@@ -33,8 +33,8 @@ void mu_log(enum mu_log_level level, const char *fields, const char *fmt, ...)
         else if ((unsigned char)*c < ' ')
             *c = ' ';
     }
-    int n = snprintf(line, sizeof line, "ts=%s level=%s component=%s msg=\"%s\"%s%s\n", ts, names[level], component_name,
-                     message, fields ? " " : "", fields ? fields : "");
+    int n = snprintf(line, sizeof line, "ts=%s level=%s component=%s msg=\"%s\"%s%s\n", ts, names[level],
+                     component_name, message, fields ? " " : "", fields ? fields : "");
     size_t length = n < (int)sizeof line ? (size_t)n : sizeof line - 1;
     line[length - 1] = '\n';
     ssize_t ignored = write(STDERR_FILENO, line, length);

@@ -1,7 +1,7 @@
 /* Deliberate faults of the protocol, for testing the simulator: `if (MU_MUTANT(MU_MUT_SKIP_PERSIST_GO)) ...`.
  *
- * Every simulated history must notice each of them (`tests/sim --mutants`). In every build but the simulator's the macro is the constant 0
- * and the branch disappears. Only tests/sim/CMakeLists.txt defines MU_MUTANTS. One thread. */
+ * Every simulated history must notice each of them (`tests/sim --mutants`). In every build but the simulator's the
+ * macro is the constant 0 and the branch disappears. Only tests/sim/CMakeLists.txt defines MU_MUTANTS. One thread. */
 #ifndef MU_COMMON_MUTANT_H
 #define MU_COMMON_MUTANT_H
 
@@ -35,8 +35,8 @@ enum mu_mutant {
     MU_MUT_ACK_BEFORE_DURABLE,       /* a piece report is acknowledged at once, before anything of it is durable */
     MU_MUT_DELETE_WITHOUT_RECORD,    /* the directory goes while the record still lists it */
     MU_MUT_RETENTION_DELETES_NEWEST, /* the newest checkpoint goes first */
-    MU_MUT_RELEASE_EARLY,            /* workers are released when they finish, not when the last checkpoint is committed */
-    MU_MUT_RELEASE_LAST_HOLDER,      /* who wants to leave may go although nobody else has its state */
+    MU_MUT_RELEASE_EARLY,       /* workers are released when they finish, not when the last checkpoint is committed */
+    MU_MUT_RELEASE_LAST_HOLDER, /* who wants to leave may go although nobody else has its state */
     MU_MUT_COUNT
 };
 

@@ -1,5 +1,6 @@
 /* Bounded multi-producer queue with an eventfd, for hand-over between threads.
- * Any thread pushes and pops; `mu_queue_fd` becomes readable while items wait. Items are pointers; ownership moves with them. */
+ * Any thread pushes and pops; `mu_queue_fd` becomes readable while items wait. Items are pointers; ownership moves with
+ * them. */
 #ifndef MU_COMMON_QUEUE_H
 #define MU_COMMON_QUEUE_H
 

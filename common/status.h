@@ -1,12 +1,12 @@
 /* Status codes and error messages.
  *
  * Every function that can fail returns `enum mu_status`; one that can fail for a reason a person must read also takes a
- * `struct mu_error *` (which may be NULL) and fills it with one line: what failed, where, the value, what is allowed, what to do.
- * Libraries return; only shells (main programs) log or exit. No ownership, no threads. */
+ * `struct mu_error *` (which may be NULL) and fills it with one line: what failed, where, the value, what is allowed,
+ * what to do. Libraries return; only shells (main programs) log or exit. No ownership, no threads. */
 #ifndef MU_COMMON_STATUS_H
 #define MU_COMMON_STATUS_H
 
-#define MU_WARN_UNUSED __attribute__((warn_unused_result))
+#define MU_WARN_UNUSED        __attribute__((warn_unused_result))
 #define MU_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
 
 enum mu_status {
@@ -43,7 +43,8 @@ const char *mu_status_name(enum mu_status status);
 /* Fills `err` (if not NULL) with `status` and the formatted line, and returns `status`. */
 enum mu_status mu_fail(struct mu_error *err, enum mu_status status, const char *fmt, ...) MU_PRINTF(3, 4);
 
-/* As mu_fail, with ": " and the text of `errno_value` appended; maps ENOSPC/EDQUOT, EEXIST, ENOENT, EACCES, ENOMEM to their status. */
+/* As mu_fail, with ": " and the text of `errno_value` appended; maps ENOSPC/EDQUOT, EEXIST, ENOENT, EACCES, ENOMEM to
+ * their status. */
 enum mu_status mu_fail_errno(struct mu_error *err, int errno_value, const char *fmt, ...) MU_PRINTF(3, 4);
 
 /* Puts "prefix: " before the text of `err` (context added on the way up) and returns err->status. */

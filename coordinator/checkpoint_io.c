@@ -252,7 +252,7 @@ static enum mu_status delete_directory(const struct mu_checkpoint_task *task, st
             status = mu_catalog_delete(place.root, place.name, err);
     } else if (errno == ENOENT) {
         status = mu_catalog_empty_trash(place.root, NULL, err); /* an earlier try may have come as far as the trash */
-    } else {
+    } else if (errno != ENOTDIR) { /* ENOTDIR: its parent is a file, so it was never made */
         status = mu_fail_errno(err, errno, "cannot look at checkpoint directory '%s'", checkpoint->dir);
     }
     MU_FAULT("coord.delete.after");

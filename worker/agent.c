@@ -318,9 +318,9 @@ static void on_leaf(void *ctx, uint64_t generation, uint64_t step, uint32_t leaf
 static void on_applied(void *ctx, uint64_t generation, uint64_t step)
 {
     char line[128];
-    int length = snprintf(line, sizeof line, "applied generation=%llu step=%llu mono_us=%llu\n",
-                          (unsigned long long)generation, (unsigned long long)step,
-                          (unsigned long long)mu_clock_mono_us());
+    int length =
+        snprintf(line, sizeof line, "applied generation=%llu step=%llu mono_us=%llu\n", (unsigned long long)generation,
+                 (unsigned long long)step, (unsigned long long)mu_clock_mono_us());
     write_ledger(ctx, line, length);
 }
 

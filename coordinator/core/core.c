@@ -156,10 +156,11 @@ void mu_coord_start(struct mu_coord *coord, uint64_t now_us, uint64_t wall_us, c
     coord->now_us = now_us;
     coord->wall_us = wall_us;
     coord->deadline_us = UINT64_MAX;
+    coord->started_us = coord->last_attach_us = lease_now(coord);
     for (uint32_t slot = 0; slot < coord->worker_high;
          slot++) { /* members of the recorded generations: may re-attach until then */
         struct worker *worker = &coord->workers[slot];
-        worker->suspect = true;
+        worker->suspect = worker->awaited = true;
         worker->seen_us = worker->progress_us = lease_now(coord);
         worker->suspect_until_us = lease_now(coord) + (uint64_t)coord->config.lost_ms * 1000;
         copy_text(worker->reason, sizeof worker->reason, "did not re-attach after the coordinator's restart");

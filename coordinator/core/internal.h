@@ -34,6 +34,7 @@ struct worker {
     bool draining; /* leaves as soon as a generation without it runs */
     bool leaving;  /* by its own wish (SIGTERM): no undrain keeps it */
     bool suspect;  /* observed late or its stream is gone */
+    bool awaited;  /* recorded as a member, not seen since the coordinator's start */
     bool counted;  /* in the job's ready_count: ready, not lost, not draining */
     bool arrived;  /* has reached what the phase of the job waits for: prepared, parked */
     uint32_t rank; /* in the job's current generation; NONE: not a member */
@@ -127,9 +128,10 @@ struct mu_coord {
     struct mu_id random;
     const struct mu_coord_sink *sink;
 
-    uint64_t forgiven_us;  /* own lateness: the lease clock is now_us - forgiven_us */
-    uint64_t deadline_us;  /* promised at the end of the last step, real clock */
-    uint64_t next_scan_us; /* lease clock */
+    uint64_t forgiven_us;                /* own lateness: the lease clock is now_us - forgiven_us */
+    uint64_t deadline_us;                /* promised at the end of the last step, real clock */
+    uint64_t next_scan_us;               /* lease clock */
+    uint64_t started_us, last_attach_us; /* lease clock */
 
     struct job *jobs;
     uint32_t *job_order; /* slots, ascending by name */

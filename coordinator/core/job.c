@@ -334,7 +334,8 @@ void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *p
     if (job->plan_ticket != ticket || job->phase != MU_JP_PLANNING)
         return; /* overtaken by events */
     const struct checkpoint *newest = newest_committed(job);
-    if (newest && newest->record.number != job->plan_checkpoint && newest->record.step > plan->start_step) {
+    if (newest && newest->record.number != job->plan_checkpoint && newest->record.step > plan->start_step &&
+        !MU_MUTANT(MU_MUT_START_FROM_SEED)) {
         request_plan(coord, job); /* committed while the plan was made: nobody need go back that far */
         return;
     }

@@ -3,7 +3,11 @@
 
 #include <string.h>
 
-enum { SCAN_INTERVAL_US = 100000, PARK_LIMIT_US = 15000000 };
+enum {
+    SCAN_INTERVAL_US = 100000,
+    PARK_LIMIT_US = 15000000,
+    BACKLOG_LEASES_MAX = 10, /* a queue of re-attaching workers holds the leases of those behind it up so long */
+};
 
 struct job *job_of(struct mu_coord *coord, const struct worker *worker)
 {
@@ -346,6 +350,8 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     }
     bool fresh_stream = worker->session != session;
     worker->session = session;
+    worker->awaited = false;
+    coord->last_attach_us = lease_now(coord);
     map_put(&coord->by_session, session, (uint32_t)(worker - coord->workers));
     memcpy(worker->host, hello->host, sizeof worker->host);
     memcpy(worker->address, hello->address, sizeof worker->address);
@@ -625,15 +631,29 @@ static bool is_hanging(const struct mu_coord *coord, const struct job *job, cons
     }
 }
 
+/* After a restart thousands come back at once and queue: while others still arrive, one who is missing may be behind
+ * them. */
+static uint64_t grace_until(const struct mu_coord *coord, const struct worker *worker)
+{
+    uint64_t until_us = worker->suspect_until_us;
+    if (!worker->awaited)
+        return until_us;
+    uint64_t backlog_us = coord->last_attach_us + (uint64_t)coord->config.suspect_ms * 1000;
+    uint64_t most_us = coord->started_us + BACKLOG_LEASES_MAX * (uint64_t)coord->config.lost_ms * 1000;
+    backlog_us = backlog_us < most_us ? backlog_us : most_us;
+    return backlog_us > until_us ? backlog_us : until_us;
+}
+
 static void check_lease(struct mu_coord *coord, struct worker *worker)
 {
     struct job *job = job_of(coord, worker);
     uint64_t now = lease_now(coord), age_us = now - worker->seen_us;
     if (worker->session == 0) {
-        if (now >= worker->suspect_until_us)
+        uint64_t until_us = grace_until(coord, worker);
+        if (now >= until_us)
             declare_lost(coord, worker, "%s, not back in time", worker->reason);
-        else if (worker->suspect_until_us < coord->next_scan_us)
-            coord->next_scan_us = worker->suspect_until_us;
+        else if (until_us < coord->next_scan_us)
+            coord->next_scan_us = until_us;
     } else if (age_us > (uint64_t)coord->config.lost_ms * 1000) {
         declare_lost(coord, worker, "no sign of life for %.1f s", (double)age_us * 1e-6);
     } else if (is_hanging(coord, job, worker)) {

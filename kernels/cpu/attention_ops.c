@@ -207,8 +207,8 @@ static void finish_queries(const struct shape *s, const struct softmax_rows *row
     }
 }
 
-void MU_ISA_FN(attention_forward)(const struct mu_attention *at, uint32_t sequence, uint32_t head,
-                                  const struct mu_lane *lane)
+void MU_ISA_FN(mu_attention_forward)(const struct mu_attention *at, uint32_t sequence, uint32_t head,
+                                     const struct mu_lane *lane)
 {
     const struct shape s = shape_of(at);
     const float *q = at->qkv + (size_t)sequence * s.length * s.row + (size_t)head * s.head;
@@ -349,8 +349,8 @@ static void backward_keys(const struct mu_attention *at, struct backward *w, uin
     }
 }
 
-void MU_ISA_FN(attention_backward)(const struct mu_attention *at, uint32_t sequence, uint32_t head,
-                                   const struct mu_lane *lane)
+void MU_ISA_FN(mu_attention_backward)(const struct mu_attention *at, uint32_t sequence, uint32_t head,
+                                      const struct mu_lane *lane)
 {
     struct backward w = backward_scratch(at, lane->scratch);
     const struct shape *s = &w.s;

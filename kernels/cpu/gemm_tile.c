@@ -221,7 +221,7 @@ static void row_panel(const struct mu_gemm *g, const struct mu_tile *tile, uint3
         epilogue(g, row, rows, tile->column, tile->columns);
 }
 
-void MU_ISA_FN(gemm_tile)(const struct mu_gemm *g, const struct mu_tile *tile, const struct mu_lane *lane)
+void MU_ISA_FN(mu_gemm_tile)(const struct mu_gemm *g, const struct mu_tile *tile, const struct mu_lane *lane)
 {
     float *packed_a = lane->scratch;
     float *packed_b = packed_a + MU_GEMM_CHUNK * GROUP_ROWS;

@@ -7,10 +7,10 @@
 static const char *const isa_names[] = {[MU_ISA_SCALAR] = "scalar", [MU_ISA_AVX2] = "avx2", [MU_ISA_AVX512] = "avx512"};
 
 static const struct mu_isa_ops *const tables[] = {
-    [MU_ISA_SCALAR] = &isa_ops_scalar,
+    [MU_ISA_SCALAR] = &mu_isa_ops_scalar,
 #if defined(__x86_64__)
-    [MU_ISA_AVX2] = &isa_ops_avx2,
-    [MU_ISA_AVX512] = &isa_ops_avx512,
+    [MU_ISA_AVX2] = &mu_isa_ops_avx2,
+    [MU_ISA_AVX512] = &mu_isa_ops_avx512,
 #endif
 };
 

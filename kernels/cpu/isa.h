@@ -52,12 +52,12 @@ const struct mu_isa_ops *mu_isa_ops(void);
 
 /* One line per function for each level; the prototypes of what the tables hold. */
 #define MU_ISA_DECLARE(suffix)                                                                                         \
-    void gemm_tile_##suffix(const struct mu_gemm *gemm, const struct mu_tile *tile, const struct mu_lane *lane);       \
-    void attention_forward_##suffix(const struct mu_attention *attention, uint32_t sequence, uint32_t head,            \
-                                    const struct mu_lane *lane);                                                       \
-    void attention_backward_##suffix(const struct mu_attention *attention, uint32_t sequence, uint32_t head,           \
-                                     const struct mu_lane *lane);                                                      \
-    extern const struct mu_isa_ops isa_ops_##suffix
+    void mu_gemm_tile_##suffix(const struct mu_gemm *gemm, const struct mu_tile *tile, const struct mu_lane *lane);    \
+    void mu_attention_forward_##suffix(const struct mu_attention *attention, uint32_t sequence, uint32_t head,         \
+                                       const struct mu_lane *lane);                                                    \
+    void mu_attention_backward_##suffix(const struct mu_attention *attention, uint32_t sequence, uint32_t head,        \
+                                        const struct mu_lane *lane);                                                   \
+    extern const struct mu_isa_ops mu_isa_ops_##suffix
 MU_ISA_DECLARE(scalar);
 MU_ISA_DECLARE(avx2);
 MU_ISA_DECLARE(avx512);

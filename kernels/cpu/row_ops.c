@@ -294,8 +294,8 @@ static void adamw(const struct mu_adamw *a, size_t size, float *p, float *m, flo
     }
 }
 
-const struct mu_isa_ops MU_ISA_FN(isa_ops) = {
-    .gemm_tile = MU_ISA_FN(gemm_tile),
+const struct mu_isa_ops MU_ISA_FN(mu_isa_ops) = {
+    .gemm_tile = MU_ISA_FN(mu_gemm_tile),
     .column_sum = column_sum,
     .dropout_factors = dropout_factors,
     .embedding_row = embedding_row,
@@ -304,8 +304,8 @@ const struct mu_isa_ops MU_ISA_FN(isa_ops) = {
     .norm_backward_row = norm_backward_row,
     .gelu_forward = gelu_forward,
     .gelu_backward = gelu_backward,
-    .attention_forward = MU_ISA_FN(attention_forward),
-    .attention_backward = MU_ISA_FN(attention_backward),
+    .attention_forward = MU_ISA_FN(mu_attention_forward),
+    .attention_backward = MU_ISA_FN(mu_attention_backward),
     .cross_entropy_row = cross_entropy_row,
     .add = add,
     .square_sum = square_sum,

@@ -74,7 +74,8 @@ void mu_sim_client_reply(struct mu_sim *sim, uint64_t cookie, enum mu_status sta
         return;
     }
     struct request *request = &client->requests[cookie - 1];
-    mu_sim_trace(sim, "reply to request %llu (kind %d): %s %s", (unsigned long long)cookie, (int)request->kind, mu_status_name(status), text);
+    mu_sim_trace(sim, "reply to request %llu (kind %d): %s %s", (unsigned long long)cookie, (int)request->kind,
+                 mu_status_name(status), text);
     request->done = true;
     if (request->kind == MU_CE_SUBMIT) {
         if (status != MU_OK)

@@ -1,7 +1,8 @@
-/* Shell of the coordinator core: output commit over a store that loses what is not synced, planning and publishing after a while,
- * crashes before and after every sync, pauses.
+/* Shell of the coordinator core: output commit over a store that loses what is not synced, planning and publishing
+ * after a while, crashes before and after every sync, pauses.
  *
- * The unit of atomicity of the store is one turn (one core step): a crash in the middle of a sync keeps a prefix of the turns. */
+ * The unit of atomicity of the store is one turn (one core step): a crash in the middle of a sync keeps a prefix of the
+ * turns. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,13 +53,14 @@ static void planned(struct mu_sim *sim, struct mu_sim_event *event)
     for (size_t i = 0; i < sizeof secret; i++)
         secret[i] = (uint8_t)mu_sim_random(sim);
     mu_plan_make(input, &plan);
-    mu_sim_trace(sim, "coord plan: %s, world %u of %u, step %" PRIu64, mu_status_name(plan.status), plan.world, input->member_count,
-                 plan.start_step);
+    mu_sim_trace(sim, "coord plan: %s, world %u of %u, step %" PRIu64, mu_status_name(plan.status), plan.world,
+                 input->member_count, plan.start_step);
     mu_sim_coord_event(sim, &(struct mu_coord_event){.kind = MU_CE_PLANNED, .planned = {event->a, &plan, secret}});
     free(plan.ranks);
 }
 
-/* ---- checkpoint directories: the file system may have done it although the coordinator dies before it hears of it ---- */
+/* ---- checkpoint directories: the file system may have done it although the coordinator dies before it hears of it
+ * ---- */
 
 struct io_done {
     enum mu_coord_event_kind kind;
@@ -70,11 +72,12 @@ struct io_done {
 static void io_reported(struct mu_sim *sim, struct mu_sim_event *event)
 {
     const struct io_done *done = event->payload;
-    struct mu_coord_event out = {.kind = done->kind, .checkpoint_io = {.checkpoint = done->checkpoint,
-                                                                         .status = done->status,
-                                                                         .step = done->step,
-                                                                         .size_bytes = 4096,
-                                                                         .text = done->text}};
+    struct mu_coord_event out = {.kind = done->kind,
+                                 .checkpoint_io = {.checkpoint = done->checkpoint,
+                                                   .status = done->status,
+                                                   .step = done->step,
+                                                   .size_bytes = 4096,
+                                                   .text = done->text}};
     strcpy(out.checkpoint_io.job, sim->spec.name);
     mu_sim_coord_event(sim, &out);
 }
@@ -95,7 +98,8 @@ static void io_happens(struct mu_sim *sim, struct mu_sim_event *event)
     bool dead = !node(sim)->alive || node(sim)->life != event->b;
     if (dead && mu_sim_below(sim, 2))
         return;
-    struct io_done done = {.kind = publish ? MU_CE_PUBLISHED : MU_CE_DELETED, .checkpoint = record->checkpoint->number, .text = ""};
+    struct io_done done = {
+        .kind = publish ? MU_CE_PUBLISHED : MU_CE_DELETED, .checkpoint = record->checkpoint->number, .text = ""};
     if (event->a == IO_PROBE) {
         done.status = probe(sim, record->checkpoint, &done.step);
     } else if (publish) {
@@ -122,7 +126,8 @@ static void release(struct mu_sim *sim, struct mu_sim_output *output)
     case MU_CA_SEND:
         if (output->message->kind == MU_CM_ASSIGN) {
             struct mu_sim_session *session = mu_sim_session(sim, output->session);
-            mu_sim_oracle_assigned(sim, output->message->generation, &output->message->assign, session ? session->slot : 0);
+            mu_sim_oracle_assigned(sim, output->message->generation, &output->message->assign,
+                                   session ? session->slot : 0);
         }
         mu_sim_net_down(sim, output->session, output->message);
         break;
@@ -341,8 +346,8 @@ static void after_step(struct mu_sim *sim)
 
 static const char *coord_event_name(const struct mu_coord_event *event)
 {
-    static const char *const names[] = {"TICK", "MESSAGE", "DISCONNECTED", "PLANNED", "PUBLISHED", "DELETED",
-                                        "SUBMIT", "CANCEL", "DRAIN", "UNDRAIN", "CHECKPOINT"};
+    static const char *const names[] = {"TICK",   "MESSAGE", "DISCONNECTED", "PLANNED", "PUBLISHED", "DELETED",
+                                        "SUBMIT", "CANCEL",  "DRAIN",        "UNDRAIN", "CHECKPOINT"};
     return names[event->kind];
 }
 
@@ -361,9 +366,12 @@ static void trace_event(struct mu_sim *sim, const struct mu_coord_event *event)
         return;
     const struct mu_worker_status *status = m->kind == MU_WM_HELLO ? &m->hello.status : &m->status;
     if (m->kind == MU_WM_HELLO || m->kind == MU_WM_STATUS)
-        mu_sim_trace(sim, "coord < w%u s%" PRIu64 " %s phase %d gen %" PRIu64 " rank %u state %d step %" PRIu64 " grad %d result %d reason %d cmd %" PRIu64 " %s",
-                     session->slot, event->message.session, kinds[m->kind], (int)status->phase, status->generation, status->rank, status->held.has_state, status->held.step,
-                     status->held.has_gradient, status->held.has_result, (int)status->park_reason, status->command_executed, status->text);
+        mu_sim_trace(sim,
+                     "coord < w%u s%" PRIu64 " %s phase %d gen %" PRIu64 " rank %u state %d step %" PRIu64
+                     " grad %d result %d reason %d cmd %" PRIu64 " %s",
+                     session->slot, event->message.session, kinds[m->kind], (int)status->phase, status->generation,
+                     status->rank, status->held.has_state, status->held.step, status->held.has_gradient,
+                     status->held.has_result, (int)status->park_reason, status->command_executed, status->text);
     else
         mu_sim_trace(sim, "coord < w%u %s gen %" PRIu64, session->slot, kinds[m->kind], m->generation);
 }
@@ -463,7 +471,8 @@ static void restart(struct mu_sim *sim, struct mu_sim_event *event)
 void mu_sim_coord_restart_later(struct mu_sim *sim)
 {
     if (!node(sim)->alive)
-        mu_sim_after(sim, mu_sim_delay(sim, mu_sim_between(sim, 100 * MU_SIM_MS, 3 * MU_SIM_S)), MU_SIM_NODE_NONE, restart, NULL, 0, 0);
+        mu_sim_after(sim, mu_sim_delay(sim, mu_sim_between(sim, 100 * MU_SIM_MS, 3 * MU_SIM_S)), MU_SIM_NODE_NONE,
+                     restart, NULL, 0, 0);
 }
 
 void mu_sim_coord_kill(struct mu_sim *sim, bool vanished)

@@ -1,11 +1,11 @@
-/* Hash engine, stepping: leaves, exchange, vote, update, boundary. It follows the commit of a step (docs/architecture.md):
+/* Hash engine, stepping: leaves, exchange, vote, update, boundary. It follows the commit of a step
+ * (docs/architecture.md):
  *
- *   COMPUTING --leaves done--> REDUCING --whole gradient--> VOTING --all votes--> OPTIMIZING --applied, boundary--> COMPUTING
- *                                                                                     |snapshot: STALLED for a moment
- *   any --failure, abort, park command, last step--> PARKED
+ *   COMPUTING --leaves done--> REDUCING --whole gradient--> VOTING --all votes--> OPTIMIZING --applied, boundary-->
+ * COMPUTING |snapshot: STALLED for a moment any --failure, abort, park command, last step--> PARKED
  *
- * Mesh: everybody sends its subtree roots and its vote to everybody. Tree: roots and votes go up and are merged on the way, sum and
- * result go down. */
+ * Mesh: everybody sends its subtree roots and its vote to everybody. Tree: roots and votes go up and are merged on the
+ * way, sum and result go down. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,7 +23,8 @@ static int32_t node_of(uint32_t slot)
 
 bool mu_sim_engine_waiting(const struct mu_sim_engine *engine)
 {
-    return !engine->hung && (engine->phase == MU_SIM_REDUCING || engine->phase == MU_SIM_VOTING || engine->phase == MU_SIM_PREPARING);
+    return !engine->hung &&
+           (engine->phase == MU_SIM_REDUCING || engine->phase == MU_SIM_VOTING || engine->phase == MU_SIM_PREPARING);
 }
 
 bool mu_sim_engine_running(const struct mu_sim_engine *engine)
@@ -76,8 +77,8 @@ static void send_roots(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end
     mu_sim_engine_send(sim, slot, end, frame);
 }
 
-static void send_value(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *end, enum mu_sim_frame_kind kind, uint64_t hash,
-                       uint64_t command)
+static void send_value(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *end, enum mu_sim_frame_kind kind,
+                       uint64_t hash, uint64_t command)
 {
     struct mu_sim_frame *frame = mu_sim_frame_new(sim, slot, kind, 0);
     frame->hash = hash;
@@ -113,7 +114,8 @@ static void computed(struct mu_sim *sim, struct mu_sim_event *event)
     if (not_now(sim, event))
         return;
     struct mu_tree_node nodes[MU_TREE_ROOTS_MAX];
-    uint32_t count = engine->leaf_count ? mu_tree_roots(sim->params.leaves, engine->first_leaf, engine->leaf_count, nodes) : 0;
+    uint32_t count =
+        engine->leaf_count ? mu_tree_roots(sim->params.leaves, engine->first_leaf, engine->leaf_count, nodes) : 0;
     for (uint32_t i = 0; i < count; i++)
         push_root(engine, (struct mu_sim_root){nodes[i], hash_node(sim, engine, nodes[i])});
     engine->phase = MU_SIM_REDUCING;
@@ -131,7 +133,8 @@ static void start_step(struct mu_sim *sim, uint32_t slot)
     struct mu_sim_engine *engine = engine_of(sim, slot);
     for (uint32_t i = 0; i < engine->link_count; i++) {
         if (engine->links[i].dead) {
-            mu_sim_engine_park(sim, slot, MU_PARK_PEER, engine->links[i].rank, engine->links[i].failure, 0, "connection lost");
+            mu_sim_engine_park(sim, slot, MU_PARK_PEER, engine->links[i].rank, engine->links[i].failure, 0,
+                               "connection lost");
             return;
         }
     }
@@ -160,7 +163,8 @@ static void merge_root(struct mu_sim *sim, struct mu_sim_engine *engine, struct 
         struct mu_sim_root *left = &engine->roots[engine->root_count - 2], *right = left + 1;
         struct mu_tree_node up = mu_tree_parent(sim->params.leaves, left->node), l, r;
         mu_tree_children(up, &l, &r);
-        if (l.first != left->node.first || l.count != left->node.count || r.first != right->node.first || r.count != right->node.count)
+        if (l.first != left->node.first || l.count != left->node.count || r.first != right->node.first ||
+            r.count != right->node.count)
             return;
         *left = (struct mu_sim_root){up, mu_sim_hash_pair(left->hash, right->hash)};
         engine->root_count--;
@@ -185,7 +189,8 @@ static bool have_all(const struct mu_sim_engine *engine, bool votes, bool childr
     return true;
 }
 
-static void append_link_roots(struct mu_sim_engine *engine, const struct mu_sim_link_end *end, struct mu_sim_root *out, uint32_t *count)
+static void append_link_roots(struct mu_sim_engine *engine, const struct mu_sim_link_end *end, struct mu_sim_root *out,
+                              uint32_t *count)
 {
     const struct mu_sim_frame *frame = end->roots[engine->held.step & 1];
     memcpy(out + *count, frame->roots, frame->root_count * sizeof *out);
@@ -332,8 +337,8 @@ static void optimized(struct mu_sim *sim, struct mu_sim_event *event)
     mu_sim_engine_apply(sim, slot, &result);
     if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_BOUNDARY))
         return;
-    struct mu_boundary boundary = mu_worker_boundary(sim->workers[slot].core, mu_sim_mono(sim, node_of(slot)), engine->generation,
-                                                     engine->held.step, &result);
+    struct mu_boundary boundary = mu_worker_boundary(sim->workers[slot].core, mu_sim_mono(sim, node_of(slot)),
+                                                     engine->generation, engine->held.step, &result);
     mu_sim_oracle_boundary(sim, slot, engine->held.step, &boundary);
     post_reports(sim, slot);
     if (boundary.take_snapshot) {
@@ -356,7 +361,8 @@ static void enter_vote(struct mu_sim *sim, uint32_t slot)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
     engine->held.has_gradient = true;
-    /* A result of the last update is not one of this gradient: from here on only the pair (gradient, its result) counts. */
+    /* A result of the last update is not one of this gradient: from here on only the pair (gradient, its result)
+     * counts. */
     mu_sim_oracle_holds(sim, slot);
     mu_sim_oracle_reduced(sim, slot, engine->held.step, engine->gradient);
     engine->phase = MU_SIM_VOTING;
@@ -424,7 +430,7 @@ static void aborted(struct mu_sim *sim, struct mu_sim_event *event)
     if (engine->phase == MU_SIM_OPTIMIZING) {
         struct mu_step_result result = engine->held.result;
         if (MU_MUTANT(MU_MUT_PARK_MID_STEP))
-            engine->values[0]++; /* the update of the first chunk has begun */
+            engine->values[0]++;       /* the update of the first chunk has begun */
         else if (mu_sim_below(sim, 2)) /* the update is finished first */
             mu_sim_engine_apply(sim, slot, &result);
     }
@@ -435,7 +441,8 @@ void mu_sim_engine_abort(struct mu_sim *sim, uint32_t slot, uint64_t generation)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
     if (engine->generation != generation) { /* never prepared it: holds what it held */
-        struct mu_worker_event event = {.kind = MU_WE_PARKED, .parked = {.generation = generation, .reason = MU_PARK_REVOKED}};
+        struct mu_worker_event event = {.kind = MU_WE_PARKED,
+                                        .parked = {.generation = generation, .reason = MU_PARK_REVOKED}};
         event.parked.held = engine->held;
         mu_sim_worker_post(sim, slot, &event);
         return;

@@ -1,5 +1,6 @@
-/* Hash engine, preparing a generation: connect to the neighbours (the higher rank dials, both prove the secret), bring the state of the
- * start step to hand (held, rolled forward, copied from a neighbour, loaded, initialised), serve those that copy from here.
+/* Hash engine, preparing a generation: connect to the neighbours (the higher rank dials, both prove the secret), bring
+ * the state of the start step to hand (held, rolled forward, copied from a neighbour, loaded, initialised), serve those
+ * that copy from here.
  *
  * What is held stays as it is until the new state is complete. */
 #include <stdlib.h>
@@ -7,7 +8,7 @@
 
 #include "tests/sim/sim.h"
 
-#define REDIAL_US (40 * MU_SIM_MS)
+#define REDIAL_US     (40 * MU_SIM_MS)
 #define OPEN_LIMIT_US (6 * MU_SIM_S) /* not connected by then */
 
 static struct mu_sim_engine *engine_of(struct mu_sim *sim, uint32_t slot)
@@ -65,7 +66,8 @@ static void connect_all(struct mu_sim *sim, struct mu_sim_event *event)
         all = false;
         bool refused = end->rank < engine->rank && process_is_gone(sim, end) && !sim->params.hosts_vanish;
         if (refused || age_us > OPEN_LIMIT_US) {
-            mu_sim_engine_park(sim, slot, MU_PARK_PEER, end->rank, refused ? MU_PEER_FAILURE_RESET : MU_PEER_FAILURE_TIMEOUT, 0,
+            mu_sim_engine_park(sim, slot, MU_PARK_PEER, end->rank,
+                               refused ? MU_PEER_FAILURE_RESET : MU_PEER_FAILURE_TIMEOUT, 0,
                                refused ? "connection refused" : "no connection");
             return;
         }
@@ -84,7 +86,8 @@ static bool secrets_match(const struct mu_sim_engine *engine, const struct mu_si
 static void on_dial(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame *frame)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
-    bool open = engine->phase == MU_SIM_PREPARING && engine->generation == frame->generation && secrets_match(engine, frame);
+    bool open =
+        engine->phase == MU_SIM_PREPARING && engine->generation == frame->generation && secrets_match(engine, frame);
     struct mu_sim_link_end *end = open ? mu_sim_engine_link(engine, frame->from_rank) : NULL;
     if (!end || end->dead || end->slot != frame->from_slot || process_is_gone(sim, end))
         return; /* too early, too late or a stranger: the dialler tries again or gives up */
@@ -100,8 +103,9 @@ static void on_dial(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame
 static void on_accept(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame *frame)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
-    struct mu_sim_link_end *end =
-        engine->phase == MU_SIM_PREPARING && engine->generation == frame->generation ? mu_sim_engine_link(engine, frame->from_rank) : NULL;
+    struct mu_sim_link_end *end = engine->phase == MU_SIM_PREPARING && engine->generation == frame->generation
+                                      ? mu_sim_engine_link(engine, frame->from_rank)
+                                      : NULL;
     if (!end || end->id != frame->link || !secrets_match(engine, frame))
         return;
     end->connected = true;
@@ -130,8 +134,8 @@ static void on_state(struct mu_sim *sim, uint32_t slot, const struct mu_sim_fram
         engine->assign->source_rank != frame->from_rank)
         return;
     if (frame->held.step != engine->assign->start_step) {
-        mu_sim_violate(sim, "worker %u copies state of step %llu for a start at %llu", slot, (unsigned long long)frame->held.step,
-                       (unsigned long long)engine->assign->start_step);
+        mu_sim_violate(sim, "worker %u copies state of step %llu for a start at %llu", slot,
+                       (unsigned long long)frame->held.step, (unsigned long long)engine->assign->start_step);
         return;
     }
     take_state(sim, slot, frame->held.step, frame->values, frame->held.has_result ? &frame->held.result : NULL);
@@ -239,7 +243,8 @@ void mu_sim_engine_pump_prepare(struct mu_sim *sim, uint32_t slot)
     engine->epoch++;
     engine->phase = MU_SIM_PREPARED;
     mu_sim_oracle_prepared(sim, slot);
-    struct mu_worker_event event = {.kind = MU_WE_PREPARED, .parked = {.generation = engine->generation, .held = engine->held}};
+    struct mu_worker_event event = {.kind = MU_WE_PREPARED,
+                                    .parked = {.generation = engine->generation, .held = engine->held}};
     mu_sim_worker_post(sim, slot, &event);
     (void)mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_PREPARED);
 }
@@ -271,7 +276,8 @@ static void make_links(struct mu_sim *sim, uint32_t slot)
         struct mu_sim_link_end *end = &engine->links[i];
         end->rank = assign->peers[i].rank;
         if (!mu_sim_worker_address(sim, assign->peers[i].address, &end->slot, &end->life))
-            mu_sim_violate(sim, "rank %u is given the address '%s', which nobody reported", assign->rank, assign->peers[i].address);
+            mu_sim_violate(sim, "rank %u is given the address '%s', which nobody reported", assign->rank,
+                           assign->peers[i].address);
         if (i > 0 && end->rank <= engine->links[i - 1].rank)
             mu_sim_violate(sim, "the neighbours of rank %u are not in ascending order", assign->rank);
     }
@@ -281,7 +287,8 @@ void mu_sim_engine_prepare(struct mu_sim *sim, uint32_t slot, uint64_t generatio
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
     if (engine->phase != MU_SIM_IDLE && engine->phase != MU_SIM_PARKED)
-        mu_sim_violate(sim, "worker %u is told to prepare while its engine does something else (phase %d)", slot, (int)engine->phase);
+        mu_sim_violate(sim, "worker %u is told to prepare while its engine does something else (phase %d)", slot,
+                       (int)engine->phase);
     retire_links(sim, slot);
     free(engine->assign);
     engine->assign = mu_sim_copy_assign(assign, NULL, 0, &engine->assign);
@@ -289,7 +296,8 @@ void mu_sim_engine_prepare(struct mu_sim *sim, uint32_t slot, uint64_t generatio
     engine->rank = assign->rank;
     engine->world = assign->world;
     engine->mesh = assign->mesh;
-    engine->first_leaf = mu_plan_leaf_range(sim->params.leaves, assign->world, assign->leaf_counts, assign->rank, &engine->leaf_count);
+    engine->first_leaf =
+        mu_plan_leaf_range(sim->params.leaves, assign->world, assign->leaf_counts, assign->rank, &engine->leaf_count);
     engine->epoch++;
     engine->phase = MU_SIM_PREPARING;
     engine->has_start = false;

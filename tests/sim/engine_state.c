@@ -50,10 +50,12 @@ void mu_sim_engine_free_links(struct mu_sim_link_end *links, uint32_t count)
 
 static void end_of_file(struct mu_sim *sim, struct mu_sim_event *event)
 {
-    mu_sim_engine_link_failed(sim, (uint32_t)(event->node - MU_SIM_NODE_WORKER), event->a, (enum mu_peer_failure)event->b);
+    mu_sim_engine_link_failed(sim, (uint32_t)(event->node - MU_SIM_NODE_WORKER), event->a,
+                              (enum mu_peer_failure)event->b);
 }
 
-static void tell_peer(struct mu_sim *sim, const struct mu_sim_link_end *end, uint64_t at_us, enum mu_peer_failure failure)
+static void tell_peer(struct mu_sim *sim, const struct mu_sim_link_end *end, uint64_t at_us,
+                      enum mu_peer_failure failure)
 {
     const struct mu_sim_node *node = end->slot < sim->params.slots ? &sim->nodes[node_of(end->slot)] : NULL;
     if (node && node->alive && node->life == end->life)
@@ -61,7 +63,8 @@ static void tell_peer(struct mu_sim *sim, const struct mu_sim_link_end *end, uin
 }
 
 /* What was sent before arrives first. Not prompt: the host is gone, only a time-out tells. */
-void mu_sim_engine_close_links(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *links, uint32_t count, bool prompt)
+void mu_sim_engine_close_links(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *links, uint32_t count,
+                               bool prompt)
 {
     for (uint32_t i = 0; i < count; i++) {
         struct mu_sim_link_end *end = &links[i];
@@ -98,14 +101,16 @@ bool mu_sim_engine_reset_link(struct mu_sim *sim, uint32_t slot)
     if (!end->connected || end->dead)
         return false;
     mu_sim_trace(sim, "net  data connection w%u - w%u is reset", slot, end->slot);
-    mu_sim_after(sim, mu_sim_delay(sim, sim->params.net_us), node_of(slot), end_of_file, NULL, end->id, MU_PEER_FAILURE_RESET);
+    mu_sim_after(sim, mu_sim_delay(sim, sim->params.net_us), node_of(slot), end_of_file, NULL, end->id,
+                 MU_PEER_FAILURE_RESET);
     tell_peer(sim, end, sim->now_us + mu_sim_delay(sim, sim->params.net_us), MU_PEER_FAILURE_RESET);
     return true;
 }
 
 /* ---- frames ---- */
 
-struct mu_sim_frame *mu_sim_frame_new(const struct mu_sim *sim, uint32_t slot, enum mu_sim_frame_kind kind, uint32_t root_count)
+struct mu_sim_frame *mu_sim_frame_new(const struct mu_sim *sim, uint32_t slot, enum mu_sim_frame_kind kind,
+                                      uint32_t root_count)
 {
     const struct mu_sim_engine *engine = &sim->workers[slot].engine;
     struct mu_sim_frame *frame = mu_sim_alloc(sizeof *frame + root_count * sizeof frame->roots[0]);
@@ -203,8 +208,8 @@ static void piece_written(struct mu_sim *sim, struct mu_sim_event *event)
     out.piece.status = mu_sim_files_write(sim, piece);
     if (out.piece.status != MU_OK)
         snprintf(out.piece.text, sizeof out.piece.text, "%s: %s", piece->file, mu_status_name(out.piece.status));
-    mu_sim_trace(sim, "w%u   piece %u/%u of checkpoint %" PRIu64 ", step %" PRIu64 ": %s", slot, piece->piece, piece->piece_count,
-                 piece->checkpoint, piece->step, mu_status_name(out.piece.status));
+    mu_sim_trace(sim, "w%u   piece %u/%u of checkpoint %" PRIu64 ", step %" PRIu64 ": %s", slot, piece->piece,
+                 piece->piece_count, piece->checkpoint, piece->step, mu_status_name(out.piece.status));
     if (!mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_PIECE))
         mu_sim_worker_post(sim, slot, &out);
 }
@@ -219,10 +224,11 @@ void mu_sim_engine_write_piece(struct mu_sim *sim, uint32_t slot, const struct m
     piece->piece_count = snapshot->piece_count;
     piece->step = engine->held.step;
     piece->generation = engine->generation;
-    mu_model_owned_chunks(&sim->model, snapshot->piece_count, snapshot->piece, &piece->first_chunk, &piece->chunk_count);
+    mu_model_owned_chunks(&sim->model, snapshot->piece_count, snapshot->piece, &piece->first_chunk,
+                          &piece->chunk_count);
     memcpy(piece->values, engine->values + piece->first_chunk, piece->chunk_count * sizeof piece->values[0]);
-    snprintf(piece->file, sizeof piece->file, "piece-%u-of-%u-step-%" PRIu64 "-%016" PRIx64, piece->piece, piece->piece_count,
-             piece->step, mu_worker_incarnation(sim->workers[slot].core).low);
+    snprintf(piece->file, sizeof piece->file, "piece-%u-of-%u-step-%" PRIu64 "-%016" PRIx64, piece->piece,
+             piece->piece_count, piece->step, mu_worker_incarnation(sim->workers[slot].core).low);
     mu_sim_after(sim, mu_sim_delay(sim, sim->params.io_us), node_of(slot), piece_written, piece, slot, 0);
 }
 

@@ -10,16 +10,18 @@ static int32_t node_of(uint32_t slot)
 
 const char *mu_sim_fault_name(enum mu_sim_fault fault)
 {
-    static const char *const names[] = {
-        "kill-worker", "kill-two",    "kill-all",   "stop-worker", "term-worker", "add-worker", "hang-engine", "lose-stream", "half-open", "cut-stream",
-        "cut-link",    "reset-link", "kill-coord", "pause-coord", "jump-wall",   "drain",      "checkpoint",  "full-disk",   "corrupt",   "cancel"};
+    static const char *const names[] = {"kill-worker", "kill-two",    "kill-all",    "stop-worker", "term-worker",
+                                        "add-worker",  "hang-engine", "lose-stream", "half-open",   "cut-stream",
+                                        "cut-link",    "reset-link",  "kill-coord",  "pause-coord", "jump-wall",
+                                        "drain",       "checkpoint",  "full-disk",   "corrupt",     "cancel"};
     return names[fault];
 }
 
 const char *mu_sim_point_name(enum mu_sim_point point)
 {
-    static const char *const names[] = {"assign",    "transfer", "prepared", "run",      "forward", "exchange", "before-vote", "after-vote",
-                                        "optimizer", "boundary", "parked",   "snapshot", "piece",   "publish",  "delete"};
+    static const char *const names[] = {"assign",   "transfer",    "prepared",   "run",       "forward",
+                                        "exchange", "before-vote", "after-vote", "optimizer", "boundary",
+                                        "parked",   "snapshot",    "piece",      "publish",   "delete"};
     return names[point];
 }
 
@@ -110,7 +112,8 @@ static void unhang(struct mu_sim *sim, struct mu_sim_event *event)
 /* Short ones often, long ones now and then. */
 static uint64_t outage(struct mu_sim *sim)
 {
-    return mu_sim_below(sim, 3) ? mu_sim_between(sim, 50 * MU_SIM_MS, 3 * MU_SIM_S) : mu_sim_between(sim, 3 * MU_SIM_S, 20 * MU_SIM_S);
+    return mu_sim_below(sim, 3) ? mu_sim_between(sim, 50 * MU_SIM_MS, 3 * MU_SIM_S)
+                                : mu_sim_between(sim, 3 * MU_SIM_S, 20 * MU_SIM_S);
 }
 
 static void cut(struct mu_sim *sim, int32_t a, int32_t b)
@@ -136,7 +139,8 @@ static void corrupt(struct mu_sim *sim)
 {
     if (!sim->files.count)
         return;
-    struct mu_sim_directory *directory = &sim->files.directories[mu_sim_below(sim, 2) ? sim->files.count - 1 : mu_sim_below(sim, sim->files.count)];
+    struct mu_sim_directory *directory =
+        &sim->files.directories[mu_sim_below(sim, 2) ? sim->files.count - 1 : mu_sim_below(sim, sim->files.count)];
     if (!directory->piece_count || !mu_sim_oracle_lists(sim, directory->path))
         return;
     mu_sim_trace(sim, "fault a bit flips in %s", directory->path);
@@ -150,7 +154,8 @@ static void add_worker(struct mu_sim *sim)
     for (uint32_t slot = 0; slot < sim->params.slots; slot++) {
         if (!mu_sim_worker_alive(sim, slot) && !sim->workers[slot].restart_planned) {
             /* The first worker's identity binds the job: it must be one of us. */
-            sim->workers[slot].stranger = sim->params.strangers && sim->stats.generations > 0 && mu_sim_below(sim, 4) == 0;
+            sim->workers[slot].stranger =
+                sim->params.strangers && sim->stats.generations > 0 && mu_sim_below(sim, 4) == 0;
             mu_sim_worker_start(sim, slot);
             return;
         }
@@ -179,7 +184,8 @@ static void on_worker(struct mu_sim *sim, enum mu_sim_fault fault)
         break;
     case MU_SIM_FAULT_HANG_ENGINE:
         sim->workers[slot].engine.hung = sim->workers[slot].engine.was_hung = true;
-        mu_sim_after(sim, mu_sim_between(sim, 5 * MU_SIM_S, 60 * MU_SIM_S), MU_SIM_NODE_NONE, unhang, NULL, slot, sim->nodes[node].life);
+        mu_sim_after(sim, mu_sim_between(sim, 5 * MU_SIM_S, 60 * MU_SIM_S), MU_SIM_NODE_NONE, unhang, NULL, slot,
+                     sim->nodes[node].life);
         break;
     case MU_SIM_FAULT_LOSE_STREAM:
         mu_sim_net_lose(sim, session, MU_SIM_LOSS_PROMPT);
@@ -342,7 +348,8 @@ static void watch(struct mu_sim *sim, struct mu_sim_event *event)
 void mu_sim_faults_init(struct mu_sim *sim)
 {
     if (sim->params.fault_mean_us)
-        mu_sim_at(sim, sim->params.faults_start_us + mu_sim_below(sim, sim->params.fault_mean_us), MU_SIM_NODE_NONE, next_fault, NULL, 0, 0);
+        mu_sim_at(sim, sim->params.faults_start_us + mu_sim_below(sim, sim->params.fault_mean_us), MU_SIM_NODE_NONE,
+                  next_fault, NULL, 0, 0);
     mu_sim_at(sim, sim->params.faults_end_us, MU_SIM_NODE_NONE, end_faults, NULL, 0, 0);
     mu_sim_at(sim, MU_SIM_S, MU_SIM_NODE_NONE, watch, NULL, 0, 0);
 }

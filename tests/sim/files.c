@@ -1,4 +1,5 @@
-/* The shared file system of the checkpoints: pieces appear whole or not at all, a manifest makes a directory a checkpoint. */
+/* The shared file system of the checkpoints: pieces appear whole or not at all, a manifest makes a directory a
+ * checkpoint. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,15 +69,16 @@ enum mu_status mu_sim_files_write(struct mu_sim *sim, const struct mu_sim_piece 
     struct mu_sim_directory *directory = make(&sim->files, piece->dir);
     struct mu_sim_piece *place = find_piece(directory, piece->file);
     if (!place) {
-        directory->pieces =
-            mu_sim_grow(directory->pieces, directory->piece_count, &directory->piece_capacity, sizeof *directory->pieces);
+        directory->pieces = mu_sim_grow(directory->pieces, directory->piece_count, &directory->piece_capacity,
+                                        sizeof *directory->pieces);
         place = &directory->pieces[directory->piece_count++];
     }
     *place = *piece;
     return MU_OK;
 }
 
-bool mu_sim_files_complete(struct mu_sim *sim, const struct mu_checkpoint_record *record, bool allow_corrupt, const char **ret_why)
+bool mu_sim_files_complete(struct mu_sim *sim, const struct mu_checkpoint_record *record, bool allow_corrupt,
+                           const char **ret_why)
 {
     struct mu_sim_directory *directory = mu_sim_files_find(&sim->files, record->dir);
     uint32_t next_chunk = 0;
@@ -111,7 +113,8 @@ bool mu_sim_files_complete(struct mu_sim *sim, const struct mu_checkpoint_record
     return next_chunk == MU_SIM_CHUNKS;
 }
 
-enum mu_status mu_sim_files_publish(struct mu_sim *sim, const struct mu_checkpoint_record *record, const char **ret_text)
+enum mu_status mu_sim_files_publish(struct mu_sim *sim, const struct mu_checkpoint_record *record,
+                                    const char **ret_text)
 {
     enum mu_status status = io_luck(sim);
     *ret_text = "cannot write manifest.json";

@@ -1,4 +1,5 @@
-/* tests/sim: runs seeds, prints the violated invariant and the seed of a failure. Exit codes: 0 all held, 1 a violation, 2 usage. */
+/* tests/sim: runs seeds, prints the violated invariant and the seed of a failure. Exit codes: 0 all held, 1 a
+ * violation, 2 usage. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -80,7 +81,8 @@ static bool run_one(const struct options *options, const struct mu_sim_profile *
     mu_sim_run(&sim);
     bool good = !sim.failed;
     if (!good && report) {
-        printf("FAILED seed %" PRIu64 " profile %s at %.6f s: %s\n", seed, profile->name, (double)sim.now_us / 1e6, sim.failure);
+        printf("FAILED seed %" PRIu64 " profile %s at %.6f s: %s\n", seed, profile->name, (double)sim.now_us / 1e6,
+               sim.failure);
         printf("  replay: sim --seed %" PRIu64 " --profile %s%s%s --trace\n", seed, profile->name,
                options->mutant ? " --mutation " : "", options->mutant ? mutant_names[options->mutant] : "");
         fflush(stdout);
@@ -97,11 +99,11 @@ static const struct mu_sim_profile *profile_of(const struct options *options, ui
 
 static void print_stats(void)
 {
-    printf("%" PRIu64 " histories, %.1f h virtual, %" PRIu64 " events, %" PRIu64 " generations, %" PRIu64 " updates (%" PRIu64
-           " steps replayed), %" PRIu64 " coordinator starts, %" PRIu64 " worker starts, %" PRIu64 " checkpoints committed, %" PRIu64
-           " fenced\n",
-           total.histories, (double)total.virtual_us / 3.6e9, total.events, total.generations, total.steps_applied, total.replayed,
-           total.coordinator_starts, total.worker_starts, total.commits, total.forgotten);
+    printf("%" PRIu64 " histories, %.1f h virtual, %" PRIu64 " events, %" PRIu64 " generations, %" PRIu64
+           " updates (%" PRIu64 " steps replayed), %" PRIu64 " coordinator starts, %" PRIu64 " worker starts, %" PRIu64
+           " checkpoints committed, %" PRIu64 " fenced\n",
+           total.histories, (double)total.virtual_us / 3.6e9, total.events, total.generations, total.steps_applied,
+           total.replayed, total.coordinator_starts, total.worker_starts, total.commits, total.forgotten);
     printf("faults:");
     for (int i = 0; i < MU_SIM_FAULT_COUNT; i++)
         printf(" %s %" PRIu64, mu_sim_fault_name((enum mu_sim_fault)i), total.faults[i]);
@@ -132,7 +134,8 @@ static int run_file(const struct options *options, uint64_t *failures)
     while (fgets(line, sizeof line, file)) {
         if (line[0] == '#' || line[0] == '\n')
             continue;
-        const struct mu_sim_profile *profile = sscanf(line, "%63s %" SCNu64, name, &seed) == 2 ? mu_sim_profile_find(name) : NULL;
+        const struct mu_sim_profile *profile =
+            sscanf(line, "%63s %" SCNu64, name, &seed) == 2 ? mu_sim_profile_find(name) : NULL;
         if (!profile) {
             fprintf(stderr, "sim: %s: bad line: %s", options->seeds_file, line);
             fclose(file);

@@ -1,4 +1,5 @@
-/* Deep copies: everything that a message, record or plan input points to lies behind it in one block, so that free() frees it. */
+/* Deep copies: everything that a message, record or plan input points to lies behind it in one block, so that free()
+ * frees it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,7 +61,8 @@ static void put_assign(struct block *block, struct mu_assign *copy)
     copy->serve_ranks = block_put(block, copy->serve_ranks, copy->serve_count * sizeof *copy->serve_ranks);
 }
 
-void *mu_sim_copy_assign(const struct mu_assign *assign, const void *head, size_t head_bytes, struct mu_assign **ret_assign)
+void *mu_sim_copy_assign(const struct mu_assign *assign, const void *head, size_t head_bytes,
+                         struct mu_assign **ret_assign)
 {
     struct block block = block_new(rounded(head_bytes) + rounded(sizeof *assign) + assign_extra(assign));
     block_put(&block, head, head_bytes);
@@ -97,7 +99,8 @@ static size_t record_size(const struct mu_record *record)
     case MU_RECORD_GENERATION:
         return rounded(sizeof *record->generation) + record->generation->world * sizeof *record->generation->members;
     case MU_RECORD_CHECKPOINT:
-        return rounded(sizeof *record->checkpoint) + record->checkpoint->piece_count * sizeof *record->checkpoint->pieces;
+        return rounded(sizeof *record->checkpoint) +
+               record->checkpoint->piece_count * sizeof *record->checkpoint->pieces;
     case MU_RECORD_WORKER:
         return sizeof *record->worker;
     case MU_RECORD_EVENT:
@@ -124,7 +127,8 @@ struct mu_record *mu_sim_copy_record(const struct mu_record *record)
     }
     case MU_RECORD_CHECKPOINT: {
         struct mu_checkpoint_record *checkpoint = block_put(&block, record->checkpoint, sizeof *checkpoint);
-        checkpoint->pieces = block_put(&block, checkpoint->pieces, checkpoint->piece_count * sizeof *checkpoint->pieces);
+        checkpoint->pieces =
+            block_put(&block, checkpoint->pieces, checkpoint->piece_count * sizeof *checkpoint->pieces);
         copy->checkpoint = checkpoint;
         break;
     }
@@ -144,9 +148,9 @@ struct mu_record *mu_sim_copy_record(const struct mu_record *record)
 
 struct mu_plan_input *mu_sim_copy_plan_input(const struct mu_plan_input *input)
 {
-    struct block block =
-        block_new(rounded(sizeof *input) + rounded(sizeof *input->spec) + rounded(input->member_count * sizeof *input->members) +
-                  rounded(input->bad_link_count * sizeof *input->bad_links));
+    struct block block = block_new(rounded(sizeof *input) + rounded(sizeof *input->spec) +
+                                   rounded(input->member_count * sizeof *input->members) +
+                                   rounded(input->bad_link_count * sizeof *input->bad_links));
     struct mu_plan_input *copy = block_put(&block, input, sizeof *input);
     copy->spec = block_put(&block, input->spec, sizeof *input->spec);
     copy->members = block_put(&block, input->members, input->member_count * sizeof *input->members);

@@ -1,13 +1,13 @@
-/* Streams between workers and the coordinator (one FIFO each way, broken at any time, seen late or never), frames between workers,
- * and partitions (one way, until a known time). */
+/* Streams between workers and the coordinator (one FIFO each way, broken at any time, seen late or never), frames
+ * between workers, and partitions (one way, until a known time). */
 #include <stdlib.h>
 #include <string.h>
 
 #include "tests/sim/sim.h"
 
-#define KEEPALIVE_US (5 * MU_SIM_S)     /* a stream that moves nothing for so long is given up */
+#define KEEPALIVE_US    (5 * MU_SIM_S)  /* a stream that moves nothing for so long is given up */
 #define USER_TIMEOUT_US (4 * MU_SIM_S)  /* the same for a data-plane connection */
-#define BLIND_US (40 * MU_SIM_S)        /* a side that does not see the end of a stream learns it so much later */
+#define BLIND_US        (40 * MU_SIM_S) /* a side that does not see the end of a stream learns it so much later */
 
 static int32_t node_of(uint32_t slot)
 {
@@ -47,8 +47,9 @@ static void coord_loses(struct mu_sim *sim, struct mu_sim_event *event)
     session->coord_open = false;
     session->cut = true;
     mu_sim_trace(sim, "net  s%llu lost for the coordinator", (unsigned long long)event->a);
-    mu_sim_coord_event(sim, &(struct mu_coord_event){.kind = MU_CE_DISCONNECTED,
-                                                     .disconnected = {event->a, event->b ? "stream reset" : "closed by peer"}});
+    mu_sim_coord_event(
+        sim, &(struct mu_coord_event){.kind = MU_CE_DISCONNECTED,
+                                      .disconnected = {event->a, event->b ? "stream reset" : "closed by peer"}});
 }
 
 static void worker_loses(struct mu_sim *sim, struct mu_sim_event *event)
@@ -61,7 +62,8 @@ static void worker_loses(struct mu_sim *sim, struct mu_sim_event *event)
         return;
     worker->session = 0;
     mu_sim_trace(sim, "net  s%llu lost for w%u", (unsigned long long)event->a, session->slot);
-    mu_sim_worker_event(sim, session->slot, &(struct mu_worker_event){.kind = MU_WE_DISCONNECTED, .text = "stream reset"});
+    mu_sim_worker_event(sim, session->slot,
+                        &(struct mu_worker_event){.kind = MU_WE_DISCONNECTED, .text = "stream reset"});
 }
 
 static void tell_coord(struct mu_sim *sim, uint64_t number, uint64_t at_us, bool reset)
@@ -131,7 +133,8 @@ static void refused(struct mu_sim *sim, struct mu_sim_event *event)
 {
     uint32_t slot = (uint32_t)event->a;
     if (sim->workers[slot].connect_attempt == event->b)
-        mu_sim_worker_event(sim, slot, &(struct mu_worker_event){.kind = MU_WE_DISCONNECTED, .text = "connection refused"});
+        mu_sim_worker_event(sim, slot,
+                            &(struct mu_worker_event){.kind = MU_WE_DISCONNECTED, .text = "connection refused"});
 }
 
 static void connected(struct mu_sim *sim, struct mu_sim_event *event)
@@ -141,7 +144,8 @@ static void connected(struct mu_sim *sim, struct mu_sim_event *event)
     if (worker->connect_attempt != event->b)
         return;
     if (!session->worker_open) {
-        mu_sim_worker_event(sim, session->slot, &(struct mu_worker_event){.kind = MU_WE_DISCONNECTED, .text = "stream reset"});
+        mu_sim_worker_event(sim, session->slot,
+                            &(struct mu_worker_event){.kind = MU_WE_DISCONNECTED, .text = "stream reset"});
         return;
     }
     worker->session = event->a;
@@ -172,9 +176,13 @@ static void arrives(struct mu_sim *sim, struct mu_sim_event *event)
         free(sim->sessions);
         sim->sessions = grown;
     }
-    sim->sessions[sim->session_count++] = (struct mu_sim_session){
-        .slot = slot, .worker_life = sim->nodes[node_of(slot)].life, .coord_life = coord->life, .coord_open = true, .worker_open = true};
-    mu_sim_after(sim, mu_sim_delay(sim, sim->params.stream_us), node_of(slot), connected, NULL, sim->session_count, event->b);
+    sim->sessions[sim->session_count++] = (struct mu_sim_session){.slot = slot,
+                                                                  .worker_life = sim->nodes[node_of(slot)].life,
+                                                                  .coord_life = coord->life,
+                                                                  .coord_open = true,
+                                                                  .worker_open = true};
+    mu_sim_after(sim, mu_sim_delay(sim, sim->params.stream_us), node_of(slot), connected, NULL, sim->session_count,
+                 event->b);
 }
 
 void mu_sim_net_connect(struct mu_sim *sim, uint32_t slot)
@@ -182,7 +190,8 @@ void mu_sim_net_connect(struct mu_sim *sim, uint32_t slot)
     struct mu_sim_worker *worker = &sim->workers[slot];
     mu_sim_net_disconnect(sim, slot);
     worker->connect_attempt++;
-    mu_sim_after(sim, mu_sim_delay(sim, sim->params.stream_us), node_of(slot), arrives, NULL, slot, worker->connect_attempt);
+    mu_sim_after(sim, mu_sim_delay(sim, sim->params.stream_us), node_of(slot), arrives, NULL, slot,
+                 worker->connect_attempt);
 }
 
 void mu_sim_net_disconnect(struct mu_sim *sim, uint32_t slot)
@@ -196,7 +205,8 @@ void mu_sim_net_disconnect(struct mu_sim *sim, uint32_t slot)
     struct mu_sim_session *session = mu_sim_session(sim, number);
     session->worker_open = false;
     if (!session->cut)
-        tell_coord(sim, number, later(session->last_up_us + 1, sim->now_us + mu_sim_delay(sim, sim->params.stream_us)), false);
+        tell_coord(sim, number, later(session->last_up_us + 1, sim->now_us + mu_sim_delay(sim, sim->params.stream_us)),
+                   false);
 }
 
 /* ---- messages ---- */
@@ -218,7 +228,8 @@ void mu_sim_net_up(struct mu_sim *sim, uint32_t slot, const struct mu_worker_mes
         return;
     uint64_t open_us = mu_sim_net_open_at(sim, node_of(slot), MU_SIM_NODE_COORDINATOR);
     session->last_up_us = later(session->last_up_us + 1, open_us + mu_sim_delay(sim, sim->params.stream_us));
-    mu_sim_at(sim, session->last_up_us, MU_SIM_NODE_COORDINATOR, up_arrives, mu_sim_copy_worker_message(message), number, 0);
+    mu_sim_at(sim, session->last_up_us, MU_SIM_NODE_COORDINATOR, up_arrives, mu_sim_copy_worker_message(message),
+              number, 0);
 }
 
 static void down_arrives(struct mu_sim *sim, struct mu_sim_event *event)
@@ -226,7 +237,8 @@ static void down_arrives(struct mu_sim *sim, struct mu_sim_event *event)
     struct mu_sim_session *session = mu_sim_session(sim, event->a);
     if (session->cut || !session->worker_open || sim->workers[session->slot].session != event->a)
         return;
-    mu_sim_worker_event(sim, session->slot, &(struct mu_worker_event){.kind = MU_WE_MESSAGE, .message = event->payload});
+    mu_sim_worker_event(sim, session->slot,
+                        &(struct mu_worker_event){.kind = MU_WE_MESSAGE, .message = event->payload});
 }
 
 void mu_sim_net_down(struct mu_sim *sim, uint64_t number, const struct mu_coord_message *message)
@@ -239,7 +251,8 @@ void mu_sim_net_down(struct mu_sim *sim, uint64_t number, const struct mu_coord_
         return;
     uint64_t open_us = mu_sim_net_open_at(sim, MU_SIM_NODE_COORDINATOR, node_of(session->slot));
     session->last_down_us = later(session->last_down_us + 1, open_us + mu_sim_delay(sim, sim->params.stream_us));
-    mu_sim_at(sim, session->last_down_us, node_of(session->slot), down_arrives, mu_sim_copy_coord_message(message), number, 0);
+    mu_sim_at(sim, session->last_down_us, node_of(session->slot), down_arrives, mu_sim_copy_coord_message(message),
+              number, 0);
 }
 
 void mu_sim_net_close(struct mu_sim *sim, uint64_t number)
@@ -249,8 +262,10 @@ void mu_sim_net_close(struct mu_sim *sim, uint64_t number)
         return;
     session->closing = true;
     if (!session->cut)
-        tell_worker(sim, number, later(session->last_down_us + 1, sim->now_us + mu_sim_delay(sim, sim->params.stream_us)));
-    /* Whether the server library reports the end of a stream that was ended here is not part of the contract: both happen. */
+        tell_worker(sim, number,
+                    later(session->last_down_us + 1, sim->now_us + mu_sim_delay(sim, sim->params.stream_us)));
+    /* Whether the server library reports the end of a stream that was ended here is not part of the contract: both
+     * happen. */
     if (mu_sim_below(sim, 2))
         tell_coord(sim, number, sim->now_us + mu_sim_delay(sim, sim->params.stream_us), false);
     else
@@ -295,7 +310,8 @@ void mu_sim_net_coordinator_died(struct mu_sim *sim, bool vanished)
 
 static void link_fails(struct mu_sim *sim, struct mu_sim_event *event)
 {
-    mu_sim_engine_link_failed(sim, (uint32_t)(event->node - MU_SIM_NODE_WORKER), event->a, (enum mu_peer_failure)event->b);
+    mu_sim_engine_link_failed(sim, (uint32_t)(event->node - MU_SIM_NODE_WORKER), event->a,
+                              (enum mu_peer_failure)event->b);
 }
 
 static void frame_arrives(struct mu_sim *sim, struct mu_sim_event *event)
@@ -320,7 +336,8 @@ void mu_sim_net_frame(struct mu_sim *sim, uint32_t from, uint32_t to, uint64_t t
     if (end && later(open_us, acks_us) > sim->now_us + USER_TIMEOUT_US) {
         uint64_t at_us = sim->now_us + mu_sim_delay(sim, USER_TIMEOUT_US);
         mu_sim_at(sim, at_us, node_of(from), link_fails, NULL, frame->link, MU_PEER_FAILURE_TIMEOUT);
-        mu_sim_at(sim, at_us + mu_sim_delay(sim, MU_SIM_S), node_of(to), link_fails, NULL, frame->link, MU_PEER_FAILURE_RESET);
+        mu_sim_at(sim, at_us + mu_sim_delay(sim, MU_SIM_S), node_of(to), link_fails, NULL, frame->link,
+                  MU_PEER_FAILURE_RESET);
         if (open_us > sim->now_us) {
             free(frame);
             return;

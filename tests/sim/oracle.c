@@ -1,5 +1,5 @@
-/* The undisturbed run, computed as far as it is asked for, and the invariants of generations, steps, held state and the end.
- * Records and checkpoints are judged in oracle_records.c. */
+/* The undisturbed run, computed as far as it is asked for, and the invariants of generations, steps, held state and the
+ * end. Records and checkpoints are judged in oracle_records.c. */
 #include "tests/sim/oracle.h"
 
 #include <inttypes.h>
@@ -128,11 +128,12 @@ static struct mu_sim_generation *generation_of(struct mu_sim *sim, uint32_t slot
     return mu_sim_oracle_generation(sim, sim->workers[slot].engine.generation);
 }
 
-struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint64_t number, uint32_t world, const uint8_t secret[32])
+struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint64_t number, uint32_t world,
+                                                       const uint8_t secret[32])
 {
     struct mu_sim_oracle *oracle = sim->oracle;
-    oracle->generations =
-        mu_sim_grow(oracle->generations, oracle->generation_count, &oracle->generation_capacity, sizeof *oracle->generations);
+    oracle->generations = mu_sim_grow(oracle->generations, oracle->generation_count, &oracle->generation_capacity,
+                                      sizeof *oracle->generations);
     struct mu_sim_generation *generation = &oracle->generations[oracle->generation_count++];
     memset(generation, 0, sizeof *generation);
     generation->number = number;
@@ -148,10 +149,12 @@ void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t number, const struct mu
 {
     struct mu_sim_generation *generation = mu_sim_oracle_generation(sim, number);
     if (!generation) {
-        mu_sim_violate(sim, "generation %" PRIu64 " is assigned to worker %u before its record is durable", number, slot);
+        mu_sim_violate(sim, "generation %" PRIu64 " is assigned to worker %u before its record is durable", number,
+                       slot);
         return;
     }
-    if (memcmp(generation->secret, assign->secret, 32) != 0 || generation->world != assign->world || assign->rank >= assign->world) {
+    if (memcmp(generation->secret, assign->secret, 32) != 0 || generation->world != assign->world ||
+        assign->rank >= assign->world) {
         mu_sim_violate(sim, "generation number %" PRIu64 " is used for two different generations", number);
         return;
     }
@@ -163,8 +166,8 @@ void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t number, const struct mu
     struct mu_sim_rank *rank = &generation->ranks[assign->rank];
     uint64_t life = sim->nodes[MU_SIM_NODE_WORKER + slot].life;
     if (rank->assigned && (rank->slot != slot || rank->life != life) && rank->prepared)
-        mu_sim_violate(sim, "rank %u of generation %" PRIu64 " is given to worker %u after worker %u had prepared it", assign->rank, number,
-                       slot, rank->slot);
+        mu_sim_violate(sim, "rank %u of generation %" PRIu64 " is given to worker %u after worker %u had prepared it",
+                       assign->rank, number, slot, rank->slot);
     rank->assigned = true;
     rank->slot = slot;
     rank->life = life;
@@ -181,7 +184,8 @@ void mu_sim_oracle_prepare(struct mu_sim *sim, uint32_t slot, const struct mu_as
     if (start > sim->spec.steps)
         mu_sim_violate(sim, "a generation starts at step %" PRIu64 " of %" PRIu64, start, sim->spec.steps);
     if (held->has_state && held->step > start && !sim->oracle->restore_lost)
-        mu_sim_violate(sim, "worker %u holds step %" PRIu64 " and is told to start at step %" PRIu64, slot, held->step, start);
+        mu_sim_violate(sim, "worker %u holds step %" PRIu64 " and is told to start at step %" PRIu64, slot, held->step,
+                       start);
     if (assign->source == MU_SOURCE_HELD && !is_held)
         mu_sim_violate(sim, "worker %u is told to hold step %" PRIu64 ", it holds %s %" PRIu64, slot, start,
                        held->has_state ? "step" : "nothing, step", held->step);
@@ -214,7 +218,8 @@ void mu_sim_oracle_runs(struct mu_sim *sim, uint32_t slot, bool runs)
     const struct mu_sim_engine *engine = &sim->workers[slot].engine;
     if (!generation || engine->rank >= generation->world) {
         if (runs)
-            mu_sim_violate(sim, "worker %u steps in generation %" PRIu64 ", which no record knows", slot, engine->generation);
+            mu_sim_violate(sim, "worker %u steps in generation %" PRIu64 ", which no record knows", slot,
+                           engine->generation);
         return;
     }
     struct mu_sim_rank *rank = &generation->ranks[engine->rank];
@@ -224,9 +229,11 @@ void mu_sim_oracle_runs(struct mu_sim *sim, uint32_t slot, bool runs)
         return;
     }
     if (!generation->go)
-        mu_sim_violate(sim, "worker %u steps in generation %" PRIu64 " before its Go is durable", slot, generation->number);
+        mu_sim_violate(sim, "worker %u steps in generation %" PRIu64 " before its Go is durable", slot,
+                       generation->number);
     if (rank->running)
-        mu_sim_violate(sim, "workers %u and %u are both rank %u of generation %" PRIu64, rank->runner, slot, engine->rank, generation->number);
+        mu_sim_violate(sim, "workers %u and %u are both rank %u of generation %" PRIu64, rank->runner, slot,
+                       engine->rank, generation->number);
     rank->running = true;
     rank->runner = slot;
 }
@@ -238,21 +245,24 @@ void mu_sim_oracle_tiles(struct mu_sim *sim, uint32_t slot, const struct mu_sim_
     uint32_t next = 0;
     for (uint32_t i = 0; i < count; i++) {
         if (roots[i].node.first != next) {
-            mu_sim_violate(sim, "worker %u: leaf %u is %s in step %" PRIu64, slot, roots[i].node.first < next ? roots[i].node.first : next,
-                           roots[i].node.first < next ? "counted twice" : "missing", sim->workers[slot].engine.held.step);
+            mu_sim_violate(sim, "worker %u: leaf %u is %s in step %" PRIu64, slot,
+                           roots[i].node.first < next ? roots[i].node.first : next,
+                           roots[i].node.first < next ? "counted twice" : "missing",
+                           sim->workers[slot].engine.held.step);
             return;
         }
         next += roots[i].node.count;
     }
     if (next != sim->params.leaves)
-        mu_sim_violate(sim, "worker %u: the leaves of step %" PRIu64 " end at %u of %u", slot, sim->workers[slot].engine.held.step, next,
-                       sim->params.leaves);
+        mu_sim_violate(sim, "worker %u: the leaves of step %" PRIu64 " end at %u of %u", slot,
+                       sim->workers[slot].engine.held.step, next, sim->params.leaves);
 }
 
 void mu_sim_oracle_reduced(struct mu_sim *sim, uint32_t slot, uint64_t step, uint64_t gradient)
 {
     if (gradient != mu_sim_oracle_gradient(sim, step))
-        mu_sim_violate(sim, "worker %u reduces step %" PRIu64 " to another gradient than the undisturbed run", slot, step);
+        mu_sim_violate(sim, "worker %u reduces step %" PRIu64 " to another gradient than the undisturbed run", slot,
+                       step);
 }
 
 static bool same_result(const struct mu_step_result *a, const struct mu_step_result *b)
@@ -271,8 +281,9 @@ static void check_votes(struct mu_sim *sim, const struct mu_sim_generation *gene
         if (engine->generation != generation->number || !mu_sim_engine_running(engine))
             continue;
         if (engine->held.step == step ? !engine->held.has_gradient : engine->held.step < step)
-            mu_sim_violate(sim, "step %" PRIu64 " of generation %" PRIu64 " is decided while rank %u has no gradient for it", step,
-                           generation->number, r);
+            mu_sim_violate(sim,
+                           "step %" PRIu64 " of generation %" PRIu64 " is decided while rank %u has no gradient for it",
+                           step, generation->number, r);
     }
 }
 
@@ -286,7 +297,9 @@ void mu_sim_oracle_decided(struct mu_sim *sim, uint32_t slot, const struct mu_st
         *decision = (struct mu_sim_decision){.set = true, .result = *result};
         check_votes(sim, generation, result->step);
     } else if (!same_result(&decision->result, result)) {
-        mu_sim_violate(sim, "worker %u has another result of step %" PRIu64 " than its generation (command %" PRIu64 " and %" PRIu64 ")",
+        mu_sim_violate(sim,
+                       "worker %u has another result of step %" PRIu64 " than its generation (command %" PRIu64
+                       " and %" PRIu64 ")",
                        slot, result->step, result->command, decision->result.command);
     }
     if (result->step + 1 > sim->oracle->newest_step)
@@ -307,7 +320,9 @@ void mu_sim_oracle_boundary(struct mu_sim *sim, uint32_t slot, uint64_t steps_do
         decision->park = boundary->park;
         decision->checkpoint = checkpoint;
     } else if (decision->park != boundary->park || decision->checkpoint != checkpoint) {
-        mu_sim_violate(sim, "at boundary %" PRIu64 " of generation %" PRIu64 " worker %u %s checkpoint %" PRIu64 ", others %s %" PRIu64,
+        mu_sim_violate(sim,
+                       "at boundary %" PRIu64 " of generation %" PRIu64 " worker %u %s checkpoint %" PRIu64
+                       ", others %s %" PRIu64,
                        steps_done, generation->number, slot, boundary->park ? "parks," : "goes on,", checkpoint,
                        decision->park ? "park," : "go on,", decision->checkpoint);
     }
@@ -326,9 +341,11 @@ void mu_sim_oracle_holds(struct mu_sim *sim, uint32_t slot)
         return;
     }
     if (memcmp(engine->values, mu_sim_oracle_values(sim, held->step), sizeof engine->values) != 0)
-        mu_sim_violate(sim, "worker %u: its state at step %" PRIu64 " differs from the undisturbed run's", slot, held->step);
+        mu_sim_violate(sim, "worker %u: its state at step %" PRIu64 " differs from the undisturbed run's", slot,
+                       held->step);
     if (held->has_gradient && engine->gradient != mu_sim_oracle_gradient(sim, held->step))
-        mu_sim_violate(sim, "worker %u: its gradient of step %" PRIu64 " differs from the undisturbed run's", slot, held->step);
+        mu_sim_violate(sim, "worker %u: its gradient of step %" PRIu64 " differs from the undisturbed run's", slot,
+                       held->step);
 }
 
 static bool reaches(const struct mu_held *held, uint64_t step)
@@ -344,8 +361,8 @@ void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot)
         (struct mu_sim_ghost){sim->workers[slot].session, sim->now_us, sim->workers[slot].engine.held};
 }
 
-/* Somebody else can bring `step` back: it holds that state, or the one before with its gradient. An order that was right when it was
- * given may arrive when the other holder has just died. */
+/* Somebody else can bring `step` back: it holds that state, or the one before with its gradient. An order that was
+ * right when it was given may arrive when the other holder has just died. */
 static bool held_elsewhere(struct mu_sim *sim, uint32_t slot, uint64_t step)
 {
     for (uint32_t other = 0; other < sim->params.slots; other++) {
@@ -375,8 +392,9 @@ void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const char *why)
         return; /* a newer generation went on without it: its state is history */
     if (mu_sim_oracle_committed_step(sim) >= held->step || held_elsewhere(sim, slot, held->step))
         return;
-    mu_sim_violate(sim, "worker %u drops the only copy of step %" PRIu64 " (%s) while the newest checkpoint is of step %" PRIu64, slot,
-                   held->step, why, mu_sim_oracle_committed_step(sim));
+    mu_sim_violate(
+        sim, "worker %u drops the only copy of step %" PRIu64 " (%s) while the newest checkpoint is of step %" PRIu64,
+        slot, held->step, why, mu_sim_oracle_committed_step(sim));
 }
 
 /* ---- the end ---- */
@@ -394,14 +412,15 @@ static void describe(struct mu_sim *sim, char *out, size_t size)
     size_t used = 0;
     out[0] = 0;
     if (mu_sim_coord_up(sim) && mu_coord_job_find(sim->coord.core, sim->spec.name, &view))
-        used += (size_t)snprintf(out + used, size - used, "; coordinator: phase %d generation %" PRIu64 " world %u attached %u step %" PRIu64,
+        used += (size_t)snprintf(out + used, size - used,
+                                 "; coordinator: phase %d generation %" PRIu64 " world %u attached %u step %" PRIu64,
                                  (int)view.phase, view.generation, view.world, view.attached, view.steps_done);
     for (uint32_t slot = 0; slot < sim->params.slots && used + 60 < size; slot++) {
         if (!mu_sim_worker_alive(sim, slot))
             continue;
         const struct mu_worker_status *status = mu_worker_status(sim->workers[slot].core);
-        used += (size_t)snprintf(out + used, size - used, "; w%u %s gen %" PRIu64 " step %" PRIu64 "%s", slot, phases[status->phase],
-                                 status->generation, sim->workers[slot].engine.held.step,
+        used += (size_t)snprintf(out + used, size - used, "; w%u %s gen %" PRIu64 " step %" PRIu64 "%s", slot,
+                                 phases[status->phase], status->generation, sim->workers[slot].engine.held.step,
                                  mu_worker_connected(sim->workers[slot].core) ? "" : " alone");
     }
 }
@@ -412,7 +431,8 @@ void mu_sim_oracle_end(struct mu_sim *sim)
     char where[480];
     describe(sim, where, sizeof where);
     if (!mu_sim_oracle_job_over(sim)) {
-        mu_sim_violate(sim, "liveness: the job is %s after %" PRIu64 " s%s", job_state_name(oracle->state), sim->now_us / MU_SIM_S, where);
+        mu_sim_violate(sim, "liveness: the job is %s after %" PRIu64 " s%s", job_state_name(oracle->state),
+                       sim->now_us / MU_SIM_S, where);
         return;
     }
     for (uint32_t slot = 0; slot < sim->params.slots; slot++) {

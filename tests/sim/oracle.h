@@ -38,7 +38,7 @@ struct mu_sim_oracle {
     uint32_t ghost_count, ghost_capacity;
     uint64_t (*values)[MU_SIM_CHUNKS]; /* [steps + 2] state after so many updates */
     uint64_t *gradients;
-    uint64_t known; /* values up to here are computed */
+    uint64_t known;                        /* values up to here are computed */
     struct mu_sim_generation *generations; /* whose record was durable at some time, in that order */
     uint32_t generation_count, generation_capacity;
     uint64_t newest_generation, newest_assigned, newest_go, newest_step;
@@ -49,6 +49,7 @@ struct mu_sim_oracle {
 };
 
 struct mu_sim_generation *mu_sim_oracle_generation(struct mu_sim *sim, uint64_t number);
-struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint64_t number, uint32_t world, const uint8_t secret[32]);
+struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint64_t number, uint32_t world,
+                                                       const uint8_t secret[32]);
 
 #endif

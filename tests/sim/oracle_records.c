@@ -22,12 +22,14 @@ static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, con
     uint8_t expected[32];
     if (before) {
         if (job->generation < before->generation)
-            mu_sim_violate(sim, "the job's generation goes back from %" PRIu64 " to %" PRIu64, before->generation, job->generation);
+            mu_sim_violate(sim, "the job's generation goes back from %" PRIu64 " to %" PRIu64, before->generation,
+                           job->generation);
         if (job->next_checkpoint < before->next_checkpoint)
-            mu_sim_violate(sim, "the next checkpoint number goes back from %" PRIu64 " to %" PRIu64, before->next_checkpoint,
-                           job->next_checkpoint);
+            mu_sim_violate(sim, "the next checkpoint number goes back from %" PRIu64 " to %" PRIu64,
+                           before->next_checkpoint, job->next_checkpoint);
         if (job->command.number < before->command.number)
-            mu_sim_violate(sim, "the command number goes back from %" PRIu64 " to %" PRIu64, before->command.number, job->command.number);
+            mu_sim_violate(sim, "the command number goes back from %" PRIu64 " to %" PRIu64, before->command.number,
+                           job->command.number);
         if (before->checkpoint_seen && !job->checkpoint_seen)
             mu_sim_violate(sim, "the job record forgets that there was a checkpoint");
         if (over(before->state) && job->state != before->state)
@@ -39,9 +41,11 @@ static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, con
         if (memcmp(expected, job->weights_sha256, 32) != 0)
             mu_sim_violate(sim, "the final weights differ from the undisturbed run's");
         if (job->steps_done != sim->spec.steps)
-            mu_sim_violate(sim, "the job is finished after %" PRIu64 " of %" PRIu64 " steps", job->steps_done, sim->spec.steps);
+            mu_sim_violate(sim, "the job is finished after %" PRIu64 " of %" PRIu64 " steps", job->steps_done,
+                           sim->spec.steps);
         if (sim->params.checkpoints && mu_sim_oracle_committed_step(sim) != sim->spec.steps)
-            mu_sim_violate(sim, "the job is finished, but its newest checkpoint is of step %" PRIu64, mu_sim_oracle_committed_step(sim));
+            mu_sim_violate(sim, "the job is finished, but its newest checkpoint is of step %" PRIu64,
+                           mu_sim_oracle_committed_step(sim));
     }
 }
 
@@ -56,7 +60,8 @@ static void generation_durable(struct mu_sim *sim, const struct mu_generation_re
         return;
     }
     if (record->generation < oracle->newest_generation)
-        mu_sim_violate(sim, "generation %" PRIu64 " becomes durable after %" PRIu64, record->generation, oracle->newest_generation);
+        mu_sim_violate(sim, "generation %" PRIu64 " becomes durable after %" PRIu64, record->generation,
+                       oracle->newest_generation);
     if (!generation) {
         generation = mu_sim_oracle_add_generation(sim, record->generation, record->world, record->secret);
         generation->start_step = record->start_step;
@@ -71,7 +76,8 @@ static void generation_durable(struct mu_sim *sim, const struct mu_generation_re
     oracle->newest_step = record->start_step;
     for (uint32_t rank = 0; rank < record->world; rank++) {
         if (!generation->ranks[rank].prepared) {
-            mu_sim_violate(sim, "generation %" PRIu64 " may go although rank %u never was prepared", record->generation, rank);
+            mu_sim_violate(sim, "generation %" PRIu64 " may go although rank %u never was prepared", record->generation,
+                           rank);
             return;
         }
     }
@@ -84,7 +90,8 @@ static uint32_t count_committed(const struct mu_sim *sim, uint64_t above)
     uint32_t count = 0;
     for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
         const struct mu_record *record = mu_sim_store_at(sim->store, i);
-        if (record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED && record->checkpoint->number > above)
+        if (record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED &&
+            record->checkpoint->number > above)
             count++;
     }
     return count;
@@ -95,7 +102,8 @@ uint64_t mu_sim_oracle_committed_step(const struct mu_sim *sim)
     uint64_t number = 0, step = 0;
     for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
         const struct mu_record *record = mu_sim_store_at(sim->store, i);
-        if (record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED && record->checkpoint->number > number) {
+        if (record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED &&
+            record->checkpoint->number > number) {
             number = record->checkpoint->number;
             step = record->checkpoint->step;
         }
@@ -116,8 +124,10 @@ static void committed(struct mu_sim *sim, const struct mu_checkpoint_record *rec
         mu_sim_violate(sim, "checkpoint %" PRIu64 " is committed, but %s", record->number, why);
     else if (!mu_sim_files_load(sim, record->dir, &step, values))
         mu_sim_violate(sim, "checkpoint %" PRIu64 " is committed without a manifest", record->number);
-    else if (step != record->step || step > sim->spec.steps || memcmp(values, mu_sim_oracle_values(sim, step), sizeof values) != 0)
-        mu_sim_violate(sim, "checkpoint %" PRIu64 " of step %" PRIu64 " differs from the undisturbed run", record->number, record->step);
+    else if (step != record->step || step > sim->spec.steps ||
+             memcmp(values, mu_sim_oracle_values(sim, step), sizeof values) != 0)
+        mu_sim_violate(sim, "checkpoint %" PRIu64 " of step %" PRIu64 " differs from the undisturbed run",
+                       record->number, record->step);
 }
 
 static void retired(struct mu_sim *sim, const struct mu_checkpoint_record *record)
@@ -131,14 +141,16 @@ static void retired(struct mu_sim *sim, const struct mu_checkpoint_record *recor
     }
     uint32_t newer = count_committed(sim, record->number);
     if (newer < sim->params.keep)
-        mu_sim_violate(sim, "checkpoint %" PRIu64 " is deleted although only %u newer ones exist (keep %" PRIu64 ")", record->number, newer,
-                       sim->params.keep);
+        mu_sim_violate(sim, "checkpoint %" PRIu64 " is deleted although only %u newer ones exist (keep %" PRIu64 ")",
+                       record->number, newer, sim->params.keep);
     if (sim->params.keep_every && record->step % sim->params.keep_every == 0 && good)
-        mu_sim_violate(sim, "checkpoint %" PRIu64 " of step %" PRIu64 " is deleted although every %" PRIu64 "th is kept", record->number,
-                       record->step, sim->params.keep_every);
+        mu_sim_violate(sim,
+                       "checkpoint %" PRIu64 " of step %" PRIu64 " is deleted although every %" PRIu64 "th is kept",
+                       record->number, record->step, sim->params.keep_every);
 }
 
-static void checkpoint_durable(struct mu_sim *sim, const struct mu_checkpoint_record *record, const struct mu_checkpoint_record *before)
+static void checkpoint_durable(struct mu_sim *sim, const struct mu_checkpoint_record *record,
+                               const struct mu_checkpoint_record *before)
 {
     bool was_committed = before && before->state == MU_CKPT_COMMITTED;
     if (record->state == MU_CKPT_COMMITTED && !was_committed) {
@@ -182,7 +194,8 @@ void mu_sim_oracle_damaged(struct mu_sim *sim)
 static void event_durable(struct mu_sim *sim, const struct mu_event_record *event)
 {
     if (event->number <= sim->oracle->newest_event)
-        mu_sim_violate(sim, "event number %" PRIu64 " is written after %" PRIu64, event->number, sim->oracle->newest_event);
+        mu_sim_violate(sim, "event number %" PRIu64 " is written after %" PRIu64, event->number,
+                       sim->oracle->newest_event);
     sim->oracle->newest_event = event->number;
     if (sim->params.nobody_lost && strcmp(event->kind, "worker_lost") == 0)
         mu_sim_violate(sim, "%s is declared lost although only the coordinator slept: %s", event->worker, event->text);
@@ -192,7 +205,8 @@ void mu_sim_oracle_event(struct mu_sim *sim, const struct mu_event_record *event
 {
     mu_sim_trace(sim, "event %" PRIu64 " %s %s: %s", event->number, event->kind, event->worker, event->text);
     if (event->number <= sim->oracle->newest_watched)
-        mu_sim_violate(sim, "event number %" PRIu64 " is shown after %" PRIu64, event->number, sim->oracle->newest_watched);
+        mu_sim_violate(sim, "event number %" PRIu64 " is shown after %" PRIu64, event->number,
+                       sim->oracle->newest_watched);
     if (event->number > sim->oracle->newest_event)
         mu_sim_violate(sim, "event %" PRIu64 " is shown before it is durable", event->number);
     sim->oracle->newest_watched = event->number;

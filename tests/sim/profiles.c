@@ -22,7 +22,7 @@ static void ordinary(struct mu_sim *sim, struct mu_sim_params *p)
     p->keep_every = mu_sim_below(sim, 4) ? 0 : p->checkpoint_every * 2;
     p->eval_every = mu_sim_below(sim, 2) ? 0 : 5;
     p->leaf_us = mu_sim_between(sim, 5, 60) * MU_SIM_MS;
-    p->optimizer_us = 4 * MU_SIM_MS;
+    p->optimizer_us = mu_sim_below(sim, 3) ? 4 * MU_SIM_MS : mu_sim_between(sim, 20, 300) * MU_SIM_MS;
     p->net_us = mu_sim_below(sim, 4) ? 300 : 8 * MU_SIM_MS;
     p->stream_us = p->net_us;
     p->io_us = mu_sim_between(sim, 5, 300) * MU_SIM_MS;
@@ -114,10 +114,12 @@ static void slow_streams(struct mu_sim *sim, struct mu_sim_params *p)
     ordinary(sim, p);
     p->stream_us = mu_sim_between(sim, 50, 500) * MU_SIM_MS;
     p->restart_us = mu_sim_between(sim, 100, 1500) * MU_SIM_MS;
+    p->sync_us = mu_sim_between(sim, 1, 80) * MU_SIM_MS;
     p->W(KILL_WORKER) = 8;
-    p->W(RESET_LINK) = 4;
+    p->W(STOP_WORKER) = 4;
+    p->W(RESET_LINK) = 6;
     p->W(ADD_WORKER) = 4;
-    p->W(LOSE_STREAM) = 6;
+    p->W(LOSE_STREAM) = 10;
     p->W(KILL_COORD) = 4;
     p->W(CHECKPOINT) = 2;
     p->fault_mean_us = mu_sim_between(sim, 300, 2500) * MU_SIM_MS;
@@ -155,6 +157,8 @@ static void zombies(struct mu_sim *sim, struct mu_sim_params *p)
     ordinary(sim, p);
     p->W(STOP_WORKER) = 10;
     p->W(HALF_OPEN) = 2;
+    p->W(RESET_LINK) = 3;
+    p->W(KILL_WORKER) = mu_sim_below(sim, 2) ? 3 : 0;
     p->W(CHECKPOINT) = 2;
     p->W(KILL_COORD) = mu_sim_below(sim, 2) ? 1 : 0;
 }
@@ -308,7 +312,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"storms", "the coordinator crashes again and again, often around a sync", 12, storms},
     {"sync-crash", "one crash of the coordinator, at the n-th sync", 10, sync_crash},
     {"partitions", "streams and links cut, one way or both, half-open streams", 10, partitions},
-    {"slow-streams", "messages to and from the coordinator take long, deaths in between", 10, slow_streams},
+    {"slow-streams", "messages to and from the coordinator take long, deaths in between", 20, slow_streams},
     {"links", "connections between living workers fail", 6, links},
     {"pauses", "the coordinator is stopped for up to 20 s; slow disk; wall clock jumps", 6, pauses},
     {"only-pauses", "as pauses, and nobody may be declared lost", 4, only_pauses},

@@ -1,6 +1,6 @@
-/* The simulator: one real coordinator core, up to thousands of real worker cores, a hash engine in place of training, a lossy record
- * store, a fake file system and a network, all in one thread and in virtual time. Everything random comes from the seed, so a seed
- * replays a history exactly.
+/* The simulator: one real coordinator core, up to thousands of real worker cores, a hash engine in place of training, a
+ * lossy record store, a fake file system and a network, all in one thread and in virtual time. Everything random comes
+ * from the seed, so a seed replays a history exactly.
  *
  *   world.c             event heap, clocks, randomness, trace, violations
  *   message.c           deep copies of messages and records, each one block of memory
@@ -10,10 +10,9 @@
  *   coordinator_node.c  shell of the coordinator core (output commit, planning, publishing, crashes, pauses)
  *   client.c            the user: submits, triggers checkpoints, drains, cancels
  *   worker_node.c       shell of a worker core
- *   engine.c            hash engine: stepping;  engine_prepare.c: connecting and moving state;  engine_state.c: held state and pieces
- *   oracle.c            the undisturbed run and every invariant
- *   profiles.c          what goes wrong in which history;  faults.c: makes it go wrong
- *   main.c              command line
+ *   engine.c            hash engine: stepping;  engine_prepare.c: connecting and moving state;  engine_state.c: held
+ * state and pieces oracle.c            the undisturbed run and every invariant profiles.c          what goes wrong in
+ * which history;  faults.c: makes it go wrong main.c              command line
  *
  * Time is in true microseconds; each node's monotonic clock has its own offset and rate. Threads: none. */
 #ifndef MU_TESTS_SIM_H
@@ -38,8 +37,8 @@ enum {
     MU_SIM_FAILURE_SIZE = 640,
 };
 #define MU_SIM_NEVER UINT64_MAX
-#define MU_SIM_MS UINT64_C(1000)
-#define MU_SIM_S UINT64_C(1000000)
+#define MU_SIM_MS    UINT64_C(1000)
+#define MU_SIM_S     UINT64_C(1000000)
 
 struct mu_sim;
 struct mu_sim_event;
@@ -48,7 +47,8 @@ typedef void (*mu_sim_fire)(struct mu_sim *sim, struct mu_sim_event *event);
 struct mu_sim_event {
     uint64_t at_us, order;
     mu_sim_fire fire;
-    void *payload; /* one block, freed after firing or when the event is dropped; a handler that keeps it sets it to NULL */
+    void *payload; /* one block, freed after firing or when the event is dropped; a handler that keeps it sets it to
+                      NULL */
     int32_t node;  /* dropped when the node's life has ended; waits while the node is stopped */
     uint64_t life, a, b;
 };
@@ -64,10 +64,10 @@ enum mu_sim_fault {
     MU_SIM_FAULT_ADD_WORKER,
     MU_SIM_FAULT_HANG_ENGINE,
     MU_SIM_FAULT_LOSE_STREAM,
-    MU_SIM_FAULT_HALF_OPEN,      /* the worker sees the loss, the coordinator does not */
-    MU_SIM_FAULT_CUT_STREAM,     /* worker <-> coordinator partition, one way or both */
-    MU_SIM_FAULT_CUT_LINK,       /* worker <-> worker partition, one way or both */
-    MU_SIM_FAULT_RESET_LINK,     /* one data-plane connection */
+    MU_SIM_FAULT_HALF_OPEN,  /* the worker sees the loss, the coordinator does not */
+    MU_SIM_FAULT_CUT_STREAM, /* worker <-> coordinator partition, one way or both */
+    MU_SIM_FAULT_CUT_LINK,   /* worker <-> worker partition, one way or both */
+    MU_SIM_FAULT_RESET_LINK, /* one data-plane connection */
     MU_SIM_FAULT_KILL_COORD,
     MU_SIM_FAULT_PAUSE_COORD,
     MU_SIM_FAULT_JUMP_WALL,
@@ -81,9 +81,22 @@ enum mu_sim_fault {
 
 /* Named places in the life of a step; at each of them somebody may be killed. */
 enum mu_sim_point {
-    MU_SIM_POINT_ASSIGN, MU_SIM_POINT_TRANSFER, MU_SIM_POINT_PREPARED, MU_SIM_POINT_RUN, MU_SIM_POINT_FORWARD,
-    MU_SIM_POINT_EXCHANGE, MU_SIM_POINT_BEFORE_VOTE, MU_SIM_POINT_AFTER_VOTE, MU_SIM_POINT_OPTIMIZER, MU_SIM_POINT_BOUNDARY,
-    MU_SIM_POINT_PARKED, MU_SIM_POINT_SNAPSHOT, MU_SIM_POINT_PIECE, MU_SIM_POINT_PUBLISH, MU_SIM_POINT_DELETE, MU_SIM_POINT_COUNT
+    MU_SIM_POINT_ASSIGN,
+    MU_SIM_POINT_TRANSFER,
+    MU_SIM_POINT_PREPARED,
+    MU_SIM_POINT_RUN,
+    MU_SIM_POINT_FORWARD,
+    MU_SIM_POINT_EXCHANGE,
+    MU_SIM_POINT_BEFORE_VOTE,
+    MU_SIM_POINT_AFTER_VOTE,
+    MU_SIM_POINT_OPTIMIZER,
+    MU_SIM_POINT_BOUNDARY,
+    MU_SIM_POINT_PARKED,
+    MU_SIM_POINT_SNAPSHOT,
+    MU_SIM_POINT_PIECE,
+    MU_SIM_POINT_PUBLISH,
+    MU_SIM_POINT_DELETE,
+    MU_SIM_POINT_COUNT
 };
 
 struct mu_sim_params {
@@ -98,15 +111,15 @@ struct mu_sim_params {
     uint32_t clock_ppm;     /* largest rate error of a clock */
     uint64_t fault_mean_us, faults_start_us, faults_end_us;
     uint32_t weight[MU_SIM_FAULT_COUNT];
-    uint32_t point_kill_ppm;          /* at each named point: kill that worker, or another */
-    uint32_t point_coord_ppm;         /* at each named point: kill the coordinator */
-    uint32_t sync_crash_ppm;          /* coordinator: at each sync, before or after it is durable */
-    uint64_t sync_crash_at;           /* crash exactly at this sync (1, 2, ...); 0 = no */
-    uint32_t io_error_ppm;            /* a piece, manifest or delete fails */
+    uint32_t point_kill_ppm;  /* at each named point: kill that worker, or another */
+    uint32_t point_coord_ppm; /* at each named point: kill the coordinator */
+    uint32_t sync_crash_ppm;  /* coordinator: at each sync, before or after it is durable */
+    uint64_t sync_crash_at;   /* crash exactly at this sync (1, 2, ...); 0 = no */
+    uint32_t io_error_ppm;    /* a piece, manifest or delete fails */
     uint32_t connect_fail_ppm;
-    uint32_t crash_limit;             /* 0: the core's default */
-    uint64_t restart_us;              /* mean time until a dead process is started again; 0 = never during the faults */
-    uint64_t horizon_us;              /* liveness: over by then, or it counts as hung */
+    uint32_t crash_limit; /* 0: the core's default */
+    uint64_t restart_us;  /* mean time until a dead process is started again; 0 = never during the faults */
+    uint64_t horizon_us;  /* liveness: over by then, or it counts as hung */
     bool same_names, no_names, mixed_hosts, hosts_vanish, strangers, may_fail, nobody_lost;
 };
 
@@ -148,13 +161,16 @@ void mu_sim_files_free(struct mu_sim_files *files);
 struct mu_sim_directory *mu_sim_files_find(struct mu_sim_files *files, const char *path);
 /* MU_OK, MU_ERR_NO_SPACE or MU_ERR_IO; on error nothing is visible. */
 enum mu_status mu_sim_files_write(struct mu_sim *sim, const struct mu_sim_piece *piece);
-/* What the shell does for PUBLISH: every piece of the record is there, whole, of one step, and they tile all chunks; then the manifest. */
-enum mu_status mu_sim_files_publish(struct mu_sim *sim, const struct mu_checkpoint_record *record, const char **ret_text);
+/* What the shell does for PUBLISH: every piece of the record is there, whole, of one step, and they tile all chunks;
+ * then the manifest. */
+enum mu_status mu_sim_files_publish(struct mu_sim *sim, const struct mu_checkpoint_record *record,
+                                    const char **ret_text);
 enum mu_status mu_sim_files_delete(struct mu_sim *sim, const char *path);
 /* Loads a published checkpoint: false when a piece is missing or corrupt. */
 bool mu_sim_files_load(struct mu_sim *sim, const char *path, uint64_t *ret_step, uint64_t values[MU_SIM_CHUNKS]);
 /* Pieces of `record` complete, of the same step, tiling: the invariant of a commit. */
-bool mu_sim_files_complete(struct mu_sim *sim, const struct mu_checkpoint_record *record, bool allow_corrupt, const char **ret_why);
+bool mu_sim_files_complete(struct mu_sim *sim, const struct mu_checkpoint_record *record, bool allow_corrupt,
+                           const char **ret_why);
 
 /* ---- nodes ---- */
 
@@ -163,7 +179,7 @@ struct mu_sim_node {
     uint64_t life; /* of the process now or last on it; grows */
     uint64_t clock_offset_us;
     int64_t clock_ppm;
-    uint64_t tick_at_us; /* the scheduled tick (true time), MU_SIM_NEVER: none */
+    uint64_t tick_at_us;   /* the scheduled tick (true time), MU_SIM_NEVER: none */
     uint64_t tick_version; /* of that event; others are stale */
     struct mu_sim_event **backlog;
     uint32_t backlog_count, backlog_capacity;
@@ -172,10 +188,10 @@ struct mu_sim_node {
 struct mu_sim_session {
     uint32_t slot;
     uint64_t worker_life, coord_life;
-    bool cut;          /* what is in flight is lost */
-    bool coord_open;   /* the coordinator has not been told of its end */
+    bool cut;        /* what is in flight is lost */
+    bool coord_open; /* the coordinator has not been told of its end */
     bool worker_open;
-    bool closing;      /* the coordinator has closed it; ends for the worker after what was sent before */
+    bool closing; /* the coordinator has closed it; ends for the worker after what was sent before */
     uint64_t last_up_us, last_down_us;
 };
 
@@ -199,7 +215,7 @@ struct mu_sim_coordinator {
 /* ---- the hash engine ---- */
 
 enum mu_sim_frame_kind {
-    MU_SIM_FRAME_DIAL,   /* secret: joins the two ends of a link */
+    MU_SIM_FRAME_DIAL, /* secret: joins the two ends of a link */
     MU_SIM_FRAME_ACCEPT,
     MU_SIM_FRAME_STATE,  /* copy of the state */
     MU_SIM_FRAME_ROOTS,  /* mesh: to everybody; tree: from child to parent */
@@ -229,16 +245,22 @@ struct mu_sim_link_end {
     uint32_t rank, slot; /* slot UINT32_MAX: the address names nobody */
     uint64_t life;
     bool connected, dead;
-    enum mu_peer_failure failure; /* why it is dead */
-    uint64_t id; /* of the connection; the same at both ends */
-    uint64_t last_us; /* FIFO of what this end sends */
+    enum mu_peer_failure failure;             /* why it is dead */
+    uint64_t id;                              /* of the connection; the same at both ends */
+    uint64_t last_us;                         /* FIFO of what this end sends */
     struct mu_sim_frame *roots[2], *votes[2]; /* by parity of the step */
     struct mu_sim_frame *sum, *result;
     bool state_sent;
 };
 
 enum mu_sim_engine_phase {
-    MU_SIM_IDLE, MU_SIM_PREPARING, MU_SIM_PREPARED, MU_SIM_COMPUTING, MU_SIM_REDUCING, MU_SIM_VOTING, MU_SIM_OPTIMIZING,
+    MU_SIM_IDLE,
+    MU_SIM_PREPARING,
+    MU_SIM_PREPARED,
+    MU_SIM_COMPUTING,
+    MU_SIM_REDUCING,
+    MU_SIM_VOTING,
+    MU_SIM_OPTIMIZING,
     MU_SIM_STALLED, /* copies a snapshot, or waits at a boundary */
     MU_SIM_PARKED
 };
@@ -246,7 +268,7 @@ enum mu_sim_engine_phase {
 struct mu_sim_engine {
     enum mu_sim_engine_phase phase;
     bool loaded, hung, was_hung; /* was_hung: by a fault, at some time */
-    uint64_t epoch;    /* cancels what was scheduled for earlier work */
+    uint64_t epoch;              /* cancels what was scheduled for earlier work */
     uint64_t progress;
     uint64_t last_post_us, last_order_us; /* FIFO from engine to agent, and from agent to engine */
     /* what it holds */
@@ -309,7 +331,7 @@ struct mu_sim {
 
     struct mu_sim_node *nodes; /* [1 + slots] */
     struct mu_sim_coordinator coord;
-    struct mu_sim_worker *workers; /* [slots] */
+    struct mu_sim_worker *workers;   /* [slots] */
     struct mu_sim_session *sessions; /* number - 1 */
     uint64_t session_count, session_capacity;
     struct mu_sim_partition *partitions;
@@ -337,8 +359,10 @@ bool mu_sim_chance(struct mu_sim *sim, uint32_t ppm);
 uint64_t mu_sim_delay(struct mu_sim *sim, uint64_t typical_us);
 struct mu_id mu_sim_id(struct mu_sim *sim);
 
-void mu_sim_at(struct mu_sim *sim, uint64_t at_us, int32_t node, mu_sim_fire fire, void *payload, uint64_t a, uint64_t b);
-void mu_sim_after(struct mu_sim *sim, uint64_t delay_us, int32_t node, mu_sim_fire fire, void *payload, uint64_t a, uint64_t b);
+void mu_sim_at(struct mu_sim *sim, uint64_t at_us, int32_t node, mu_sim_fire fire, void *payload, uint64_t a,
+               uint64_t b);
+void mu_sim_after(struct mu_sim *sim, uint64_t delay_us, int32_t node, mu_sim_fire fire, void *payload, uint64_t a,
+                  uint64_t b);
 
 void mu_sim_trace(struct mu_sim *sim, const char *fmt, ...) MU_PRINTF(2, 3);
 /* The first one ends the history. */
@@ -366,7 +390,8 @@ void mu_sim_fini(struct mu_sim *sim);
 struct mu_worker_message *mu_sim_copy_worker_message(const struct mu_worker_message *message);
 struct mu_coord_message *mu_sim_copy_coord_message(const struct mu_coord_message *message);
 /* The block begins with a copy of `head` (which may be empty). */
-void *mu_sim_copy_assign(const struct mu_assign *assign, const void *head, size_t head_bytes, struct mu_assign **ret_assign);
+void *mu_sim_copy_assign(const struct mu_assign *assign, const void *head, size_t head_bytes,
+                         struct mu_assign **ret_assign);
 struct mu_record *mu_sim_copy_record(const struct mu_record *record);
 struct mu_plan_input *mu_sim_copy_plan_input(const struct mu_plan_input *input);
 
@@ -450,7 +475,8 @@ void mu_sim_engine_frame(struct mu_sim *sim, uint32_t slot, struct mu_sim_event 
 void mu_sim_engine_link_failed(struct mu_sim *sim, uint32_t slot, uint64_t link, enum mu_peer_failure failure);
 /* Resets a connection of this engine, as seen at both ends. False when it has none. */
 bool mu_sim_engine_reset_link(struct mu_sim *sim, uint32_t slot);
-void mu_sim_engine_close_links(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *links, uint32_t count, bool prompt);
+void mu_sim_engine_close_links(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *links, uint32_t count,
+                               bool prompt);
 void mu_sim_engine_free_links(struct mu_sim_link_end *links, uint32_t count);
 bool mu_sim_engine_waiting(const struct mu_sim_engine *engine);
 bool mu_sim_engine_running(const struct mu_sim_engine *engine);
@@ -464,7 +490,8 @@ void mu_sim_engine_park(struct mu_sim *sim, uint32_t slot, enum mu_park_reason r
 void mu_sim_engine_apply(struct mu_sim *sim, uint32_t slot, const struct mu_step_result *result);
 void mu_sim_engine_write_piece(struct mu_sim *sim, uint32_t slot, const struct mu_snapshot *snapshot);
 struct mu_sim_link_end *mu_sim_engine_link(struct mu_sim_engine *engine, uint32_t rank);
-struct mu_sim_frame *mu_sim_frame_new(const struct mu_sim *sim, uint32_t slot, enum mu_sim_frame_kind kind, uint32_t root_count);
+struct mu_sim_frame *mu_sim_frame_new(const struct mu_sim *sim, uint32_t slot, enum mu_sim_frame_kind kind,
+                                      uint32_t root_count);
 void mu_sim_engine_send(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *end, struct mu_sim_frame *frame);
 
 /* ---- oracle.c ---- */
@@ -481,7 +508,7 @@ const uint64_t *mu_sim_oracle_values(struct mu_sim *sim, uint64_t step);
 uint64_t mu_sim_oracle_gradient(struct mu_sim *sim, uint64_t step);
 
 /* Invariants. Each is called where the fact arises. */
-void mu_sim_oracle_holds(struct mu_sim *sim, uint32_t slot);                     /* after its held state has changed */
+void mu_sim_oracle_holds(struct mu_sim *sim, uint32_t slot); /* after its held state has changed */
 void mu_sim_oracle_reduced(struct mu_sim *sim, uint32_t slot, uint64_t step, uint64_t gradient);
 void mu_sim_oracle_decided(struct mu_sim *sim, uint32_t slot, const struct mu_step_result *result);
 void mu_sim_oracle_boundary(struct mu_sim *sim, uint32_t slot, uint64_t steps_done, const struct mu_boundary *boundary);
@@ -490,17 +517,17 @@ void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t generation, const struc
 void mu_sim_oracle_prepare(struct mu_sim *sim, uint32_t slot, const struct mu_assign *assign);
 void mu_sim_oracle_prepared(struct mu_sim *sim, uint32_t slot);
 void mu_sim_oracle_runs(struct mu_sim *sim, uint32_t slot, bool runs);
-void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot);                      /* before its session is forgotten */
-void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const char *why);    /* gives its state up by its own will */
+void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot);                   /* before its session is forgotten */
+void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const char *why); /* gives its state up by its own will */
 void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, const struct mu_record *before);
 void mu_sim_oracle_damaged(struct mu_sim *sim); /* a fault has damaged a checkpoint */
 void mu_sim_oracle_deleted(struct mu_sim *sim, const char *path);
 void mu_sim_oracle_event(struct mu_sim *sim, const struct mu_event_record *event);
-void mu_sim_oracle_views(struct mu_sim *sim);                                    /* what the coordinator shows */
-bool mu_sim_oracle_job_over(const struct mu_sim *sim);                           /* durably */
-bool mu_sim_oracle_lists(const struct mu_sim *sim, const char *path);                /* as a committed checkpoint, durably */
-uint64_t mu_sim_oracle_committed_step(const struct mu_sim *sim);                 /* newest durable usable one; 0 = none */
-void mu_sim_oracle_end(struct mu_sim *sim);                                      /* liveness and the final hash */
+void mu_sim_oracle_views(struct mu_sim *sim);                         /* what the coordinator shows */
+bool mu_sim_oracle_job_over(const struct mu_sim *sim);                /* durably */
+bool mu_sim_oracle_lists(const struct mu_sim *sim, const char *path); /* as a committed checkpoint, durably */
+uint64_t mu_sim_oracle_committed_step(const struct mu_sim *sim);      /* newest durable usable one; 0 = none */
+void mu_sim_oracle_end(struct mu_sim *sim);                           /* liveness and the final hash */
 
 /* ---- faults.c ---- */
 

@@ -158,16 +158,18 @@ static void end_process(struct mu_sim *sim, uint32_t slot, bool vanished)
 
 static void trace_message(struct mu_sim *sim, uint32_t slot, const struct mu_coord_message *message)
 {
-    static const char *const names[] = {"WELCOME", "REJECT", "ASSIGN", "GO", "REVOKE", "COMMAND", "SNAPSHOT", "PIECE_ACK", "RELEASE"};
+    static const char *const names[] = {"WELCOME", "REJECT",   "ASSIGN",    "GO",     "REVOKE",
+                                        "COMMAND", "SNAPSHOT", "PIECE_ACK", "RELEASE"};
     if (!sim->trace)
         return;
     if (message->kind == MU_CM_ASSIGN)
-        mu_sim_trace(sim, "w%u   < ASSIGN gen %" PRIu64 " rank %u/%u step %" PRIu64 " source %d from %u", slot, message->generation,
-                     message->assign.rank, message->assign.world, message->assign.start_step, (int)message->assign.source,
-                     message->assign.source_rank);
+        mu_sim_trace(sim, "w%u   < ASSIGN gen %" PRIu64 " rank %u/%u step %" PRIu64 " source %d from %u", slot,
+                     message->generation, message->assign.rank, message->assign.world, message->assign.start_step,
+                     (int)message->assign.source, message->assign.source_rank);
     else if (message->kind == MU_CM_COMMAND)
-        mu_sim_trace(sim, "w%u   < COMMAND %" PRIu64 " gen %" PRIu64 " kind %d not before %" PRIu64, slot, message->command.number,
-                     message->generation, (int)message->command.kind, message->command.not_before_step);
+        mu_sim_trace(sim, "w%u   < COMMAND %" PRIu64 " gen %" PRIu64 " kind %d not before %" PRIu64, slot,
+                     message->command.number, message->generation, (int)message->command.kind,
+                     message->command.not_before_step);
     else if (message->kind == MU_CM_REJECT)
         mu_sim_trace(sim, "w%u   < REJECT %d %s", slot, (int)message->reject.reason, message->reject.text);
     else
@@ -188,7 +190,8 @@ void mu_sim_worker_event(struct mu_sim *sim, uint32_t slot, struct mu_worker_eve
     if (worker->exited) {
         end_process(sim, slot, false);
         if (worker->exit_code != 0 && !worker->stranger && !sim->params.crash_limit)
-            mu_sim_violate(sim, "worker %u exits with code %d although nothing is wrong with it", slot, worker->exit_code);
+            mu_sim_violate(sim, "worker %u exits with code %d although nothing is wrong with it", slot,
+                           worker->exit_code);
         return;
     }
     schedule_tick(sim, slot);
@@ -227,9 +230,10 @@ static void tick(struct mu_sim *sim, struct mu_sim_event *event)
         schedule_tick(sim, slot);
         return;
     }
-    mu_sim_worker_event(sim, slot, &(struct mu_worker_event){
-                                       .kind = MU_WE_PROGRESS,
-                                       .progress = {worker->engine.progress, mu_sim_engine_waiting(&worker->engine)}});
+    mu_sim_worker_event(
+        sim, slot,
+        &(struct mu_worker_event){.kind = MU_WE_PROGRESS,
+                                  .progress = {worker->engine.progress, mu_sim_engine_waiting(&worker->engine)}});
     if (mu_sim_worker_alive(sim, slot))
         mu_sim_worker_event(sim, slot, &(struct mu_worker_event){.kind = MU_WE_TICK});
 }
@@ -265,7 +269,8 @@ void mu_sim_worker_start(struct mu_sim *sim, uint32_t slot)
     strcpy(config.hello.software_version, "sim");
     worker->host = sim->params.mixed_hosts ? slot / 2 : slot;
     snprintf(config.hello.host, sizeof config.hello.host, "h%u", worker->host);
-    snprintf(config.hello.address, sizeof config.hello.address, "sim:%u:%" PRIu64, slot, sim->nodes[node_of(slot)].life);
+    snprintf(config.hello.address, sizeof config.hello.address, "sim:%u:%" PRIu64, slot,
+             sim->nodes[node_of(slot)].life);
     if (sim->params.same_names)
         snprintf(config.hello.name, sizeof config.hello.name, "w%u", slot);
     else if (!sim->params.no_names && mu_sim_below(sim, 2))

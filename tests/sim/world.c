@@ -141,7 +141,8 @@ static struct mu_sim_event *heap_pop(struct mu_sim *sim)
     return top;
 }
 
-void mu_sim_at(struct mu_sim *sim, uint64_t at_us, int32_t node, mu_sim_fire fire, void *payload, uint64_t a, uint64_t b)
+void mu_sim_at(struct mu_sim *sim, uint64_t at_us, int32_t node, mu_sim_fire fire, void *payload, uint64_t a,
+               uint64_t b)
 {
     struct mu_sim_event *event = mu_sim_alloc(sizeof *event);
     event->at_us = at_us < sim->now_us ? sim->now_us : at_us;
@@ -155,7 +156,8 @@ void mu_sim_at(struct mu_sim *sim, uint64_t at_us, int32_t node, mu_sim_fire fir
     heap_push(sim, event);
 }
 
-void mu_sim_after(struct mu_sim *sim, uint64_t delay_us, int32_t node, mu_sim_fire fire, void *payload, uint64_t a, uint64_t b)
+void mu_sim_after(struct mu_sim *sim, uint64_t delay_us, int32_t node, mu_sim_fire fire, void *payload, uint64_t a,
+                  uint64_t b)
 {
     mu_sim_at(sim, sim->now_us + delay_us, node, fire, payload, a, b);
 }

@@ -608,7 +608,8 @@ struct mu_boundary mu_worker_boundary(struct mu_worker *worker, uint64_t now_us,
     worker->status.held =
         (struct mu_held){.has_state = true, .has_result = true, .step = steps_done, .result = *result};
     uint32_t kept = 0;
-    uint64_t first_open = 0; /* what was given up may not have reached everybody; that it was, did, as far as the vote says */
+    uint64_t first_open =
+        0; /* what was given up may not have reached everybody; that it was, did, as far as the vote says */
     for (uint32_t i = 0; i < worker->command_count; i++) {
         const struct command *command = &worker->commands[i];
         if (command->number <= result->command && command->first_open > first_open)
