@@ -109,6 +109,27 @@ void musterd_kill(struct musterd *musterd)
     musterd->pid = 0;
 }
 
+void musterd_show_log(const struct musterd *musterd, int lines)
+{
+    enum { TAIL_BYTES = 8192 };
+    char path[300], tail[TAIL_BYTES + 1];
+    snprintf(path, sizeof path, "%s/musterd.log", musterd->dir);
+    FILE *file = fopen(path, "r");
+    if (!file)
+        return;
+    if (fseek(file, -TAIL_BYTES, SEEK_END) != 0)
+        rewind(file);
+    tail[fread(tail, 1, TAIL_BYTES, file)] = 0;
+    fclose(file);
+    const char *from = tail + strlen(tail);
+    for (int ends = 0; from > tail; from--) {
+        ends += from[-1] == '\n';
+        if (ends > lines)
+            break;
+    }
+    fprintf(stderr, "%s", from);
+}
+
 static int remove_one(const char *path, const struct stat *status, int kind, struct FTW *at)
 {
     (void)status;

@@ -29,6 +29,8 @@ enum mu_status musterd_start(struct musterd *musterd, struct mu_error *err) MU_W
 void musterd_kill(struct musterd *musterd); /* SIGKILL, waits for its end */
 void musterd_end(struct musterd *musterd);  /* also the directory */
 
+void musterd_show_log(const struct musterd *musterd, int lines); /* its last words, to standard error */
+
 double musterd_cpu_s(const struct musterd *musterd);       /* user and system time used so far */
 uint64_t musterd_rss_bytes(const struct musterd *musterd); /* resident memory now */
 

@@ -2,13 +2,12 @@
  *
  * The result of every operation is a function of its logical arguments alone: not of the number of threads, the
  * instruction set (AVX-512, AVX2, plain C), the alignment of buffers or the tile sizes. How:
- *   - all multiply-adds are explicit IEEE fma, nothing is contracted or reassociated by the compiler
- * (-ffp-contract=off);
- *   - GEMM: the reduction is cut into chunks of MU_GEMM_CHUNK; each chunk is an fma chain from +0 in ascending k; chunk
- * sums are added in ascending order (to the old value of C first, when accumulating);
+ *   - all multiply-adds are explicit IEEE fma; the compiler contracts and reassociates nothing (-ffp-contract=off);
+ *   - matrix product: the reduction is cut into chunks of MU_GEMM_CHUNK; each chunk is an fma chain from +0 in
+ *     ascending k; chunk sums are added in ascending order (to the old value of C first, when accumulating);
  *   - row reductions use 16 virtual lanes (element i in lane i mod 16, ascending) folded 8-4-2-1;
  *   - column reductions over rows run in blocks of MU_GEMM_CHUNK rows: an addition chain from +0 per block, blocks
- * added in order;
+ *     added in order;
  *   - exp, log, sin and cos are fma polynomials of our own; division and square root are IEEE.
  *
  * Matrices are row-major. Every function runs on `pool` (called by its owner) and returns MU_OK or MU_ERR_CANCELLED
@@ -28,20 +27,18 @@
 #include "kernels/pool.h"
 
 enum {
-    MU_GEMM_CHUNK = 256,         /* part of the definition of every result: never change it */
-    MU_ATTENTION_TILE = 64,      /* queries and keys in one tile; part of the definition */
-    MU_ATTENTION_HEAD_MAX = 256, /* largest channels / heads */
-    MU_ATTENTION_ELEMENTS_MAX =
-        1 << 18,                /* largest length * (channels / heads), both rounded up to whole tiles and lanes */
-    MU_SERIAL_ELEMENTS = 16384, /* element-wise work is spread over threads in pieces of this size */
+    MU_GEMM_CHUNK = 256,                 /* part of the definition of every result: never change it */
+    MU_ATTENTION_TILE = 64,              /* queries and keys in one tile; part of the definition */
+    MU_ATTENTION_HEAD_MAX = 256,         /* largest channels / heads */
+    MU_ATTENTION_ELEMENTS_MAX = 1 << 18, /* largest length * (channels / heads), in whole tiles and lanes */
+    MU_SERIAL_ELEMENTS = 16384,          /* element-wise work is spread over threads in pieces of this size */
 };
 
 /* ---- instruction set ---- */
 
 enum mu_isa { MU_ISA_SCALAR = 0, MU_ISA_AVX2 = 1, MU_ISA_AVX512 = 2 };
 
-/* The one in use: the best this CPU has, capped by MU_CPU_ISA=scalar|avx2|avx512 or DNNL_MAX_CPU_ISA (AVX2 and older).
- */
+/* The one in use: the best this CPU has, capped by MU_CPU_ISA=scalar|avx2|avx512 or DNNL_MAX_CPU_ISA=AVX2 or older. */
 enum mu_isa mu_isa_active(void);
 const char *mu_isa_name(enum mu_isa isa);
 /* Switches (tests, benchmarks; no kernel may be running). MU_ERR_INVALID when this CPU lacks it. */

@@ -7,15 +7,15 @@
  *
  * Order of additions into a leaf's gradient buffer (the numeric law, section 2 of the architecture), fixed for good:
  *   - The micro-batches of a leaf come in order: index 0 .. count - 1, on the same buffer. Each adds its contribution
- * to every tensor in one piece: reductions over its micro * length tokens, in chunks of 256 tokens (see kernels.h),
- * each chunk sum added to the buffer in ascending order. Index 0 overwrites the buffer (as if it held +0): the engine
- * need not clear it.
+ *     to every tensor in one piece: reductions over its micro * length tokens, in chunks of 256 tokens (norm weights in
+ *     blocks of 64; see kernels.h), each chunk sum added to the buffer in ascending order. Index 0 overwrites the
+ *     buffer (as if it held +0): the engine need not clear it.
  *   - The tied embedding wte receives the head's contributions of all micro-batches of the leaf first, in order, and
- * after those the embedding look-up's contributions of all micro-batches, in order of (micro-batch, sequence, token).
- * So a leaf's wte gradient is head chain, then embedding chain: a pipeline whose last stage holds the head keeps the
- * head chain of a leaf, hands it to the owner of E at the end of the leaf, and that adds its rows: the same bits. For
- * this the model keeps the gradient of the embedding's output of each micro-batch until the last one of the leaf (micro
- * * length * channels floats each).
+ *     after those the look-up's contributions of all micro-batches, in order of (micro-batch, sequence, token). So a
+ *     leaf's wte gradient is head chain, then look-up chain: a pipeline whose last stage holds the head keeps the head
+ *     chain of a leaf, hands it to the owner of E at the end of the leaf, and that adds its rows: the same bits. For
+ *     this the model keeps the gradient of the embedding's output of each micro-batch until the last one of the leaf:
+ *     micro * length * channels floats each.
  *   - wpe is added per micro-batch with wte, at the end of the leaf, sequences in ascending order. */
 #ifndef MU_WORKER_MODEL_H
 #define MU_WORKER_MODEL_H
@@ -70,8 +70,7 @@ enum mu_status mu_model_new(const struct mu_model_spec *spec, const struct mu_mo
                             struct mu_pool *pool, struct mu_error *err, struct mu_model **ret_model) MU_WARN_UNUSED;
 void mu_model_free(struct mu_model *model);
 
-/* Initial parameters: a function of (spec, seed) alone. Gaps between cells are set to zero. MU_OK or MU_ERR_CANCELLED.
- */
+/* Initial parameters: a function of (spec, seed) alone. Gaps between cells are zero. MU_OK or MU_ERR_CANCELLED. */
 enum mu_status mu_model_init_parameters(const struct mu_model_spec *spec, struct mu_pool *pool, uint64_t seed,
                                         float *params) MU_WARN_UNUSED;
 

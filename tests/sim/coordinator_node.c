@@ -126,8 +126,8 @@ static void release(struct mu_sim *sim, struct mu_sim_output *output)
     case MU_CA_SEND:
         if (output->message->kind == MU_CM_ASSIGN) {
             struct mu_sim_session *session = mu_sim_session(sim, output->session);
-            mu_sim_oracle_assigned(sim, output->message->generation, &output->message->assign,
-                                   session ? session->slot : 0);
+            mu_sim_oracle_assigned(sim, output->message->generation, &output->message->assign, session->slot,
+                                   session->worker_life);
         }
         mu_sim_net_down(sim, output->session, output->message);
         break;

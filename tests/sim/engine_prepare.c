@@ -187,7 +187,7 @@ static void get_state(struct mu_sim *sim, uint32_t slot)
         engine->has_start = true;
         break;
     case MU_SOURCE_ROLL_FORWARD:
-        later(sim, slot, mu_sim_delay(sim, sim->params.optimizer_us), rolled_forward);
+        later(sim, slot, 1 + mu_sim_below(sim, sim->params.optimizer_us), rolled_forward);
         break;
     case MU_SOURCE_PEER:
         break; /* it comes by itself */

@@ -66,7 +66,8 @@ bool mu_sim_point(struct mu_sim *sim, int32_t slot, enum mu_sim_point point)
         mu_sim_after(sim, 0, MU_SIM_NODE_NONE, kill_coord, NULL, 0, 0);
         return slot < 0;
     }
-    if (slot < 0 || !mu_sim_chance(sim, sim->params.point_kill_ppm))
+    uint32_t ppm = sim->params.point_kill_ppm + (point <= MU_SIM_POINT_RUN ? sim->params.prepare_kill_ppm : 0);
+    if (slot < 0 || !mu_sim_chance(sim, ppm))
         return false;
     sim->stats.points[point]++;
     uint32_t victim = (uint32_t)slot;

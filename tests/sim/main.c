@@ -12,6 +12,12 @@
 
 int mu_mutant_active = MU_MUT_NONE;
 
+/* Rare in the mixture of all profiles: hunted in the one that is made for them. */
+static const char *const mutant_profiles[MU_MUT_COUNT] = {
+    [MU_MUT_ACCEPT_STALE_PARK] = "recovery",
+    [MU_MUT_LOSE_STATUS] = "slow-streams",
+};
+
 static const char *const mutant_names[MU_MUT_COUNT] = {
     [MU_MUT_NONE] = "none",
     [MU_MUT_SKIP_PERSIST_GENERATION] = "skip-persist-generation",
@@ -160,11 +166,13 @@ static void hunt(const struct options *options, volatile uint64_t *at)
     _exit(0);
 }
 
-static bool catch_one(const struct options *options, volatile uint64_t *at)
+static bool catch_one(struct options *options, volatile uint64_t *at)
 {
     int status = 0;
     fflush(stdout);
     mu_mutant_active = options->mutant;
+    if (!options->profile)
+        options->profile = mutant_profiles[options->mutant];
     pid_t child = fork();
     if (child == 0)
         hunt(options, at);

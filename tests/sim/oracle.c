@@ -145,7 +145,8 @@ struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint6
 }
 
 /* An Assign leaves the coordinator. */
-void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t number, const struct mu_assign *assign, uint32_t slot)
+void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t number, const struct mu_assign *assign, uint32_t slot,
+                            uint64_t life)
 {
     struct mu_sim_generation *generation = mu_sim_oracle_generation(sim, number);
     if (!generation) {
@@ -164,7 +165,6 @@ void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t number, const struct mu
     if (assign->source == MU_SOURCE_INIT && sim->oracle->committed_once)
         mu_sim_violate(sim, "worker %u is told to start from the seed although a checkpoint was committed", slot);
     struct mu_sim_rank *rank = &generation->ranks[assign->rank];
-    uint64_t life = sim->nodes[MU_SIM_NODE_WORKER + slot].life;
     if (rank->assigned && (rank->slot != slot || rank->life != life) && rank->prepared)
         mu_sim_violate(sim, "rank %u of generation %" PRIu64 " is given to worker %u after worker %u had prepared it",
                        assign->rank, number, slot, rank->slot);
@@ -439,6 +439,13 @@ void mu_sim_oracle_end(struct mu_sim *sim)
         if (mu_sim_worker_alive(sim, slot))
             mu_sim_violate(sim, "liveness: worker %u is still there after the end of the job%s", slot, where);
     }
+    bool ordered = sim->params.checkpoints && sim->params.steps > 3 * sim->params.checkpoint_every;
+    if (sim->params.undisturbed && ordered && sim->stats.commits < 2)
+        mu_sim_violate(sim,
+                       "nothing was in the way, but only %" PRIu64 " checkpoint was committed in %" PRIu64 " steps",
+                       sim->stats.commits, sim->params.steps);
+    if (sim->params.undisturbed && (sim->stats.replayed || sim->stats.forgotten))
+        mu_sim_violate(sim, "nothing was in the way, but %" PRIu64 " steps were replayed", sim->stats.replayed);
     bool cancelled = oracle->state == MU_JOB_CANCELLED && mu_sim_client_cancelled(sim);
     bool failed = oracle->state == MU_JOB_FAILED && sim->params.may_fail && oracle->restore_lost;
     if (oracle->state != MU_JOB_FINISHED && !cancelled && !failed)

@@ -46,6 +46,7 @@ static void calm(struct mu_sim *sim, struct mu_sim_params *p)
     p->fault_mean_us = 0;
     p->faults_end_us = 5 * MU_SIM_S;
     p->crash_limit = 0;
+    p->undisturbed = true;
 }
 
 static void crashes(struct mu_sim *sim, struct mu_sim_params *p)
@@ -123,6 +124,30 @@ static void slow_streams(struct mu_sim *sim, struct mu_sim_params *p)
     p->W(KILL_COORD) = 4;
     p->W(CHECKPOINT) = 2;
     p->fault_mean_us = mu_sim_between(sim, 300, 2500) * MU_SIM_MS;
+}
+
+/* Losses while the job recovers from a loss; long updates, so that ranks often stand one step apart. */
+static void recovery(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->workers = (uint32_t)mu_sim_between(sim, 4, 6);
+    p->slots = p->workers + 3;
+    p->leaves = (uint32_t)mu_sim_between(sim, p->slots, 24);
+    p->min_workers = 1;
+    p->spares = 0;
+    p->leaf_us = mu_sim_between(sim, 1, 10) * MU_SIM_MS;
+    p->optimizer_us = mu_sim_between(sim, 50, 400) * MU_SIM_MS;
+    p->stream_us = mu_sim_between(sim, 20, 400) * MU_SIM_MS;
+    p->io_us = mu_sim_between(sim, 5, 40) * MU_SIM_MS;
+    p->restart_us = mu_sim_between(sim, 100, 1000) * MU_SIM_MS;
+    p->W(KILL_WORKER) = 4;
+    p->W(RESET_LINK) = 8;
+    p->W(STOP_WORKER) = 1;
+    p->fault_mean_us = mu_sim_between(sim, 300, 1500) * MU_SIM_MS;
+    p->faults_end_us = 60 * MU_SIM_S;
+    p->horizon_us = p->faults_end_us + 400 * MU_SIM_S;
+    p->prepare_kill_ppm = (uint32_t)mu_sim_between(sim, 10000, 150000);
+    p->point_coord_ppm = mu_sim_below(sim, 3) ? 0 : 1000;
 }
 
 static void links(struct mu_sim *sim, struct mu_sim_params *p)
@@ -313,6 +338,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"sync-crash", "one crash of the coordinator, at the n-th sync", 10, sync_crash},
     {"partitions", "streams and links cut, one way or both, half-open streams", 10, partitions},
     {"slow-streams", "messages to and from the coordinator take long, deaths in between", 20, slow_streams},
+    {"recovery", "deaths while the job recovers from another death", 14, recovery},
     {"links", "connections between living workers fail", 6, links},
     {"pauses", "the coordinator is stopped for up to 20 s; slow disk; wall clock jumps", 6, pauses},
     {"only-pauses", "as pauses, and nobody may be declared lost", 4, only_pauses},

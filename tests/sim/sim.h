@@ -111,16 +111,17 @@ struct mu_sim_params {
     uint32_t clock_ppm;     /* largest rate error of a clock */
     uint64_t fault_mean_us, faults_start_us, faults_end_us;
     uint32_t weight[MU_SIM_FAULT_COUNT];
-    uint32_t point_kill_ppm;  /* at each named point: kill that worker, or another */
-    uint32_t point_coord_ppm; /* at each named point: kill the coordinator */
-    uint32_t sync_crash_ppm;  /* coordinator: at each sync, before or after it is durable */
-    uint64_t sync_crash_at;   /* crash exactly at this sync (1, 2, ...); 0 = no */
-    uint32_t io_error_ppm;    /* a piece, manifest or delete fails */
+    uint32_t point_kill_ppm;   /* at each named point: kill that worker, or another */
+    uint32_t prepare_kill_ppm; /* the same, at the points from Assign to Go */
+    uint32_t point_coord_ppm;  /* at each named point: kill the coordinator */
+    uint32_t sync_crash_ppm;   /* coordinator: at each sync, before or after it is durable */
+    uint64_t sync_crash_at;    /* crash exactly at this sync (1, 2, ...); 0 = no */
+    uint32_t io_error_ppm;     /* a piece, manifest or delete fails */
     uint32_t connect_fail_ppm;
     uint32_t crash_limit; /* 0: the core's default */
     uint64_t restart_us;  /* mean time until a dead process is started again; 0 = never during the faults */
     uint64_t horizon_us;  /* liveness: over by then, or it counts as hung */
-    bool same_names, no_names, mixed_hosts, hosts_vanish, strangers, may_fail, nobody_lost;
+    bool same_names, no_names, mixed_hosts, hosts_vanish, strangers, may_fail, nobody_lost, undisturbed;
 };
 
 struct mu_sim_profile {
@@ -513,7 +514,8 @@ void mu_sim_oracle_reduced(struct mu_sim *sim, uint32_t slot, uint64_t step, uin
 void mu_sim_oracle_decided(struct mu_sim *sim, uint32_t slot, const struct mu_step_result *result);
 void mu_sim_oracle_boundary(struct mu_sim *sim, uint32_t slot, uint64_t steps_done, const struct mu_boundary *boundary);
 void mu_sim_oracle_tiles(struct mu_sim *sim, uint32_t slot, const struct mu_sim_root *roots, uint32_t count);
-void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t generation, const struct mu_assign *assign, uint32_t slot);
+void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t generation, const struct mu_assign *assign, uint32_t slot,
+                            uint64_t life);
 void mu_sim_oracle_prepare(struct mu_sim *sim, uint32_t slot, const struct mu_assign *assign);
 void mu_sim_oracle_prepared(struct mu_sim *sim, uint32_t slot);
 void mu_sim_oracle_runs(struct mu_sim *sim, uint32_t slot, bool runs);
