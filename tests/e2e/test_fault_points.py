@@ -14,7 +14,7 @@ import threading
 import time
 
 import grpc
-from harness import LOST_S, ROOT, SLOW, Cluster, Failure, check, tiny_job, undisturbed
+from harness import LOST_S, ROOT, SLOW, Cluster, Failure, check, pb, tiny_job, undisturbed
 
 STEPS = 160
 JOB = dict(steps=STEPS, checkpoint_every=8, checkpoint__keep=1)
@@ -70,7 +70,7 @@ def worker_scenario(point, reference, stop):
 
 def corrupt(cluster):
     """Flips a bit in every piece of the newest checkpoint."""
-    newest = [c for c in cluster.checkpoints() if c.state == 2][-1]
+    newest = [c for c in cluster.checkpoints() if c.state == pb.CHECKPOINT_STATE_COMMITTED][-1]
     for name in os.listdir(newest.dir):
         if name.endswith(".safetensors"):
             with open(os.path.join(newest.dir, name), "r+b") as f:
@@ -106,8 +106,12 @@ def coordinator_scenario(point, reference, stop=False):
         cluster.wait_step(12)
         # Killed, a worker's death is seen by its peers, who park by themselves; stopped, they have to be told.
         workers[0].kill(signal.SIGSTOP if point.startswith("coord.send.revoke") else signal.SIGKILL)
-        cluster.wait_event(lambda e: e.kind == "worker_lost" and e.worker == "a")
-        cluster.wait_event(lambda e: e.kind == "worker_attached" and e.worker == "c")
+        # (While the coordinator stands still the workers go on, and may be done before it knows of anything.)
+        def wait_for(worker, *kinds):
+            cluster.wait_event(lambda e: (e.kind in kinds and e.worker == worker) or e.kind == "job_finished")
+
+        wait_for("a", "worker_lost", "worker_left")
+        wait_for("c", "worker_attached")
 
         def drained():
             try:
@@ -119,11 +123,13 @@ def coordinator_scenario(point, reference, stop=False):
         cluster.wait_until(drained, 20, "the drained worker does not end")
         check(workers[2].popen.returncode == 0, f"the drained worker ended with {workers[2].popen.returncode}")
         if point.startswith(("coord.persist.bad", "coord.send.snapshot")) or not cluster.faults_reached():
+            def two_committed():
+                committed = [c for c in cluster.retry(cluster.checkpoints) if c.state == pb.CHECKPOINT_STATE_COMMITTED]
+                return len(committed) >= 2 or cluster.retry(cluster.job).state == pb.JOB_STATE_FINISHED
+            cluster.wait_until(two_committed, 20, "no two committed checkpoints")
             for worker in workers:
                 worker.kill()
-            cluster.wait_event(lambda e: e.kind == "worker_lost" and e.worker == "b", limit_s=20)
-            cluster.wait_until(lambda: cluster.retry(lambda: len([c for c in cluster.checkpoints() if c.state == 2]) >= 2), 10,
-                               "two committed checkpoints")
+            wait_for("b", "worker_lost", "worker_left")
             cluster.retry(lambda: corrupt(cluster))
         workers.append(cluster.start_worker(name="d"))
         finish(cluster, reference)
