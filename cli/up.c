@@ -49,12 +49,12 @@ struct up {
     struct mu_error trouble;                       /* why it did not start */
 };
 
-static volatile sig_atomic_t interrupted;
+static atomic_int interrupted; /* how often; lock-free, so the handler may count */
 
 static void on_signal(int number)
 {
     (void)number;
-    interrupted = interrupted + 1;
+    interrupted++;
 }
 
 /* The other two programs stand beside this one: installed in one folder, or in the build tree. */

@@ -13,7 +13,8 @@
 #include "common/log.h"
 #include "coordinator/driver.h"
 
-enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2, FILES_BESIDE_WORKERS = 512 };
+enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+enum { FILES_BESIDE_WORKERS = 512, FILES_GENEROUS = 16384, FILES_GENEROUS_FACTOR = 2 };
 
 static const char usage_text[] =
     "usage: musterd --data-dir DIR [options]\n"
@@ -215,20 +216,21 @@ static void parse_options(struct options *options, int argc, char **argv)
 
 /* ---- process ---- */
 
-/* Each connection is a file. Without enough of them the server would go deaf. */
+/* Each connection is a file, and a listener that once found none left accepts nobody any more. So as many as one may
+ * have: after a restart thousands come at once, some of them twice, and others may connect and say nothing. */
 static void raise_file_limit(uint32_t max_workers)
 {
     struct rlimit limit;
     rlim_t wanted = (rlim_t)max_workers + max_workers / 8 + FILES_BESIDE_WORKERS;
+    struct rlimit generous = {.rlim_cur = FILES_GENEROUS_FACTOR * wanted + FILES_GENEROUS,
+                              .rlim_max = FILES_GENEROUS_FACTOR * wanted + FILES_GENEROUS};
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
         return;
-    if (limit.rlim_max != RLIM_INFINITY && limit.rlim_max < wanted) {
-        struct rlimit higher = {.rlim_cur = wanted, .rlim_max = wanted};
-        if (setrlimit(RLIMIT_NOFILE, &higher) == 0)
-            return;
+    if (limit.rlim_max < generous.rlim_max && setrlimit(RLIMIT_NOFILE, &generous) == 0)
+        return; /* privileged */
+    if (limit.rlim_max < wanted)
         MU_LOGW("at most %llu open files are allowed, --max-workers %u may need %llu: raise the limit (ulimit -Hn)",
                 (unsigned long long)limit.rlim_max, max_workers, (unsigned long long)wanted);
-    }
     limit.rlim_cur = limit.rlim_max;
     if (setrlimit(RLIMIT_NOFILE, &limit) != 0)
         MU_LOGW("the limit of open files cannot be raised: %s", strerror(errno));

@@ -436,15 +436,17 @@ def test_up_is_interrupted_in_good_order_and_goes_on():
         up.popen.send_signal(signal.SIGINT)
         out, _ = up.end(FAILURE)
         check("interrupted; the job goes on where it stopped with: muster up" in out and up.folder in out, out)
+        with open(os.path.join(up.folder, "musterd.log")) as file:
+            last = max(int(number) for number in re.findall(r" event=(\d+) ", file.read()))
         again = Up(cluster, "mu-up-interrupted", 3000, "--workers", "1", every=50)
         again.wait_children(cluster, 1)
         address = open(os.path.join(again.folder, "address")).read().strip()
 
         def gone_on():
-            events = objects(run("events", "-o", "json", "--coordinator", address))
-            return [e["text"] for e in events if e["kind"] == "generation_go" and re.search("1 worker (start|continue)s at step", e["text"])]
+            events = objects(run("events", "-o", "json", "--after", str(last), "--coordinator", address))
+            return [e["text"] for e in events if e["kind"] == "generation_go"]
         (text,) = cluster.wait_until(gone_on, 20, "it did not go on")
-        check("at step 0" not in text, f"it began anew: {text}")
+        check("1 worker " in text and "at step 0" not in text, f"it began anew: {text}")
         again.popen.send_signal(signal.SIGINT)
         again.end(FAILURE)
 
@@ -500,7 +502,7 @@ def test_generate_is_a_function_of_checkpoint_prompt_and_seed():
         check(one.startswith("the quick ") and len(one.encode("latin-1", "replace")) >= 40, repr(one))
         check(run(*words, "--seed", "7") == one, "the same seed gave another text")
         check(run(*words, "--seed", "8") != one, "another seed gave the same text")
-        for isa in ({"DNNL_MAX_CPU_ISA": "AVX2"}, {"MU_CPU_ISA": "scalar"}):
+        for isa in ({"MU_CPU_ISA": "scalar"}, {"MU_CPU_ISA": "avx2"}):
             check(run(*words, "--seed", "7", env=isa) == one, f"{isa} gave another text")
         greedy = run(*words, "--temperature", "0", "--seed", "1")
         check(greedy == run(*words, "--temperature", "0", "--seed", "2") == run(*words, "--top-k", "1"), "the likeliest token has no choice")

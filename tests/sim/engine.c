@@ -331,7 +331,7 @@ static void optimized(struct mu_sim *sim, struct mu_sim_event *event)
 {
     uint32_t slot = (uint32_t)event->a;
     struct mu_sim_engine *engine = engine_of(sim, slot);
-    if (not_now(sim, event))
+    if (not_now(sim, event) || mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_OPTIMIZER))
         return;
     struct mu_step_result result = engine->held.result;
     mu_sim_engine_apply(sim, slot, &result);

@@ -179,6 +179,7 @@ static void arrives(struct mu_sim *sim, struct mu_sim_event *event)
     sim->sessions[sim->session_count++] = (struct mu_sim_session){.slot = slot,
                                                                   .worker_life = sim->nodes[node_of(slot)].life,
                                                                   .coord_life = coord->life,
+                                                                  .opened_us = sim->now_us,
                                                                   .coord_open = true,
                                                                   .worker_open = true};
     mu_sim_after(sim, mu_sim_delay(sim, sim->params.stream_us), node_of(slot), connected, NULL, sim->session_count,
@@ -260,7 +261,6 @@ void mu_sim_net_close(struct mu_sim *sim, uint64_t number)
     struct mu_sim_session *session = mu_sim_session(sim, number);
     if (!session || !session->coord_open)
         return;
-    session->closing = true;
     if (!session->cut)
         tell_worker(sim, number,
                     later(session->last_down_us + 1, sim->now_us + mu_sim_delay(sim, sim->params.stream_us)));

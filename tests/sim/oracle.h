@@ -22,7 +22,6 @@ struct mu_sim_generation {
     uint32_t world;
     uint8_t secret[32];
     bool go; /* durable */
-    uint64_t start_step;
     struct mu_sim_rank *ranks;
     struct mu_sim_decision decisions[2]; /* by parity of the step: ranks are at most one step apart */
 };

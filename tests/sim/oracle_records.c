@@ -51,6 +51,24 @@ static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, con
 
 /* ---- generations ---- */
 
+/* Whoever has been attached for a while and holds a newer state is not left behind. */
+static void check_start(struct mu_sim *sim, const struct mu_generation_record *record)
+{
+    enum { SETTLED_US = 8000000 }; /* its Hello has certainly been heard */
+    for (uint32_t slot = 0; slot < sim->params.slots && sim->params.slots < 200; slot++) {
+        const struct mu_sim_engine *engine = &sim->workers[slot].engine;
+        const struct mu_sim_node *node = &sim->nodes[MU_SIM_NODE_WORKER + slot];
+        const struct mu_sim_session *session = mu_sim_session(sim, sim->workers[slot].session);
+        bool attached = node->alive && !node->stopped && session && session->coord_open && !session->cut &&
+                        session->opened_us + SETTLED_US < sim->now_us;
+        if (attached && !engine->was_hung && engine->held.has_state && engine->held.step > record->start_step)
+            mu_sim_violate(sim,
+                           "generation %" PRIu64 " starts at step %" PRIu64
+                           " although worker %u is attached and holds step %" PRIu64,
+                           record->generation, record->start_step, slot, engine->held.step);
+    }
+}
+
 static void generation_durable(struct mu_sim *sim, const struct mu_generation_record *record)
 {
     struct mu_sim_oracle *oracle = sim->oracle;
@@ -64,13 +82,13 @@ static void generation_durable(struct mu_sim *sim, const struct mu_generation_re
                        oracle->newest_generation);
     if (!generation) {
         generation = mu_sim_oracle_add_generation(sim, record->generation, record->world, record->secret);
-        generation->start_step = record->start_step;
         oracle->newest_generation = record->generation;
     }
     if (!record->go || generation->go)
         return;
     generation->go = true;
     oracle->newest_go = record->generation;
+    check_start(sim, record);
     if (oracle->newest_step > record->start_step)
         sim->stats.replayed += oracle->newest_step - record->start_step;
     oracle->newest_step = record->start_step;

@@ -46,7 +46,7 @@ static void calm(struct mu_sim *sim, struct mu_sim_params *p)
     p->fault_mean_us = 0;
     p->faults_end_us = 5 * MU_SIM_S;
     p->crash_limit = 0;
-    p->undisturbed = true;
+    p->undisturbed = p->nobody_lost = true;
 }
 
 static void crashes(struct mu_sim *sim, struct mu_sim_params *p)

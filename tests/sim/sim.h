@@ -189,10 +189,10 @@ struct mu_sim_node {
 struct mu_sim_session {
     uint32_t slot;
     uint64_t worker_life, coord_life;
+    uint64_t opened_us;
     bool cut;        /* what is in flight is lost */
     bool coord_open; /* the coordinator has not been told of its end */
     bool worker_open;
-    bool closing; /* the coordinator has closed it; ends for the worker after what was sent before */
     uint64_t last_up_us, last_down_us;
 };
 
@@ -210,7 +210,6 @@ struct mu_sim_coordinator {
     uint64_t durable_turn, sync_turn;
     int64_t wall_jump_us;
     uint64_t starts;
-    bool overdue; /* ticked late since the last pause */
 };
 
 /* ---- the hash engine ---- */

@@ -284,6 +284,32 @@ static inline const struct mu_worker_event *next_event(struct worker *worker, ui
     return found;
 }
 
+/* What the worker holds by its last word; a late answer to an abort may be about to repeat it. */
+static inline struct mu_held held_of(struct worker *worker)
+{
+    pthread_mutex_lock(&worker->fleet->lock);
+    struct mu_held held = worker->held;
+    pthread_mutex_unlock(&worker->fleet->lock);
+    return held;
+}
+
+static inline void forget_held(struct worker *worker)
+{
+    pthread_mutex_lock(&worker->fleet->lock);
+    worker->held = (struct mu_held){.has_state = false};
+    pthread_mutex_unlock(&worker->fleet->lock);
+}
+
+/* TRIGGER_NONE disarms. */
+static inline void set_trigger(struct fleet *fleet, enum trigger_point point, uint32_t worker, uint32_t hits)
+{
+    pthread_mutex_lock(&fleet->lock);
+    fleet->trigger = point;
+    fleet->trigger_worker = worker;
+    atomic_store(&fleet->trigger_hits, hits);
+    pthread_mutex_unlock(&fleet->lock);
+}
+
 static inline uint32_t worker_start(struct fleet *fleet)
 {
     uint32_t index = fleet->count++;
@@ -319,7 +345,7 @@ static inline void assign(struct fleet *fleet, uint32_t members)
         if (!(members >> i & 1))
             continue;
         indices[count] = i;
-        list[count++] = (struct mu_plan_member){.held = fleet->workers[i].held, .old_rank = UINT32_MAX, .host = 0};
+        list[count++] = (struct mu_plan_member){.held = held_of(&fleet->workers[i]), .old_rank = UINT32_MAX, .host = 0};
     }
     struct mu_plan_input input = {.spec = &fleet->spec,
                                   .members = list,
@@ -400,6 +426,20 @@ static inline enum mu_park_reason wait_parked(struct fleet *fleet, uint8_t ret_s
         reason = event->parked.reason;
     }
     return reason;
+}
+
+/* After a trigger: waits until every rank has answered the abort, also those that had parked by themselves before. */
+static inline void wait_revoked(struct fleet *fleet)
+{
+    for (uint32_t rank = 0; rank < fleet->world; rank++) {
+        const struct mu_worker_event *event;
+        do {
+            event = next_event(&fleet->workers[fleet->ranks[rank]], 1u << MU_WE_PARKED);
+            if (event->parked.reason == MU_PARK_ENGINE || event->parked.reason == MU_PARK_PREPARE)
+                fail_msg("rank %u: %s", rank, event->parked.text);
+        } while (event->parked.reason != MU_PARK_REVOKED);
+        assert_int_equal(event->parked.generation, fleet->generation);
+    }
 }
 
 #endif

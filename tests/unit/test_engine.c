@@ -128,20 +128,16 @@ static void run_disturbed(uint32_t world, enum trigger_point point, uint32_t hit
     fleet->tree = tree;
     for (uint32_t i = 0; i < world; i++)
         worker_start(fleet);
-    fleet->trigger = point;
-    fleet->trigger_worker = world - 1;
-    atomic_store(&fleet->trigger_hits, hits);
+    set_trigger(fleet, point, world - 1, hits);
     start(fleet, all_workers(fleet));
-    enum mu_park_reason reason = wait_parked(fleet, NULL);
+    wait_revoked(fleet);
     assert_true(fleet->triggered);
-    assert_true(reason == MU_PARK_REVOKED || reason == MU_PARK_PEER);
-    /* A rank that met a peer which had left first has parked by itself; the abort was answered too, as must be. */
     uint64_t newest = 0, oldest = UINT64_MAX;
     for (uint32_t i = 0; i < world; i++) {
-        const struct mu_held *held = &fleet->workers[i].held;
-        assert_true(held->has_state);
-        newest = held->step > newest ? held->step : newest;
-        oldest = held->step < oldest ? held->step : oldest;
+        struct mu_held held = held_of(&fleet->workers[i]);
+        assert_true(held.has_state);
+        newest = held.step > newest ? held.step : newest;
+        oldest = held.step < oldest ? held.step : oldest;
     }
     assert_true(newest - oldest <= 1);
     uint32_t members = all_workers(fleet);
@@ -151,7 +147,7 @@ static void run_disturbed(uint32_t world, enum trigger_point point, uint32_t hit
     }
     if (join)
         members |= 1u << worker_start(fleet);
-    fleet->trigger = TRIGGER_NONE;
+    set_trigger(fleet, TRIGGER_NONE, 0, 0);
     fleet->spec.workers.max = 7;
     start(fleet, members);
     check_finished(fleet);
@@ -230,8 +226,8 @@ static void test_engine_grow_and_shrink_at_commands_same_bits(void **state)
     for (uint32_t rank = 0; rank < 2; rank++)
         assert_int_equal(mu_engine_run(fleet->workers[rank].engine, fleet->generation), MU_OK);
     assert_int_equal(wait_parked(fleet, NULL), MU_PARK_COMMAND);
-    assert_int_equal(fleet->workers[0].held.step, 2);
-    assert_int_equal(fleet->workers[1].held.step, 2);
+    assert_int_equal(held_of(&fleet->workers[0]).step, 2);
+    assert_int_equal(held_of(&fleet->workers[1]).step, 2);
     uint32_t late = worker_start(fleet);
     give_command(fleet, (struct command){.number = 1});
     assign(fleet, all_workers(fleet));
@@ -254,15 +250,13 @@ static void test_engine_forget_holds_nothing_and_joins_again(void **state)
     struct fleet *fleet = fleet_new();
     worker_start(fleet);
     worker_start(fleet);
-    fleet->trigger = TRIGGER_VOTE;
-    fleet->trigger_worker = 1;
-    atomic_store(&fleet->trigger_hits, 3);
+    set_trigger(fleet, TRIGGER_VOTE, 1, 3);
     start(fleet, 3);
-    wait_parked(fleet, NULL);
+    wait_revoked(fleet);
     assert_int_equal(mu_engine_forget(fleet->workers[1].engine), MU_OK);
-    fleet->workers[1].held = (struct mu_held){.has_state = false};
+    forget_held(&fleet->workers[1]);
     fleet->workers[1].incarnation = mu_id_random();
-    fleet->trigger = TRIGGER_NONE;
+    set_trigger(fleet, TRIGGER_NONE, 0, 0);
     start(fleet, 3);
     check_finished(fleet);
     fleet_free(fleet);
@@ -274,12 +268,10 @@ static void test_engine_stale_state_stays_until_the_new_one_is_complete(void **s
     struct fleet *fleet = fleet_new();
     worker_start(fleet);
     worker_start(fleet);
-    fleet->trigger = TRIGGER_APPLIED;
-    fleet->trigger_worker = 1;
-    atomic_store(&fleet->trigger_hits, 1);
+    set_trigger(fleet, TRIGGER_APPLIED, 1, 1);
     start(fleet, 3);
-    wait_parked(fleet, NULL);
-    fleet->trigger = TRIGGER_NONE;
+    wait_revoked(fleet);
+    set_trigger(fleet, TRIGGER_NONE, 0, 0);
     /* Worker 1 is left behind at an old step while worker 0 goes on alone, then comes back. */
     fleet->command = (struct command){.number = 0};
     assign(fleet, 1);
@@ -287,7 +279,7 @@ static void test_engine_stale_state_stays_until_the_new_one_is_complete(void **s
     next_event(&fleet->workers[0], 1u << MU_WE_PREPARED);
     assert_int_equal(mu_engine_run(fleet->workers[0].engine, fleet->generation), MU_OK);
     assert_int_equal(wait_parked(fleet, NULL), MU_PARK_COMMAND);
-    assert_true(fleet->workers[1].held.has_state && fleet->workers[1].held.step < 4);
+    assert_true(held_of(&fleet->workers[1]).has_state && held_of(&fleet->workers[1]).step < 4);
     start(fleet, 3);
     check_finished(fleet);
     fleet_free(fleet);
