@@ -278,6 +278,8 @@ static uint64_t next_wake_us(struct mu_driver *driver)
     const struct mu_session *silent = mu_sessions_oldest_silent(driver->sessions);
     if (silent && silent->opened_us + driver->config.hello_ms * 1000ull < until_us)
         until_us = silent->opened_us + driver->config.hello_ms * 1000ull;
+    if (driver->watchdog.to_size && driver->watchdog.next_us < until_us)
+        until_us = driver->watchdog.next_us;
     return until_us;
 }
 
@@ -298,6 +300,11 @@ static enum mu_status turn(struct mu_driver *driver, uint64_t until_us, bool *dr
         mu_driver_step(driver, &tick);
     }
     end_silent_sessions(driver, now_us);
+    if (mu_watchdog_look(&driver->watchdog, now_us))
+        return mu_fail(
+            err, MU_ERR_LIMIT,
+            "there was no file descriptor left for a new connection, and since then the gRPC library accepts "
+            "none; raise the limit of open files (ulimit -Hn, LimitNOFILE=)");
     enum mu_status status = mu_outbox_end_turn(driver->outbox, err);
     if (status == MU_OK)
         status = mu_outbox_failure(driver->outbox, err);
@@ -465,6 +472,7 @@ enum mu_status mu_driver_new(const struct mu_driver_config *config, struct mu_dr
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the coordinator");
     driver->config = *config;
     driver->sink = (struct mu_coord_sink){.emit = mu_driver_emit, .ctx = driver};
+    driver->watchdog.fd = -1;
     mu_wire_arena_init(&driver->in_arena);
     mu_wire_arena_init(&driver->out_arena);
     uint32_t sessions = config->core.max_workers + config->core.max_workers / 8 + 64;
@@ -483,6 +491,7 @@ enum mu_status mu_driver_new(const struct mu_driver_config *config, struct mu_dr
     if (driver->restored_count)
         MU_LOGI("restored %llu records (%u jobs) in %.1f ms", (unsigned long long)driver->restored_count,
                 mu_coord_job_count(driver->coord), (double)(mu_clock_mono_us() - began_us) * 1e-3);
+    mu_watchdog_init(&driver->watchdog, mu_rpc_server_address(driver->server));
     mu_coord_start(driver->coord, mu_clock_mono_us(), mu_clock_wall_us(), &driver->sink);
     sweep_all(driver);
     *ret_driver = driver;
@@ -502,6 +511,7 @@ void mu_driver_free(struct mu_driver *driver)
         if (event.type == MU_RPC_EVENT_ITEM)
             drop_item(event.item);
     }
+    mu_watchdog_fini(&driver->watchdog);
     mu_api_free(driver->api);
     mu_rpc_server_free(driver->server);
     mu_events_free(driver->events);

@@ -10,6 +10,7 @@
 #include "coordinator/outbox.h"
 #include "coordinator/planner.h"
 #include "coordinator/sessions.h"
+#include "coordinator/watchdog.h"
 
 enum { MU_RANDOM_POOL = 256 };
 
@@ -35,6 +36,7 @@ struct mu_driver {
     struct mu_event_record last_event; /* while restoring */
     uint64_t restored_count;
     bool any_event;
+    struct mu_watchdog watchdog;
     atomic_bool stopping;
     struct mu_error failure; /* of the core thread itself: ends the run */
 };

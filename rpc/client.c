@@ -20,7 +20,7 @@ struct mu_rpc_client_config mu_rpc_client_config_default(void)
         .connect_timeout_ms = 20000,
         .reconnect_ms = 100,
         .keepalive_time_ms = 10000,
-        .keepalive_timeout_ms = 5000,
+        .keepalive_timeout_ms = 20000, /* likewise: a coordinator that greets thousands answers late */
     };
 }
 

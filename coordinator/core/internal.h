@@ -39,6 +39,7 @@ struct worker {
     bool arrived;  /* has reached what the phase of the job waits for: prepared, parked */
     uint32_t rank; /* in the job's current generation; NONE: not a member */
     uint32_t leaf_count;
+    uint32_t accuser;            /* slot of a member whose exchange with it failed in this generation; NONE */
     enum mu_state_source source; /* of its Assign */
     uint32_t source_rank;
 

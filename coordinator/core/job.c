@@ -290,6 +290,7 @@ static void install_members(struct mu_coord *coord, struct job *job, const struc
         worker->leaf_count = planned->leaf_count;
         worker->source = planned->source;
         worker->source_rank = planned->source_rank;
+        worker->accuser = NONE;
         worker->progress_us = lease_now(coord);
     }
 }
@@ -670,16 +671,37 @@ static void finalizing_tick(struct mu_coord *coord, struct job *job)
     order_checkpoint(coord, job, job->record.spec.steps, true);
 }
 
+/* Nobody of it is left: after a restart nobody is waited for. */
+static void end_generation(struct mu_coord *coord, struct job *job)
+{
+    for (uint32_t rank = 0; rank < job->world; rank++) {
+        struct worker *worker = member_at(coord, job, rank);
+        if (worker)
+            free_worker(coord, worker);
+    }
+    struct mu_generation_record record = {.generation = job->record.generation};
+    memcpy(record.job, job->record.spec.name, sizeof record.job);
+    emit(coord, &(struct mu_coord_action){.kind = MU_CA_FORGET,
+                                          .record = {.kind = MU_RECORD_GENERATION, .generation = &record}});
+    job->has_generation = job->go = false;
+    job->world = job->arrived = 0;
+}
+
 static void let_go(struct mu_coord *coord, struct job *job)
 {
+    bool anybody_stays = false;
     for (uint32_t rank = 0; rank < job->world; rank++) {
         struct worker *worker = member_at(coord, job, rank);
         if (worker && worker->draining && !worker->lost && worker->session && is_still(worker)) {
             worker->rank = NONE;
             job->members[rank] = NONE;
             job->arrived--;
+        } else if (worker && !worker->lost) {
+            anybody_stays = true;
         }
     }
+    if (!anybody_stays && job->has_generation)
+        end_generation(coord, job);
     release_drained(coord, job, true);
 }
 

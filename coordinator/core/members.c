@@ -82,7 +82,7 @@ struct worker *add_worker(struct mu_coord *coord, struct job *job, const char *n
     worker->reason[0] = 0;
     worker->used = true;
     worker->job = (uint32_t)(job - coord->jobs);
-    worker->rank = NONE;
+    worker->rank = worker->accuser = NONE;
     worker->incarnation = incarnation;
     worker->seen_us = worker->progress_us = lease_now(coord);
     if (name[0])
@@ -390,6 +390,17 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
 
 /* ---- signs of life ---- */
 
+/* One status names one failed peer; a worker that saw several die tells of each in turn. */
+static void note_accusation(struct mu_coord *coord, const struct worker *worker)
+{
+    const struct job *job = job_of(coord, worker);
+    const struct mu_worker_status *status = &worker->status;
+    struct worker *target =
+        status->peer_failure == MU_PEER_FAILURE_NONE ? NULL : member_at(coord, job, status->peer_rank);
+    if (target && target != worker && worker->rank != NONE && status->generation == job->record.generation)
+        target->accuser = (uint32_t)(worker - coord->workers);
+}
+
 static void on_step(struct mu_coord *coord, struct worker *worker, const struct mu_step_report *report)
 {
     struct job *job = job_of(coord, worker);
@@ -487,6 +498,7 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
             break;
         }
         worker->status = message->status;
+        note_accusation(coord, worker);
         worker->progress_us = lease_now(coord);
         reconcile(coord, worker);
         break;
@@ -514,17 +526,13 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
 
 /* ---- losses ---- */
 
-/* A member that parked because an exchange with `worker` failed: the second witness of its death. */
-static struct worker *peer_witness(struct mu_coord *coord, const struct job *job, const struct worker *worker)
+/* A member whose exchange with `worker` failed in this generation: the second witness of its death. */
+static const struct worker *peer_witness(struct mu_coord *coord, const struct job *job, const struct worker *worker)
 {
-    for (uint32_t rank = 0; worker->rank != NONE && rank < job->world; rank++) {
-        struct worker *peer = member_at(coord, job, rank);
-        if (peer && peer != worker && peer->status.phase == MU_PHASE_PARKED &&
-            peer->status.generation == job->record.generation && peer->status.peer_failure != MU_PEER_FAILURE_NONE &&
-            peer->status.peer_rank == worker->rank)
-            return peer;
-    }
-    return NULL;
+    const struct worker *accuser = worker->accuser == NONE ? NULL : &coord->workers[worker->accuser];
+    bool valid =
+        accuser && worker->rank != NONE && accuser->used && accuser->rank != NONE && job_of(coord, accuser) == job;
+    return valid ? accuser : NULL;
 }
 
 void on_disconnected(struct mu_coord *coord, uint64_t session, const char *reason)

@@ -21,7 +21,7 @@ import time
 
 import grpc
 import harness
-from harness import BUILD, FAST, ROOT, SLOW, Cluster, Failure, api, check, connect, main, pb, tiny_job, undisturbed
+from harness import BUILD, ROOT, SLOW, Cluster, Failure, api, check, connect, main, pb, tiny_job, undisturbed
 
 subprocess.run(["protoc", "-I", os.path.join(ROOT, "proto"), "--python_out", os.path.join(BUILD, "python"),
                 os.path.join(ROOT, "proto/muster/v1/session.proto")], check=True)
@@ -808,7 +808,7 @@ def silence(cluster):
 
 def test_a_slow_watcher_is_cut_off_and_told_where_to_resume():
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=[*FAST, "--events-kept", "64"])
+        cluster.start_coordinator(flags=["--events-kept", "64"])
         cluster.submit(tiny_job(cluster))
         cluster.wait_event("job_submitted")
         channel = grpc.insecure_channel(cluster.address, options=[  # as little on the way as the protocol permits
