@@ -18,6 +18,7 @@ enum {
     MU_PATH_SIZE = 512,    /* any path in a job record, with the terminating 0 */
     MU_LAYERS_MAX = 512,
     MU_LEAVES_MAX = 65536,
+    MU_SLICES_MAX = 64,
     MU_WORKERS_MAX = 65536, /* upper bound of workers.max */
     MU_HEADS_MAX = 1024,
     MU_CHANNELS_MAX = 65536,
@@ -33,15 +34,21 @@ enum {
 };
 #define MU_STEPS_MAX (1ull << 40) /* also the bound of warmup and of every `every` */
 
-enum mu_model_family { MU_FAMILY_GPT2 = 1 };
+enum mu_model_family { MU_FAMILY_GPT2 = 1, MU_FAMILY_LLAMA = 2 };
 enum mu_token_format { MU_TOKENS_BYTES = 1, MU_TOKENS_LLMC = 2 };
 enum mu_checkpoint_kind { MU_CHECKPOINT_SHARED = 1, MU_CHECKPOINT_LOCAL = 2 };
 enum mu_numerics { MU_NUMERICS_EXACT = 1, MU_NUMERICS_FAST = 2 };
+enum mu_recompute { MU_RECOMPUTE_NONE = 1, MU_RECOMPUTE_SELECTIVE = 2, MU_RECOMPUTE_FULL = 3 };
+enum mu_redundancy { MU_REDUNDANCY_NONE = 1, MU_REDUNDANCY_BUDDY = 2 };
 
 struct mu_model_config {
     enum mu_model_family family;
     uint32_t layers, heads, channels, context, vocab;
-    float dropout; /* [0, 1) */
+    uint32_t kv_heads; /* llama: heads of keys and values, divides heads (grouped-query attention); gpt2: = heads */
+    uint32_t hidden;   /* width of the MLP; gpt2: 4 channels; llama: any */
+    float dropout;     /* [0, 1); llama: 0 */
+    double rope_base;  /* llama: base of the rotary angles; gpt2: 0 */
+    uint32_t slices;   /* T: sliced tensors are cut into so many parts; a power of two up to MU_SLICES_MAX */
 };
 
 struct mu_job_spec {
@@ -65,6 +72,12 @@ struct mu_job_spec {
         double beta1, beta2, eps, weight_decay;
         double clip; /* largest global gradient norm; 0 = no clipping */
     } optimizer;
+    struct {
+        uint32_t tp, pp, dp; /* 0: auto */
+        bool optimizer_sharding;
+        enum mu_recompute recompute;
+        enum mu_redundancy redundancy;
+    } parallel;
     struct {
         uint32_t min, max, spares;
     } workers;

@@ -10,10 +10,12 @@
 
 struct mu_plan_member {
     struct mu_held held;
-    double seconds_per_leaf; /* measured compute time; 0 = unknown */
+    double seconds_per_leaf; /* measured compute time of a whole leaf's share in its last layout; 0 = unknown */
+    uint64_t memory_bytes;   /* of its device; 0 = unknown */
     uint32_t old_rank;       /* rank in the previous generation, or UINT32_MAX */
     uint32_t old_leaf_count; /* leaves it had there */
     uint32_t host;           /* failure domain: equal numbers share one */
+    bool leaving; /* draining: only to copy from, where nobody else has what it holds; becomes an idle rank */
 };
 
 struct mu_plan_link {
@@ -29,41 +31,37 @@ struct mu_plan_input {
     uint64_t checkpoint;      /* newest usable checkpoint's sequence number; 0 = none */
     uint64_t checkpoint_step; /* its step */
     bool may_initialise;      /* no checkpoint was ever committed: starting from the seed is legitimate */
+    bool has_old_layout;
+    struct mu_layout old_layout; /* of the previous generation: kept where it still fits and is as good */
 };
 
 struct mu_plan_rank {
     uint32_t member;
-    uint32_t leaf_count;
     enum mu_state_source source;
-    uint32_t source_rank; /* MU_SOURCE_PEER */
 };
 
 struct mu_plan {
-    enum mu_status status; /* MU_OK; MU_ERR_UNAVAILABLE: fewer than workers.min can take part; MU_ERR_NOT_FOUND: no
-                              state anywhere */
-    uint32_t world;
+    /* MU_OK; MU_ERR_UNAVAILABLE: too few can take part, or no layout fits in memory; MU_ERR_NOT_FOUND: no state
+     * anywhere. `text` says what is short and by how much. */
+    enum mu_status status;
+    char text[MU_TEXT_SIZE];
+    struct mu_layout layout;
     uint64_t start_step;
-    bool mesh;
-    bool equal_leaves;                  /* counts are M / W, first ranks one more: need not be sent */
+    bool equal_leaves;                  /* counts are M / dp, first replicas one more: need not be sent */
     struct mu_step_result roll_forward; /* valid when some rank has MU_SOURCE_ROLL_FORWARD */
     uint32_t left_out;                  /* members not used because of bad links */
-    struct mu_plan_rank *ranks;         /* in: room for member_count entries; out: [world] */
+    struct mu_plan_rank *ranks;         /* in: room for member_count entries; out: [world of layout] */
+    uint32_t *leaf_counts;              /* in: room for MU_COUNTED_REPLICAS_MAX; out: [dp] unless equal_leaves */
+    struct mu_reshard reshard;          /* moves; empty when nothing moves. mu_plan_fini frees them */
 };
 
+/* Deterministic; allocates only scratch memory and the moves. */
 void mu_plan_make(const struct mu_plan_input *input, struct mu_plan *plan);
+void mu_plan_fini(struct mu_plan *plan);
 
-/* World size that `eligible` workers give: min(max, leaves, eligible - spares), never below workers.min; 0 when there
- * are too few. */
-uint32_t mu_plan_world(const struct mu_job_spec *spec, uint32_t eligible);
-
-/* Neighbours of a rank, ascending: everybody (mesh), else its parent and children in the binomial tree. Returns the
- * count
- * (<= MU_NEIGHBOURS_MAX). */
-uint32_t mu_plan_neighbours(uint32_t world, bool mesh, uint32_t rank, uint32_t out[MU_NEIGHBOURS_MAX]);
-
-/* First leaf of a rank given the counts of all (NULL: equal counts over `leaves`). *ret_count receives its leaf count.
- */
-uint32_t mu_plan_leaf_range(uint32_t leaves, uint32_t world, const uint32_t *leaf_counts, uint32_t rank,
+/* First leaf of a replica given the counts of all (NULL: equal counts over `leaves`). *ret_count receives its leaf
+ * count. */
+uint32_t mu_plan_leaf_range(uint32_t leaves, uint32_t replicas, const uint32_t *leaf_counts, uint32_t replica,
                             uint32_t *ret_count);
 
 #endif

@@ -13,6 +13,8 @@
 #include "common/hash.h"
 #include "common/id.h"
 #include "plan/job.h"
+#include "plan/layout.h"
+#include "plan/reshard.h"
 
 enum {
     MU_PROTOCOL_VERSION = 1,
@@ -20,10 +22,9 @@ enum {
     MU_ADDRESS_SIZE = 256,    /* data-plane address as its owner reports it */
     MU_TEXT_SIZE = 256,       /* reasons and errors shown to people */
     MU_VERSION_SIZE = 32,
-    MU_MESH_WORLD_MAX = 32, /* up to here every rank is connected to every other; above, along a binomial tree */
-    MU_NEIGHBOURS_MAX = 32, /* most peers named in one Assign */
-    MU_COUNTED_WORLD_MAX =
-        1024, /* up to here leaf counts are free per rank; above they are equal (first ranks one more) */
+    MU_PEERS_MAX = 256, /* most peers named in one Assign: neighbours (plan/layout.h) and partners of moves */
+    MU_COUNTED_REPLICAS_MAX =
+        1024, /* up to here leaf counts are free per replica; above they are equal (first replicas one more) */
 };
 
 /* Outcome of the step reduction of the update from `step` to `step` + 1: the same on every rank that has it. */
@@ -36,13 +37,18 @@ struct mu_step_result {
 };
 
 /* What a worker holds, complete and intact, while it is parked (or would hold if it parked now). */
+enum { MU_HELD_SHARES_MAX = 2 };
 struct mu_held {
-    bool has_state;    /* parameters and moments after `step` updates */
-    bool has_gradient; /* also the complete reduced gradient of the update step -> step + 1 */
+    bool has_state;    /* parameters and moments of the shares below after `step` updates */
+    bool has_gradient; /* also the complete reduced gradient of the update step -> step + 1, of all that shares[0]
+                          updates */
     bool has_result;   /* `result` is known: of the update step -> step + 1 (pending), or of step - 1 -> step (the last
                           one applied) */
     uint64_t step;
     struct mu_step_result result;
+    uint32_t share_count; /* > 0 exactly when has_state */
+    /* [0]: the one it steps or last stepped with; [1]: the one of a generation that was prepared and did not run yet */
+    struct mu_held_share shares[MU_HELD_SHARES_MAX];
 };
 
 enum mu_worker_phase {
@@ -192,12 +198,13 @@ enum mu_reject_reason {
     MU_REJECT_INVALID,     /* final: a field of Hello is not allowed */
 };
 
+/* What a rank does with what it has; whatever it then lacks of its share comes by moves. */
 enum mu_state_source {
-    MU_SOURCE_HELD,         /* has everything */
+    MU_SOURCE_HELD,         /* holds `start_step` */
     MU_SOURCE_ROLL_FORWARD, /* holds step - 1 and its gradient: apply `roll_forward` */
-    MU_SOURCE_PEER,         /* copy from rank `source_rank` */
-    MU_SOURCE_CHECKPOINT,   /* load checkpoint_dir, verify every byte */
-    MU_SOURCE_INIT,         /* step 0: initialise from the seed */
+    MU_SOURCE_PEER,         /* holds nothing of use */
+    MU_SOURCE_CHECKPOINT,   /* load its share from checkpoint_dir, verify every byte; no moves */
+    MU_SOURCE_INIT,         /* step 0: initialise its share from the seed; no moves */
 };
 
 struct mu_peer {
@@ -208,17 +215,16 @@ struct mu_peer {
 };
 
 struct mu_assign {
-    uint32_t rank, world;
+    struct mu_layout layout;
+    uint32_t rank;
     uint64_t start_step;
     uint8_t secret[32];          /* for the data plane's hand-shake, this generation only */
-    bool mesh;                   /* all to all; else the binomial tree (plan/exchange.h) */
-    const uint32_t *leaf_counts; /* [world], or NULL: equal */
-    const struct mu_peer *peers; /* neighbours, ascending rank */
+    const uint32_t *leaf_counts; /* [dp], or NULL: equal */
+    const struct mu_peer *peers; /* mu_layout_neighbours and partners of moves, ascending rank */
     uint32_t peer_count;
     enum mu_state_source source;
-    uint32_t source_rank;        /* MU_SOURCE_PEER: a neighbour */
-    const uint32_t *serve_ranks; /* neighbours that copy from me */
-    uint32_t serve_count;
+    const struct mu_move *moves; /* those from or to this rank, in the plan's order */
+    uint32_t move_count;
     struct mu_step_result roll_forward; /* MU_SOURCE_ROLL_FORWARD */
     uint64_t checkpoint;                /* MU_SOURCE_CHECKPOINT: sequence number */
     char checkpoint_dir[MU_PATH_SIZE];
@@ -227,10 +233,12 @@ struct mu_assign {
 
 enum mu_command_kind { MU_COMMAND_CHECKPOINT = 1, MU_COMMAND_PARK = 2 };
 
-/* The pieces of a checkpoint: piece i covers the chunks owned by i of piece_count (mu_model_owned_chunks). */
+/* The pieces of a checkpoint: piece i is the PRIMARY share of working rank i of `layout`. Whoever holds those chunks at
+ * the step can write it. */
 struct mu_snapshot {
     uint64_t checkpoint;
-    uint32_t piece, piece_count;
+    uint32_t piece;
+    struct mu_layout layout;
     char dir[MU_PATH_SIZE];
 };
 
