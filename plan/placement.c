@@ -51,14 +51,14 @@ struct placer {
     uint32_t *profile_first; /* [profiles + 1] in profiled */
     struct match *matches;
     size_t match_count, match_room;
-    uint32_t *replica;       /* [count]: chosen replica, or NONE */
-    uint32_t *taken;         /* [dp * pp]: ranks taken in each tensor group */
-    uint32_t *free_replica;  /* [columns]: none below is free */
-    uint32_t *empty_group;   /* [pp]: no tensor group of the stage below is empty */
-    struct waiting *waiting; /* [count] */
-    struct bucket *buckets;  /* [count] */
+    uint32_t *replica;                   /* [count]: chosen replica, or NONE */
+    uint32_t *taken;                     /* [dp * pp]: ranks taken in each tensor group */
+    uint32_t *free_replica;              /* [columns]: none below is free */
+    uint32_t *empty_group;               /* [pp]: no tensor group of the stage below is empty */
+    struct waiting *waiting;             /* [count] */
+    struct bucket *buckets;              /* [count] */
     uint32_t bucket_count, first_bucket; /* none below has members left */
-    uint32_t *recent; /* [count]: replicas of the stage in which a host takes part */
+    uint32_t *recent;                    /* [count]: replicas of the stage in which a host takes part */
 };
 
 static int order_of(uint64_t a, uint64_t b)
@@ -68,7 +68,8 @@ static int order_of(uint64_t a, uint64_t b)
 
 static uint32_t rank_of(const struct placer *p, uint32_t column, uint32_t d)
 {
-    return mu_layout_rank(p->layout, (struct mu_coords){.t = column % p->layout->tp, .d = d, .p = column / p->layout->tp});
+    return mu_layout_rank(p->layout,
+                          (struct mu_coords){.t = column % p->layout->tp, .d = d, .p = column / p->layout->tp});
 }
 
 /* 1. Columns */
@@ -246,8 +247,7 @@ static uint32_t wanted_replica(const struct placer *p, uint32_t member)
             continue;
         struct mu_coords old = mu_layout_coords(&share->layout, share->rank);
         uint32_t stage = p->column[member] / layout->tp;
-        if (old.t != p->column[member] % layout->tp ||
-            share->layout.stage_first[old.p] != layout->stage_first[stage] ||
+        if (old.t != p->column[member] % layout->tp || share->layout.stage_first[old.p] != layout->stage_first[stage] ||
             share->layout.stage_first[old.p + 1] != layout->stage_first[stage + 1])
             continue;
         if (layout->sharded && share->layout.dp != layout->dp)

@@ -167,8 +167,7 @@ static void start_elsewhere(struct planning *p)
     p->has_coverage = false;
     p->start = (struct start){0};
     if (p->input->checkpoint)
-        p->start =
-            (struct start){.found = true, .from_checkpoint = true, .step = p->input->checkpoint_step};
+        p->start = (struct start){.found = true, .from_checkpoint = true, .step = p->input->checkpoint_step};
     fill_holders(p);
 }
 

@@ -536,13 +536,12 @@ static int compare_final(const void *a, const void *b)
     return order_of(x->kinds, y->kinds);
 }
 
-static void merge_moves(struct planner *p)
+/* Neighbouring chunks on the same way. */
+static void merge_neighbours(struct planner *p)
 {
     uint32_t kept = 0;
-    if (p->move_count == 0)
-        return;
     qsort(p->moves, p->move_count, sizeof *p->moves, compare_by_way);
-    for (uint32_t i = 0; i < p->move_count; i++) { /* neighbouring chunks on the same way */
+    for (uint32_t i = 0; i < p->move_count; i++) {
         struct mu_move *last = kept ? &p->moves[kept - 1] : NULL, *move = &p->moves[i];
         if (last && last->to == move->to && last->from == move->from && last->kinds == move->kinds &&
             last->run.first + last->run.count == move->run.first)
@@ -551,9 +550,14 @@ static void merge_moves(struct planner *p)
             p->moves[kept++] = *move;
     }
     p->move_count = kept;
-    kept = 0;
+}
+
+/* Parameters and moments of the same chunks. */
+static void merge_kinds(struct planner *p)
+{
+    uint32_t kept = 0;
     qsort(p->moves, p->move_count, sizeof *p->moves, compare_final);
-    for (uint32_t i = 0; i < p->move_count; i++) { /* parameters and moments of the same chunks */
+    for (uint32_t i = 0; i < p->move_count; i++) {
         struct mu_move *last = kept ? &p->moves[kept - 1] : NULL, *move = &p->moves[i];
         if (last && last->to == move->to && last->from == move->from && last->run.first == move->run.first &&
             last->run.count == move->run.count)
@@ -562,6 +566,16 @@ static void merge_moves(struct planner *p)
             p->moves[kept++] = *move;
     }
     p->move_count = kept;
+}
+
+static void merge_moves(struct planner *p)
+{
+    if (p->move_count == 0)
+        return;
+    merge_neighbours(p);
+    merge_kinds(p);
+    merge_neighbours(p); /* what now has both kinds next to what had them before */
+    qsort(p->moves, p->move_count, sizeof *p->moves, compare_final);
 }
 
 static enum mu_status plan_all(struct planner *p, struct mu_reshard *ret_reshard)

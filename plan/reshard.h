@@ -42,8 +42,8 @@ struct mu_reshard {
     uint32_t missing_chunk; /* MU_ERR_NOT_FOUND: nobody has it */
 };
 
-/* holders[world of layout]. MU_ERR_NOT_FOUND: some chunk has no source (ret_reshard->missing_chunk, the first one; there
- * are no moves). MU_ERR_NO_MEMORY. mu_reshard_fini frees the moves. */
+/* holders[world of layout]. MU_ERR_NOT_FOUND: some chunk has no source (ret_reshard->missing_chunk, the first one;
+ * there are no moves). MU_ERR_NO_MEMORY. mu_reshard_fini frees the moves. */
 enum mu_status mu_reshard_plan(const struct mu_model_spec *model, const struct mu_layout *layout,
                                const struct mu_reshard_holder *holders, struct mu_reshard *ret_reshard) MU_WARN_UNUSED;
 void mu_reshard_fini(struct mu_reshard *reshard);

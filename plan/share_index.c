@@ -10,25 +10,6 @@ static void *new_array(size_t count, size_t size_bytes)
     return calloc(count ? count : 1, size_bytes);
 }
 
-static enum mu_status init_cells(struct mu_share_index *index)
-{
-    index->cell_count = index->model->cell_count;
-    index->cell_chunks = new_array(index->cell_count + 1u, sizeof *index->cell_chunks);
-    index->cell_elements = new_array(index->cell_count + 1u, sizeof *index->cell_elements);
-    if (!index->cell_chunks || !index->cell_elements)
-        return MU_ERR_NO_MEMORY;
-    uint64_t elements = 0;
-    for (uint32_t i = 0; i < index->cell_count; i++) {
-        struct mu_cell cell = mu_model_cell(index->model, i);
-        index->cell_chunks[i] = cell.first_chunk;
-        index->cell_elements[i] = elements;
-        elements += cell.size;
-    }
-    index->cell_chunks[index->cell_count] = index->model->chunk_count;
-    index->cell_elements[index->cell_count] = elements;
-    return MU_OK;
-}
-
 enum mu_status mu_share_index_init(struct mu_share_index *index, const struct mu_model_spec *model, size_t share_count,
                                    size_t need_count)
 {
@@ -37,10 +18,7 @@ enum mu_status mu_share_index_init(struct mu_share_index *index, const struct mu
     MU_ASSERT(room <= UINT32_MAX);
     index->entry_room = (uint32_t)room;
     index->entries = new_array(room, sizeof *index->entries);
-    enum mu_status status = index->entries ? init_cells(index) : MU_ERR_NO_MEMORY;
-    if (status)
-        mu_share_index_fini(index);
-    return status;
+    return index->entries ? MU_OK : MU_ERR_NO_MEMORY;
 }
 
 void mu_share_index_fini(struct mu_share_index *index)
@@ -53,8 +31,6 @@ void mu_share_index_fini(struct mu_share_index *index)
     free(index->bounds);
     free(index->atom_first);
     free(index->atom_sets);
-    free(index->cell_chunks);
-    free(index->cell_elements);
     *index = (struct mu_share_index){0};
 }
 
@@ -289,24 +265,9 @@ enum mu_status mu_share_index_owners(const struct mu_share_index *index, uint32_
     return MU_OK;
 }
 
-static uint64_t elements_before(const struct mu_share_index *index, uint32_t chunk)
-{
-    uint32_t low = 0, high = index->cell_count; /* the last cell that begins at or before the chunk */
-    while (high - low > 1) {
-        uint32_t middle = low + (high - low) / 2;
-        if (index->cell_chunks[middle] <= chunk)
-            low = middle;
-        else
-            high = middle;
-    }
-    uint64_t within = (uint64_t)(chunk - index->cell_chunks[low]) * MU_CHUNK_ELEMENTS;
-    uint64_t size = index->cell_elements[low + 1] - index->cell_elements[low];
-    return index->cell_elements[low] + (within < size ? within : size);
-}
-
 uint64_t mu_share_index_elements(const struct mu_share_index *index, uint32_t first, uint32_t count)
 {
-    return elements_before(index, first + count) - elements_before(index, first);
+    return mu_model_elements_before(index->model, first + count) - mu_model_elements_before(index->model, first);
 }
 
 /* Coverage */

@@ -31,20 +31,16 @@ struct mu_share_index {
     uint32_t entry_count, entry_room;
 
     uint32_t set_count;
-    uint32_t *set_entries;           /* [set_count + 1]: first entry of each set */
-    uint32_t *entry_sets;            /* [entry_count]: set of each entry */
-    uint32_t *set_ranges;            /* [set_count + 1]: first range of each set */
-    struct mu_chunk_run *ranges;     /* runs of atoms of each set, ascending */
+    uint32_t *set_entries;       /* [set_count + 1]: first entry of each set */
+    uint32_t *entry_sets;        /* [entry_count]: set of each entry */
+    uint32_t *set_ranges;        /* [set_count + 1]: first range of each set */
+    struct mu_chunk_run *ranges; /* runs of atoms of each set, ascending */
     uint32_t range_count, range_room;
 
     uint32_t atom_count;
     uint32_t *bounds;     /* [atom_count + 1]: first chunk of each atom, then the end of the last one */
     uint32_t *atom_first; /* [atom_count + 1]: where its sets begin in atom_sets */
     uint32_t *atom_sets;  /* numbers of the sets that contain it, ascending */
-
-    uint32_t cell_count;
-    uint32_t *cell_chunks;   /* [cell_count + 1]: first chunk of each cell */
-    uint64_t *cell_elements; /* [cell_count + 1]: elements in the cells before it */
 };
 
 /* Room for `share_count` held shares and `need_count` ranks' needs. */
@@ -60,8 +56,8 @@ void mu_share_index_add_need(struct mu_share_index *index, const struct mu_layou
 /* After the last one: sets and atoms. */
 enum mu_status mu_share_index_build(struct mu_share_index *index) MU_WARN_UNUSED;
 
-/* Entries of each owner, ascending: those of owner o are (*ret_entries)[(*ret_first)[o]] up to (*ret_first)[o + 1]. Both
- * arrays are the caller's to free; NULL when memory runs out. */
+/* Entries of each owner, ascending: those of owner o are (*ret_entries)[(*ret_first)[o]] up to (*ret_first)[o + 1].
+ * Both arrays are the caller's to free; NULL when memory runs out. */
 enum mu_status mu_share_index_owners(const struct mu_share_index *index, uint32_t owner_count, uint32_t **ret_first,
                                      uint32_t **ret_entries) MU_WARN_UNUSED;
 
@@ -71,8 +67,8 @@ uint64_t mu_share_index_elements(const struct mu_share_index *index, uint32_t fi
 /* Which chunks are held by whom among many holders, while holders are taken away one by one. */
 struct mu_coverage {
     struct mu_share_index index;
-    uint32_t *set_params, *set_moments;   /* [set]: holders left */
-    uint32_t *atom_params, *atom_moments; /* [atom]: sets with a holder left */
+    uint32_t *set_params, *set_moments;    /* [set]: holders left */
+    uint32_t *atom_params, *atom_moments;  /* [atom]: sets with a holder left */
     uint32_t *owner_first, *owner_entries; /* [owner + 1], entries of each owner */
 };
 
