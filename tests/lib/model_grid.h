@@ -1,6 +1,6 @@
-/* A leaf of a small model computed by a grid of workers in one process: tensor groups are threads that copy each other's
- * blocks, stages follow each other inside a thread. Every worker has memory of its own in which everything that is not
- * its share is poison, so what a part reads or writes beyond its share shows. */
+/* A leaf of a small model computed by a grid of workers in one process: tensor groups are threads that copy each
+ * other's blocks, stages follow each other inside a thread. Every worker has memory of its own in which everything that
+ * is not its share is poison, so what a part reads or writes beyond its share shows. */
 #ifndef MU_TESTS_LIB_MODEL_GRID_H
 #define MU_TESTS_LIB_MODEL_GRID_H
 

@@ -151,8 +151,8 @@ static double sequence_loss(const struct run *r, const int32_t *tokens, const in
     const double *wte = tensor(r, 0, MU_ROLE_WTE), *wpe = tensor(r, 0, MU_ROLE_WPE);
     for (uint32_t t = 0; t < r->length; t++)
         for (uint32_t i = 0; i < r->channels; i++)
-            x[(size_t)t * r->channels + i] = wte[(size_t)tokens[t] * r->channels + i] +
-                                             (wpe ? wpe[(size_t)t * r->channels + i] : 0.0);
+            x[(size_t)t * r->channels + i] =
+                wte[(size_t)tokens[t] * r->channels + i] + (wpe ? wpe[(size_t)t * r->channels + i] : 0.0);
     for (uint32_t layer = 0; layer < r->spec->config.layers; layer++) {
         attention(r, layer, x);
         mlp(r, layer, x);
