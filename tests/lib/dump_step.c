@@ -57,7 +57,8 @@ static void make_inputs(struct step *s)
         for (uint64_t i = tensor.offset; i < tensor.offset + tensor.size; i++) {
             s->params[i] += (float)(0.1 * uniform(&state)); /* no zeros, no ones, larger gradients than at the start */
             s->m[i] = (float)(1e-3 * uniform(&state));
-            double root = 1e-3 * uniform(&state);
+            double root =
+                1e-3 * (1.0 + 0.5 * uniform(&state)); /* near 0 an update is as wrong as its gradient is small */
             s->v[i] = (float)(root * root);
         }
     }
