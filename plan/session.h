@@ -111,7 +111,7 @@ enum mu_worker_message_kind {
 
 /* The numeric identity in its parts: what each kernel computes on a fixed input, so that a refusal can name the one
  * that differs. */
-enum { MU_IDENTITY_PARTS_MAX = 16, MU_IDENTITY_NAME_SIZE = 24 };
+enum { MU_IDENTITY_PARTS_MAX = 24, MU_IDENTITY_NAME_SIZE = 24 };
 struct mu_identity_parts {
     uint32_t count; /* 0: not known */
     struct {
