@@ -137,8 +137,8 @@ static void settle_stepping(struct mu_coord *coord, struct job *job)
     bool leaving;
     uint32_t candidates = count_candidates(coord, job, &leaving) - count_isolated_spares(coord, job);
     if (candidates < job->considered)
-        job->considered = candidates; /* who comes in place of who left may change the plan again */
-    if (leaving) {
+        job->considered = candidates;      /* who comes in place of who left may change the plan again */
+    if (leaving || job->layout.idle > 0) { /* idle ranks have given away what they held: nothing keeps them */
         /* Regrouping helps who leaves only if its state can go somewhere: to others, or to a checkpoint. */
         bool state_can_go =
             job->record.spec.checkpoint.path[0] || most_ranks(job, candidates) > 0 || staying_are_whole(coord, job);
