@@ -26,7 +26,7 @@ struct mu_pipeline {
 
 static uint32_t neighbour_count(const struct mu_pipeline_config *config)
 {
-    return (config->before != MU_PIPELINE_NO_RANK) + (config->after != MU_PIPELINE_NO_RANK);
+    return (uint32_t)(config->before != MU_PIPELINE_NO_RANK) + (uint32_t)(config->after != MU_PIPELINE_NO_RANK);
 }
 
 size_t mu_pipeline_bytes(const struct mu_pipeline_config *config)
