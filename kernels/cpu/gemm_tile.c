@@ -123,10 +123,8 @@ MU_INLINE void block_kernel(uint32_t count, const struct rows_of_a *a, size_t of
     const float *row[PR];
     for (int i = 0; i < PR; i++) {
         row[i] = a->row[i] + offset;
-        for (int j = 0; j < GROUPS; j++) {
-            _mm_prefetch((const char *)(end->to.at + (size_t)i * end->to.ld + j * VL), _MM_HINT_T0);
+        for (int j = 0; j < GROUPS; j++)
             acc[i][j] = _mm512_setzero_ps();
-        }
     }
     for (size_t k = 0; k < count; k++, b += PC) {
         __m512 b0 = _mm512_loadu_ps(b), b1 = _mm512_loadu_ps(b + VL), b2 = _mm512_loadu_ps(b + 2 * VL);
@@ -313,33 +311,45 @@ static void end_slice(float blocks[][PR * PC], uint32_t s, struct block_end *end
     end->to = (struct place){blocks[depth - carries], PC};
 }
 
+/* Brings to L1 what the end of the pass touches, while the pass is computed. */
+static void prefetch_end(const struct block_end *end)
+{
+    for (uint32_t n = 0; n <= end->count; n++) {
+        const struct place *p = n < end->count ? &end->add[n] : &end->to;
+        if (n < end->count && p->at == end->to.at)
+            continue;
+        for (uint32_t i = 0; i < PR; i++)
+            for (uint32_t j = 0; j < PC; j += VL)
+                __builtin_prefetch(p->at + i * p->ld + j);
+    }
+}
+
 /* One panel of rows, one panel of columns: all slices of the pass. */
 static void panel_block(const struct tile_run *run, const struct pass *p, uint32_t row, uint32_t column,
                         const struct rows_of_a *a, const float *packed_b)
 {
     const struct mu_gemm *g = run->g;
     _Alignas(64) float blocks[LEVELS_MAX][PR * PC];
+    struct block_end last, inner;
     uint32_t rows = run->tile->rows - row < PR ? run->tile->rows - row : PR,
-             columns = run->tile->columns - column < PC ? run->tile->columns - column : PC;
+             columns = run->tile->columns - column < PC ? run->tile->columns - column : PC, s = 0;
     size_t stride = g->transpose_a ? (size_t)GROUP_ROWS * p->pitch : g->a_slice;
     block_fn *block = g->transpose_a ? block_packed : block_in_place;
-    for (uint32_t s = 0; s < p->slices; s++, packed_b += (size_t)p->pitch * PC) {
-        uint32_t count = count_of(g, p, p->first + s);
-        struct block_end end;
-        end.count = 0;
-        if (s + 1 < p->slices) {
-            end_slice(blocks, s, &end);
-            block(count, a, s * stride, packed_b, &end);
-            continue;
-        }
-        for (uint32_t i = trailing_ones(s); i-- > 0;) /* the pass's last slice: all of them */
-            end.add[end.count++] = (struct place){blocks[i], PC};
-        end_pass(run, p, row, column, &end);
-        if (rows == PR && columns == PC)
-            block(count, a, s * stride, packed_b, &end);
-        else
-            edge_block(block, count, a, s * stride, packed_b, &end, rows, columns);
+    last.count = 0;
+    for (uint32_t i = trailing_ones(p->slices - 1); i-- > 0;) /* the last slice: all that the pass has stacked */
+        last.add[last.count++] = (struct place){blocks[i], PC};
+    end_pass(run, p, row, column, &last);
+    if (rows == PR && columns == PC)
+        prefetch_end(&last);
+    for (; s + 1 < p->slices; s++, packed_b += (size_t)p->pitch * PC) {
+        inner.count = 0;
+        end_slice(blocks, s, &inner);
+        block(count_of(g, p, p->first + s), a, s * stride, packed_b, &inner);
     }
+    if (rows == PR && columns == PC)
+        block(count_of(g, p, p->first + s), a, s * stride, packed_b, &last);
+    else
+        edge_block(block, count_of(g, p, p->first + s), a, s * stride, packed_b, &last, rows, columns);
 }
 
 static void row_panel(const struct tile_run *run, const struct pass *p, uint32_t row)
