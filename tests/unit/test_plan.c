@@ -66,6 +66,16 @@ static void teardown(struct fixture *f)
     mu_plan_fini(&f->plan);
 }
 
+/* Where a member went, or UINT32_MAX. */
+static uint32_t rank_of_member(const struct fixture *f, uint32_t member)
+{
+    for (uint32_t rank = 0; rank < mu_layout_world(&f->plan.layout); rank++) {
+        if (f->ranks[rank].member == member)
+            return rank;
+    }
+    return UINT32_MAX;
+}
+
 static struct mu_step_result result_of(uint64_t step)
 {
     return (struct mu_step_result){.step = step, .loss = 2.5, .grad_norm = 0.5 + (double)step, .finite = true};
@@ -320,7 +330,16 @@ static void test_bad_links_leave_out_the_smallest_set(void **state)
     static const uint32_t expected[] = {0, 1, 3, 4};
     for (uint32_t r = 0; r < 4; r++)
         assert_int_equal(f.ranks[r].member, expected[r]);
-    /* Of one bad pair the holder stays. */
+    /* Of one bad pair the holder stays, whoever is preferred. */
+    const struct mu_plan_link late[] = {{1, 2}};
+    f.input.bad_links = late;
+    f.input.bad_link_count = 1;
+    f.members[1].held = (struct mu_held){0};
+    make(&f);
+    assert_int_equal(f.plan.left_out, 1);
+    assert_int_equal(rank_of_member(&f, 1), UINT32_MAX);
+    f.members[1].held = f.members[2].held;
+    /* The last holder stays in any case. */
     const struct mu_plan_link pair[] = {{0, 1}};
     f.input.member_count = 2;
     f.input.bad_links = pair;
@@ -368,16 +387,6 @@ static void test_leaves_follow_measured_speed(void **state)
     for (uint32_t r = 0; r < 3; r++)
         assert_true(f.leaf_counts[r] >= 1 && f.leaf_counts[r] <= 6);
     teardown(&f);
-}
-
-/* Where a member went, or UINT32_MAX. */
-static uint32_t rank_of_member(const struct fixture *f, uint32_t member)
-{
-    for (uint32_t rank = 0; rank < mu_layout_world(&f->plan.layout); rank++) {
-        if (f->ranks[rank].member == member)
-            return rank;
-    }
-    return UINT32_MAX;
 }
 
 static void test_a_replica_is_as_fast_as_its_slowest_member(void **state)
@@ -576,6 +585,25 @@ static void test_a_sharded_update_is_rolled_forward_by_its_owners(void **state)
     teardown(&f);
 }
 
+/* Twice as many owners: each of the old ones keeps half of what it owned. */
+static void test_a_sharded_world_grows_around_its_owners(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mu_layout layout = make_layout(1, 1, 2, true);
+    setup_layout(&f, &layout, 10, (const int[]){0, 1, NOBODY, NOBODY}, 4);
+    make(&f);
+    assert_int_equal(f.plan.layout.dp, 4);
+    uint32_t extra = 0; /* the shares of two and four do not end at quite the same chunks */
+    for (uint32_t i = 0; i < f.plan.reshard.move_count; i++) {
+        const struct mu_move *move = &f.plan.reshard.moves[i];
+        if ((move->kinds & MU_MOVE_MOMENTS) && f.ranks[move->to].member < 2)
+            extra += move->run.count;
+    }
+    assert_true(extra <= 1);
+    teardown(&f);
+}
+
 /* More owners than the job may have workers: those beyond become idle ranks to copy from. */
 static void test_a_sharded_world_shrinks_through_idle_ranks(void **state)
 {
@@ -678,6 +706,24 @@ static void test_tensor_groups_stay_on_one_host(void **state)
     assert_int_equal(f.plan.layout.dp, 4);
     for (uint32_t rank = 0; rank < 32; rank++)
         assert_int_equal(f.members[f.ranks[rank].member].host, f.members[f.ranks[rank / 4 * 4].member].host);
+    /* A host that is too small for a group is passed over, though it comes first. */
+    f.input.member_count = 11;
+    f.spec.parallel.pp = 1;
+    for (uint32_t i = 0; i < 11; i++)
+        f.members[i].host = i < 3 ? 1 : i < 7 ? 2 : 3;
+    make(&f);
+    assert_int_equal(f.plan.layout.dp, 2);
+    for (uint32_t rank = 0; rank < 8; rank++)
+        assert_int_equal(f.members[f.ranks[rank].member].host, rank / 4 + 2);
+    /* A lost member is replaced from the host of its group. */
+    struct mu_layout four = make_layout(4, 1, 2, false);
+    setup_layout(&f, &four, 10, (const int[]){0, 1, 2, 3, 4, 6, 7, NOBODY, NOBODY}, 9);
+    f.spec.workers.max = 8;
+    for (uint32_t i = 0; i < 9; i++)
+        f.members[i].host = i < 4 ? 1 : i == 7 ? 3 : 2;
+    make(&f);
+    assert_int_equal(f.ranks[5].member, 8);
+    assert_int_equal(rank_of_member(&f, 7), UINT32_MAX);
     /* Now they hold tp 2: groups of two pairs of a host become groups of four. */
     struct mu_layout layout = make_layout(2, 2, 8, false);
     setup_layout(&f, &layout, 10, (const int[32]){0}, 32);
@@ -812,6 +858,11 @@ static struct mu_held random_held(uint64_t *seed, const struct mu_layout *old, u
         held.result = result_of(mu_splitmix64(seed) % 2 ? 10 : 9);
     } else {
         held.shares[0].owned_only = old->sharded && mu_splitmix64(seed) % 2;
+    }
+    if (mu_splitmix64(seed) % 4 == 0) { /* prepared for a generation that never ran */
+        struct mu_layout next = make_layout(1u << mu_splitmix64(seed) % 2, 1, 2, old->sharded);
+        held.shares[held.share_count++] =
+            (struct mu_held_share){.layout = next, .rank = (uint32_t)(mu_splitmix64(seed) % mu_layout_working(&next))};
     }
     return held;
 }
@@ -1017,6 +1068,7 @@ int main(void)
         cmocka_unit_test(test_the_newest_whole_step_is_taken),
         cmocka_unit_test(test_two_by_two_becomes_three_by_one),
         cmocka_unit_test(test_a_sharded_update_is_rolled_forward_by_its_owners),
+        cmocka_unit_test(test_a_sharded_world_grows_around_its_owners),
         cmocka_unit_test(test_a_sharded_world_shrinks_through_idle_ranks),
         cmocka_unit_test(test_the_only_holder_of_a_stage_leaves_as_an_idle_rank),
         cmocka_unit_test(test_the_only_source_of_a_stage_is_never_left_out),
