@@ -686,6 +686,82 @@ static void test_too_few_for_the_layout_is_unavailable(void **state)
     teardown(&f);
 }
 
+/* Most different ranks that one rank moves state from or to. */
+static uint32_t most_partners(const struct mu_reshard *reshard, uint32_t world)
+{
+    bool *partner = calloc((size_t)world * world, sizeof *partner);
+    uint32_t most = 0;
+    assert_non_null(partner);
+    for (uint32_t i = 0; i < reshard->move_count; i++) {
+        const struct mu_move *move = &reshard->moves[i];
+        partner[(size_t)move->from * world + move->to] = partner[(size_t)move->to * world + move->from] = true;
+    }
+    for (uint32_t rank = 0; rank < world; rank++) {
+        uint32_t count = 0;
+        for (uint32_t other = 0; other < world; other++)
+            count += partner[(size_t)rank * world + other];
+        most = count > most ? count : most;
+    }
+    free(partner);
+    return most;
+}
+
+/* tp 64 x pp `stages` becomes replicas of the whole: every rank needs a part of every other. */
+static void make_whole(struct fixture *f, uint32_t stages, uint32_t joiners)
+{
+    enum { MANY = 512, LAYERS = 8 };
+    static struct mu_plan_member members[MANY];
+    static struct mu_plan_rank ranks[MANY];
+    struct mu_layout layout = {.tp = 64, .pp = stages, .dp = 1};
+    for (uint32_t p = 0; p <= stages; p++)
+        layout.stage_first[p] = (uint16_t)(LAYERS * p / stages);
+    uint32_t holders = mu_layout_world(&layout), count = holders + joiners;
+    assert_true(count <= MANY);
+    setup(f, 0, MANY, 1, MANY);
+    f->spec.model.heads = f->spec.model.kv_heads = 64;
+    f->spec.model.slices = 64;
+    f->spec.model.layers = LAYERS;
+    mu_model_spec_init(&f->model, &f->spec.model);
+    memset(members, 0, sizeof members);
+    for (uint32_t i = 0; i < count; i++) {
+        members[i].host = i;
+        if (i < holders)
+            members[i].held = at_rank(10, &layout, i);
+    }
+    f->input.members = members;
+    f->input.member_count = count;
+    f->input.may_initialise = false;
+    f->plan.ranks = ranks;
+    make(f);
+}
+
+static void test_no_rank_has_more_peers_than_it_may(void **state)
+{
+    (void)state;
+    struct fixture f;
+    make_whole(&f, 1, 0);
+    assert_int_equal(f.plan.status, MU_OK);
+    assert_int_equal(f.plan.layout.dp, 64);
+    assert_int_equal(most_partners(&f.plan.reshard, 64), 63); /* everybody needs everybody's */
+    teardown(&f);
+    make_whole(&f, 4, 200);
+    assert_int_equal(f.plan.status, MU_OK);
+    assert_int_equal(f.plan.layout.dp, 456);
+    assert_true(most_partners(&f.plan.reshard, 456) <= MU_PEERS_MAX);
+    make_whole(&f, 8, 0); /* 512 parts of the state: more sources than a rank may have */
+    assert_int_equal(f.plan.status, MU_ERR_UNAVAILABLE);
+    assert_non_null(strstr(f.plan.text, "more than 256 others"));
+    f.input.checkpoint = 1;
+    f.input.checkpoint_step = 3;
+    make(&f);
+    assert_int_equal(f.plan.status, MU_OK);
+    assert_int_equal(f.plan.start_step, 3);
+    assert_int_equal(f.plan.reshard.move_count, 0);
+    for (uint32_t rank = 0; rank < 512; rank++)
+        assert_int_equal(f.plan.ranks[rank].source, MU_SOURCE_CHECKPOINT);
+    teardown(&f);
+}
+
 /* Fresh workers of shuffled hosts: every tensor group lies on one host. */
 static void test_tensor_groups_stay_on_one_host(void **state)
 {
@@ -1073,6 +1149,7 @@ int main(void)
         cmocka_unit_test(test_the_only_holder_of_a_stage_leaves_as_an_idle_rank),
         cmocka_unit_test(test_the_only_source_of_a_stage_is_never_left_out),
         cmocka_unit_test(test_too_few_for_the_layout_is_unavailable),
+        cmocka_unit_test(test_no_rank_has_more_peers_than_it_may),
         cmocka_unit_test(test_tensor_groups_stay_on_one_host),
         cmocka_unit_test(test_random_histories),
         cmocka_unit_test(test_large_worlds_are_planned_quickly),
