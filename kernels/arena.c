@@ -87,18 +87,21 @@ enum mu_status mu_space_new(size_t size_bytes, struct mu_error *err, struct mu_s
         return mu_fail(err, MU_ERR_NO_MEMORY, "space: out of memory");
     space->page_bytes = (size_t)sysconf(_SC_PAGESIZE);
     space->size_bytes = (size_bytes + space->page_bytes - 1) / space->page_bytes * space->page_bytes;
-    space->backed = calloc(bitmap_bytes(space), 1);
-    void *base = space->backed ? mmap(NULL, space->size_bytes, PROT_READ | PROT_WRITE,
-                                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-                               : MAP_FAILED;
+    void *base =
+        mmap(NULL, space->size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) {
-        int saved = space->backed ? errno : ENOMEM;
-        free(space->backed);
+        int saved = errno;
         free(space);
         return mu_fail_errno(err, saved,
                              "space: cannot reserve %zu MiB of addresses; raise the limit of virtual memory (ulimit "
                              "-v) or use a smaller model",
                              size_bytes >> 20);
+    }
+    space->backed = calloc(bitmap_bytes(space), 1);
+    if (!space->backed) {
+        munmap(base, space->size_bytes);
+        free(space);
+        return mu_fail(err, MU_ERR_NO_MEMORY, "space: out of memory");
     }
     (void)madvise(base, space->size_bytes, MADV_NOHUGEPAGE); /* a huge page would back neighbours nobody asked for */
     space->base = base;
