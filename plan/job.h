@@ -36,7 +36,7 @@ enum {
 #define MU_STEPS_MAX (1ull << 40) /* also the bound of warmup and of every `every` */
 
 enum mu_model_family { MU_FAMILY_GPT2 = 1, MU_FAMILY_LLAMA = 2 };
-enum mu_token_format { MU_TOKENS_BYTES = 1, MU_TOKENS_LLMC = 2 };
+enum mu_token_format { MU_TOKENS_BYTES = 1, MU_TOKENS_LLMC = 2, MU_TOKENS_MEGATRON = 3 };
 enum mu_checkpoint_kind { MU_CHECKPOINT_SHARED = 1, MU_CHECKPOINT_LOCAL = 2 };
 enum mu_numerics { MU_NUMERICS_EXACT = 1, MU_NUMERICS_FAST = 2 };
 enum mu_recompute { MU_RECOMPUTE_NONE = 1, MU_RECOMPUTE_SELECTIVE = 2, MU_RECOMPUTE_FULL = 3 };

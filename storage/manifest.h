@@ -20,7 +20,7 @@ enum {
     MU_MANIFEST_FORMAT_VERSION = 1,
     MU_MANIFEST_BYTES_MAX = 64 << 20,
     MU_MANIFEST_PIECES_MAX = 65536,
-    MU_MANIFEST_ENTRIES_MAX = 1 << 17, /* over all pieces */
+    MU_MANIFEST_ENTRIES_MAX = 1 << 18, /* over all pieces */
     MU_MANIFEST_JOB_RECORD_BYTES_MAX = 1 << 20,
     MU_NUMERIC_IDENTITY_SIZE = 128, /* text, with the terminating 0 */
 };
@@ -56,6 +56,10 @@ enum mu_status mu_manifest_set_job_record(struct mu_manifest *manifest, const ch
 enum mu_status mu_manifest_add_chunks(struct mu_manifest *manifest, const struct mu_model_spec *spec, const char *file,
                                       uint64_t size_bytes, struct mu_hash128 xxh3, uint32_t first_chunk,
                                       uint32_t chunk_count) MU_WARN_UNUSED;
+/* The same for several runs of chunks, ascending and disjoint (a share of plan/layout.h). */
+enum mu_status mu_manifest_add_runs(struct mu_manifest *manifest, const struct mu_model_spec *spec, const char *file,
+                                    uint64_t size_bytes, struct mu_hash128 xxh3, const struct mu_chunk_run *runs,
+                                    uint32_t run_count) MU_WARN_UNUSED;
 /* Adds an empty piece, then entries to the last piece. */
 enum mu_status mu_manifest_add_piece(struct mu_manifest *manifest, const char *file, uint64_t size_bytes,
                                      struct mu_hash128 xxh3) MU_WARN_UNUSED;
@@ -96,9 +100,23 @@ struct mu_checkpoint_report {
 enum mu_status mu_checkpoint_verify(const char *dir, struct mu_checkpoint_report *ret_report,
                                     struct mu_error *err) MU_WARN_UNUSED;
 
-/* Fills the flat spaces from a checkpoint: proves the tiling against the model, then reads and verifies every byte of
- * every piece. A NULL destination is verified and skipped. Each destination holds spec->flat_size floats; the gaps
- * between cells are not touched; on error the contents are undefined. */
+/* What is wanted of a checkpoint. */
+struct mu_checkpoint_want {
+    const struct mu_chunk_run *runs[3]; /* of parameters, first and second moments: ascending, disjoint */
+    uint32_t run_counts[3];
+    float *flats[3]; /* flat spaces; only the chunks of the runs are written to */
+};
+
+/* Fills part of the flat spaces from a checkpoint of any layout: proves the tiling against the model, then reads what
+ * is wanted and verifies all that is read. A piece of which everything is wanted is verified as a whole, of others the
+ * wanted entries; one that holds nothing of use is not opened. The gaps between cells are not touched; on error the
+ * contents are undefined. `progress` counts blocks; it and `abort` may be NULL. */
+enum mu_status mu_checkpoint_load_runs(const char *dir, const struct mu_manifest *manifest,
+                                       const struct mu_model_spec *spec, const struct mu_checkpoint_want *want,
+                                       const atomic_bool *abort, atomic_uint_least64_t *progress,
+                                       struct mu_error *err) MU_WARN_UNUSED;
+/* The whole model. Each destination holds spec->flat_size floats; of a kind whose destination is NULL nothing is read.
+ */
 enum mu_status mu_checkpoint_load(const char *dir, const struct mu_manifest *manifest, const struct mu_model_spec *spec,
                                   float *parameters, float *moment1, float *moment2, const atomic_bool *abort,
                                   struct mu_error *err) MU_WARN_UNUSED;

@@ -17,6 +17,7 @@
 #include "common/hash.h"
 #include "common/status.h"
 #include "plan/job.h"
+#include "plan/layout.h"
 #include "plan/model_spec.h"
 
 enum {
@@ -55,6 +56,13 @@ size_t mu_piece_entries_of_chunks(const struct mu_model_spec *spec, uint32_t fir
                                   const float *parameters, const float *moment1, const float *moment2,
                                   struct mu_piece_entry *entries, size_t capacity);
 
+/* The same for several runs of chunks, ascending and disjoint (a share of plan/layout.h). */
+size_t mu_piece_entries_of_runs(const struct mu_model_spec *spec, const struct mu_chunk_run *runs, uint32_t run_count,
+                                struct mu_piece_entry *entries, size_t capacity);
+
+/* Is `chunk` in the runs (ascending, disjoint)? *ret_end: where that changes; UINT32_MAX: never again. */
+bool mu_runs_have(const struct mu_chunk_run *runs, uint32_t run_count, uint32_t chunk, uint32_t *ret_end);
+
 /* The entry's cell, name, chunks, offset and size are what this model says (kinds p, m, v). For whoever lets a file
  * choose where to write. */
 bool mu_piece_entry_fits(const struct mu_piece_entry *entry, const struct mu_model_spec *spec);
@@ -89,14 +97,18 @@ struct mu_piece_expected {
     const struct mu_checkpoint_identity *identity;
 };
 struct mu_piece_read_options {
-    /* Where entry->size floats go, or NULL to skip that entry (it is verified all the same unless `partial`). NULL
-     * resolver: verify only. The destination holds unverified bytes until mu_piece_read has returned MU_OK. */
-    float *(*resolve)(void *arg, const struct mu_piece_entry *entry);
+    /* Is anything of the entry wanted? Asked once for each, in file order. false: it is verified all the same unless
+     * `partial`. NULL: nothing is wanted, verify only. */
+    bool (*wants)(void *arg, const struct mu_piece_entry *entry);
+    /* Where elements [first, first + *count) of a wanted entry go; NULL: nowhere. May lower *count (not to 0), the rest
+     * is asked for again. The destination holds unverified bytes until mu_piece_read has returned MU_OK. */
+    float *(*place)(void *arg, const struct mu_piece_entry *entry, uint64_t first, uint64_t *count);
     void *arg;
     const struct mu_piece_expected *expected; /* NULL: judge the file by its own checksums */
-    bool partial; /* read and verify only the entries that have a destination (their own checksums; size and identity,
-                     not the whole) */
+    bool partial; /* read and verify only the entries that are wanted (their own checksums; size and identity, not the
+                     whole) */
     const atomic_bool *abort;
+    atomic_uint_least64_t *progress; /* counts blocks; NULL: nobody looks */
 };
 /* Reads and verifies; the error line names the file, the entry, and the expected and actual value. *ret_identity may be
  * NULL. */

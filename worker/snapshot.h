@@ -1,5 +1,8 @@
 /* Snapshots: copies one piece of the state at a boundary and writes it in the background.
  *
+ * A piece is what rank `piece` of a layout holds primarily; whoever has those chunks at that step can write it, in
+ * whatever layout it steps itself.
+ *
  *   engine thread: take --copy into the arena--> writer thread: make the directory, checksum, write, sync, rename -->
  * done
  *
@@ -21,10 +24,13 @@
 
 struct mu_snapshots;
 
-/* What is copied: flat buffers of the model, after `step` updates. */
+/* What is copied from: flat spaces of the model, after `step` updates. `shares` say which chunks of them are complete
+ * (struct mu_held): a piece that they do not cover is refused with MU_ERR_NOT_FOUND. */
 struct mu_snapshot_state {
     const struct mu_model_spec *model;
     const float *params, *m, *v;
+    const struct mu_held_share *shares;
+    uint32_t share_count;
     const char *job;
     uint64_t step, generation;
 };
@@ -37,16 +43,18 @@ enum mu_status mu_snapshots_new(mu_snapshot_done_fn *done, void *ctx, struct mu_
 /* Abandons the piece being written, joins the writer. NULL is fine. */
 void mu_snapshots_free(struct mu_snapshots *snapshots);
 
-/* What the arena would grow by for pieces of 1 / piece_count of the model, bytes. */
-uint64_t mu_snapshots_growth_bytes(struct mu_snapshots *snapshots, const struct mu_model_spec *model,
-                                   uint32_t piece_count);
-/* Memory for pieces of 1 / piece_count of the model, mapped and touched now. Does nothing while a piece is being
- * written. */
-enum mu_status mu_snapshots_reserve(struct mu_snapshots *snapshots, const struct mu_model_spec *model,
-                                    uint32_t piece_count, struct mu_error *err) MU_WARN_UNUSED;
+/* Bytes of the copy of piece `piece` of a layout: parameters and both moments of its PRIMARY chunks. */
+uint64_t mu_snapshots_piece_bytes(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t piece);
+/* What the arena would grow by to hold a piece of so many bytes. */
+uint64_t mu_snapshots_growth_bytes(struct mu_snapshots *snapshots, uint64_t piece_bytes);
+/* Memory for a piece of so many bytes, mapped and touched now. Does nothing while a piece is being written. */
+enum mu_status mu_snapshots_reserve(struct mu_snapshots *snapshots, uint64_t piece_bytes,
+                                    struct mu_error *err) MU_WARN_UNUSED;
 
-/* Copies on `pool` (which may be cancelled: then the piece fails with MU_ERR_CANCELLED) and returns; always answered by
- * one `done`. Returns the microseconds for which the caller was held up. */
+/* snapshot->layout has passed mu_layout_check. Copies the PRIMARY chunks of (snapshot->layout, snapshot->piece) on
+ * `pool` (which may be cancelled: then the piece fails with MU_ERR_CANCELLED) and returns; always answered by one
+ * `done`. A piece without chunks is MU_OK at once, with no file and no bytes. Returns the microseconds for which the
+ * caller was held up. */
 uint64_t mu_snapshots_take(struct mu_snapshots *snapshots, struct mu_pool *pool, const struct mu_snapshot_state *state,
                            const struct mu_snapshot *snapshot);
 

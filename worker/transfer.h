@@ -1,36 +1,41 @@
-/* Copies the whole state (parameters and both moments) from a rank that has it to ranks that need it, while a
- * generation is prepared.
+/* Moves state between the ranks of a generation while it is prepared: executes the moves of plan/reshard.h.
  *
- * Blocks of chunks follow a small message with the XXH3-128 of each chunk; a receiver verifies every chunk before it
- * counts, and passes a block on to the ranks that copy from it while the next ones are under way. Engine thread. */
+ * The moves from one rank to another are one stream: chunk after chunk, parameters and moments of a chunk apart, each a
+ * small message with the XXH3-128 of its parts, then the parts. All streams run at once, each with a bounded number of
+ * requests. A received chunk counts once it is verified; one that goes on to another rank is sent as soon as that is
+ * so. Streams are in ascending order of chunks and no chunk moves in a circle, so some stream can always go on.
+ * Engine's thread. */
 #ifndef MU_WORKER_TRANSFER_H
 #define MU_WORKER_TRANSFER_H
 
 #include <stdatomic.h>
-#include <stdbool.h>
 
 #include "plan/model_spec.h"
+#include "plan/reshard.h"
 #include "worker/comm.h"
+
+/* Exchange numbers with this bit are the transfer's. */
+#define MU_TRANSFER_EXCHANGES (1ull << 63)
 
 struct mu_transfer_config {
     const struct mu_model_spec *model;
-    struct mu_comm_group *group;
-    float *flats[3]; /* parameters, first and second moments */
-    uint64_t step;   /* of the state: both sides must agree */
-    bool receive;    /* from source_rank; else this rank has it */
-    uint32_t source_rank;
-    const uint32_t *serve_ranks; /* ranks that copy from this one; must stay until run has returned */
-    uint32_t serve_count;
-    atomic_uint_least64_t *progress; /* counts blocks */
+    struct mu_comm_group *group; /* connected to every rank that a move names; NULL is fine without moves */
+    float *flats[3];             /* flat spaces of parameters, first and second moments: of what is received and sent */
+    uint64_t step;               /* of the state: both sides must agree */
+    uint32_t rank;
+    const struct mu_move *moves; /* those from and to `rank`; others are ignored. Must stay until run has returned */
+    uint32_t move_count;
+    atomic_uint_least64_t *progress; /* counts chunks sent and received */
 };
 
 struct mu_transfer;
 
+/* MU_ERR_INVALID: a move outside the model, to its own source, without kinds, or a chunk that would come twice. */
 enum mu_status mu_transfer_new(const struct mu_transfer_config *config, struct mu_transfer **ret_transfer,
                                struct mu_error *err) MU_WARN_UNUSED;
 /* Until everything is received, verified and sent. MU_ERR_CORRUPT: a chunk does not match its checksum, or the peer
- * serves another step; MU_ERR_CANCELLED, MU_ERR_UNAVAILABLE as from the group. After an error what was received is
- * undefined. */
+ * serves another step or another chunk; MU_ERR_CANCELLED, MU_ERR_UNAVAILABLE as from the group. After an error what was
+ * received is undefined; what was there before is as it was. */
 enum mu_status mu_transfer_run(struct mu_transfer *transfer, struct mu_error *err) MU_WARN_UNUSED;
 /* After a run that failed: only once the group is closed, which may still know the requests. NULL is fine. */
 void mu_transfer_free(struct mu_transfer *transfer);

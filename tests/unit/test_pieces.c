@@ -24,6 +24,31 @@ int fsync(int fd)
     return (int)syscall(SYS_fsync, fd);
 }
 
+/* How pwrite behaves on descriptors with O_DIRECT, and how many bytes went over them from `watched`. */
+static enum { DIRECT_WORKS, DIRECT_REFUSED, DIRECT_SHORT, DIRECT_FAILS } direct_quirk;
+static const uint8_t *watched;
+static size_t watched_size, direct_bytes, unstaged_bytes;
+
+ssize_t pwrite(int fd, const void *data, size_t size, off_t offset)
+{
+    if (fcntl(fd, F_GETFL) & O_DIRECT) {
+        if (direct_quirk == DIRECT_REFUSED || direct_quirk == DIRECT_FAILS) {
+            errno = direct_quirk == DIRECT_FAILS ? EIO : EINVAL;
+            return -1;
+        }
+        if ((uintptr_t)data % 512 || size % 512 || offset % 512) {
+            errno = EINVAL;
+            return -1;
+        }
+        direct_bytes += size;
+        if ((const uint8_t *)data >= watched && (const uint8_t *)data < watched + watched_size)
+            unstaged_bytes += size;
+    }
+    if (direct_quirk == DIRECT_SHORT && size > 5000)
+        size = 5000 - (size_t)(offset / 4096 % 7);
+    return (ssize_t)syscall(SYS_pwrite64, fd, data, size, offset);
+}
+
 int renameat(int old_dir, const char *old_name, int new_dir, const char *new_name)
 {
     if (rename_fails) {
@@ -91,19 +116,34 @@ static struct written write_piece(const struct model *model, const char *dir)
     return written;
 }
 
-/* Gathers the entries into flat spaces; skips every second one when told to. */
+/* Gathers the entries into flat spaces; skips every second one when told to, and with `holes` every second chunk of the
+ * others. */
 struct gathered {
     const struct mu_model_spec *spec;
     float *flat[3];
-    size_t count, skip_odd;
+    size_t count;
+    bool skip_odd, holes;
 };
 
-static float *gather(void *arg, const struct mu_piece_entry *entry)
+static bool gather_wants(void *arg, const struct mu_piece_entry *entry)
 {
     struct gathered *gathered = arg;
     assert_true(mu_piece_entry_fits(entry, gathered->spec));
     size_t index = gathered->count++;
-    return gathered->skip_odd && index % 2 ? NULL : gathered->flat[entry->kind] + entry->offset;
+    return !(gathered->skip_odd && index % 2);
+}
+
+static float *gather_place(void *arg, const struct mu_piece_entry *entry, uint64_t first, uint64_t *count)
+{
+    struct gathered *gathered = arg;
+    assert_true(first<entry->size && * count> 0 && *count <= entry->size - first);
+    if (gathered->holes) {
+        uint64_t left = MU_CHUNK_ELEMENTS - first % MU_CHUNK_ELEMENTS;
+        *count = *count < left ? *count : left;
+        if (first / MU_CHUNK_ELEMENTS % 2)
+            return NULL;
+    }
+    return gathered->flat[entry->kind] + entry->offset + first;
 }
 
 static void gathered_init(struct gathered *gathered, const struct mu_model_spec *spec)
@@ -185,7 +225,8 @@ static void test_written_piece_reads_back_bit_for_bit(void **state)
 
     struct mu_piece_expected expected = {
         .size_bytes = written.result.size_bytes, .xxh3 = written.result.xxh3, .identity = &identity};
-    struct mu_piece_read_options options = {.resolve = gather, .arg = &gathered, .expected = &expected};
+    struct mu_piece_read_options options = {
+        .wants = gather_wants, .place = gather_place, .arg = &gathered, .expected = &expected};
     assert_ok(mu_piece_read(written.path, &options, &read, &err), &err);
     assert_string_equal(read.job, "kjv");
     assert_true(read.seq == 12 && read.step == 1200 && read.generation == identity.generation);
@@ -289,6 +330,85 @@ static void test_entries_across_blocks_read_back(void **state)
     scratch_remove(&scratch);
 }
 
+/* Entries that lie side by side from a page on, as a snapshot has them: their whole pages go to the disk from where
+ * they are; where the file system refuses, or takes only a part, the file comes out the same. */
+static void test_packed_entries_are_written_directly_or_else_all_the_same(void **state)
+{
+    (void)state;
+    struct scratch scratch = scratch_make();
+    struct mu_error err;
+    struct mu_piece_result first, again;
+    static const size_t sizes[] = {3, 5u << 20, 1000003, (2u << 20) - 1, 77};
+    enum { COUNT = sizeof sizes / sizeof sizes[0] };
+    struct mu_piece_entry entries[COUNT];
+    size_t total = 0;
+    for (size_t i = 0; i < COUNT; i++)
+        total += sizes[i];
+    uint32_t *data;
+    assert_int_equal(posix_memalign((void **)&data, 4096, total * sizeof *data), 0);
+    uint64_t random = 19;
+    for (size_t i = 0; i < total; i++)
+        data[i] = (uint32_t)mu_splitmix64(&random);
+    for (size_t i = 0, at = 0; i < COUNT; at += sizes[i++])
+        entries[i] = (struct mu_piece_entry){.kind = MU_PIECE_META,
+                                             .cell_name = "state",
+                                             .first_chunk = (uint32_t)i,
+                                             .chunk_count = 1,
+                                             .size = sizes[i],
+                                             .data = (const float *)data + at};
+    watched = (const uint8_t *)data;
+    watched_size = total * sizeof *data;
+    direct_bytes = unstaged_bytes = 0;
+    assert_ok(mu_piece_write(scratch.path, "p", &identity, entries, COUNT, NULL, &first, &err), &err);
+    if (direct_bytes == 0)
+        print_message("no direct output on this file system\n");
+    else
+        assert_true(unstaged_bytes > watched_size - 4096 && unstaged_bytes <= watched_size);
+    for (direct_quirk = DIRECT_REFUSED; direct_quirk <= DIRECT_SHORT; direct_quirk++) {
+        assert_ok(mu_piece_write(scratch.path, "p", &identity, entries, COUNT, NULL, &again, &err), &err);
+        assert_true(again.xxh3.low == first.xxh3.low && again.xxh3.high == first.xxh3.high);
+        char path[512];
+        path_join(path, scratch.path, "p");
+        struct mu_piece_expected expected = {.size_bytes = again.size_bytes, .xxh3 = again.xxh3};
+        assert_ok(mu_piece_read(path, &(struct mu_piece_read_options){.expected = &expected}, NULL, &err), &err);
+    }
+    direct_quirk = DIRECT_FAILS;
+    if (direct_bytes > 0)
+        assert_fails(mu_piece_write(scratch.path, "q", &identity, entries, COUNT, NULL, &again, &err), MU_ERR_IO, &err,
+                     "cannot write at byte");
+    direct_quirk = DIRECT_WORKS;
+    watched = NULL;
+    assert_int_equal(count_files(scratch.path), 1);
+    free(data);
+    scratch_remove(&scratch);
+}
+
+static void test_large_piece_on_a_file_system_without_direct_output(void **state)
+{
+    (void)state;
+    struct scratch scratch = scratch_make();
+    struct mu_error err;
+    struct mu_piece_result result;
+    if (!mount_tmpfs(scratch.path, "size=64m")) {
+        scratch_remove(&scratch);
+        skip();
+    }
+    size_t size = 5u << 20;
+    float *data = calloc(size, sizeof *data);
+    for (size_t i = 0; i < size; i++)
+        data[i] = (float)i;
+    struct mu_piece_entry entry = {
+        .kind = MU_PIECE_META, .cell_name = "E.0", .first_chunk = 0, .chunk_count = 1, .size = size, .data = data};
+    assert_ok(mu_piece_write(scratch.path, "p", &identity, &entry, 1, NULL, &result, &err), &err);
+    char path[512];
+    path_join(path, scratch.path, "p");
+    struct mu_piece_expected expected = {.size_bytes = result.size_bytes, .xxh3 = result.xxh3};
+    assert_ok(mu_piece_read(path, &(struct mu_piece_read_options){.expected = &expected}, NULL, &err), &err);
+    free(data);
+    unmount(scratch.path);
+    scratch_remove(&scratch);
+}
+
 static void test_partial_read_touches_only_what_is_wanted(void **state)
 {
     (void)state;
@@ -308,9 +428,9 @@ static void test_partial_read_touches_only_what_is_wanted(void **state)
     free(bytes);
 
     gathered_init(&gathered, &model.spec);
-    gathered.skip_odd = 1;
+    gathered.skip_odd = true;
     struct mu_piece_read_options options = {
-        .resolve = gather, .arg = &gathered, .expected = &expected, .partial = true};
+        .wants = gather_wants, .place = gather_place, .arg = &gathered, .expected = &expected, .partial = true};
     assert_ok(mu_piece_read(written.path, &options, NULL, &err), &err);
     for (size_t i = 0; i < written.count; i++) {
         const struct mu_piece_entry *entry = &written.entries[i];
@@ -660,6 +780,94 @@ static void test_abort_ends_a_throttled_write_and_leaves_no_file(void **state)
     scratch_remove(&scratch);
 }
 
+static void test_part_of_an_entry_goes_to_its_place_and_the_rest_is_verified(void **state)
+{
+    (void)state;
+    struct scratch scratch = scratch_make();
+    struct model model;
+    struct gathered gathered;
+    struct mu_error err;
+    model_init(&model);
+    struct written written = write_piece(&model, scratch.path);
+    gathered_init(&gathered, &model.spec);
+    gathered.holes = true;
+    struct mu_piece_expected expected = {.size_bytes = written.result.size_bytes, .xxh3 = written.result.xxh3};
+    atomic_uint_least64_t progress = 0;
+    struct mu_piece_read_options options = {
+        .wants = gather_wants, .place = gather_place, .arg = &gathered, .expected = &expected, .progress = &progress};
+    assert_ok(mu_piece_read(written.path, &options, NULL, &err), &err);
+    uint64_t blocks = 0, holes = 0;
+    for (size_t i = 0; i < written.count; i++) {
+        const struct mu_piece_entry *entry = &written.entries[i];
+        const float *got = gathered.flat[entry->kind] + entry->offset;
+        for (uint64_t first = 0; first < entry->size; first += MU_CHUNK_ELEMENTS, blocks++) {
+            uint64_t size = entry->size - first < MU_CHUNK_ELEMENTS ? entry->size - first : MU_CHUNK_ELEMENTS;
+            bool is_hole = first / MU_CHUNK_ELEMENTS % 2;
+            holes += is_hole;
+            for (uint64_t k = 0; k < size; k++)
+                assert_true(memcmp(&got[first + k], is_hole ? &(float){0} : &entry->data[first + k], 4) == 0);
+        }
+    }
+    assert_true(holes > 0);
+    assert_int_equal(atomic_load(&progress), blocks);
+    /* A hole is verified like the rest. */
+    size_t size_bytes;
+    uint8_t *bytes = file_read(written.path, &size_bytes);
+    size_t at = size_bytes, large = 0;
+    for (size_t i = 0; i < written.count; i++)
+        at -= written.entries[i].size * sizeof(float);
+    for (; written.entries[large].size <= MU_CHUNK_ELEMENTS + 1; large++)
+        at += written.entries[large].size * sizeof(float);
+    bytes[at + MU_CHUNK_ELEMENTS * sizeof(float) + 4] ^= 1;
+    file_write(written.path, bytes, size_bytes);
+    free(bytes);
+    options.partial = true;
+    assert_fails(mu_piece_read(written.path, &options, NULL, &err), MU_ERR_CORRUPT, &err, "checksum is");
+    gathered_fini(&gathered);
+    free(written.entries);
+    model_fini(&model);
+    scratch_remove(&scratch);
+}
+
+static void test_runs_are_found_by_any_chunk(void **state)
+{
+    (void)state;
+    static const struct mu_chunk_run runs[] = {{2, 3}, {5, 1}, {9, 4}};
+    static const bool in[] = {0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0, 0};
+    static const uint32_t ends[] = {2, 2, 5, 5, 5, 6, 9, 9, 9, 13, 13, 13, 13, UINT32_MAX, UINT32_MAX};
+    uint32_t end;
+    for (uint32_t chunk = 0; chunk < sizeof in; chunk++) {
+        assert_int_equal(mu_runs_have(runs, 3, chunk, &end), in[chunk]);
+        assert_int_equal(end, ends[chunk]);
+    }
+    assert_false(mu_runs_have(NULL, 0, 7, &end));
+    assert_int_equal(end, UINT32_MAX);
+}
+
+static void test_entries_of_runs_are_those_of_each_run_kind_by_kind(void **state)
+{
+    (void)state;
+    struct model model;
+    model_init(&model);
+    uint32_t chunks = model.spec.chunk_count;
+    assert_true(chunks >= 6);
+    const struct mu_chunk_run runs[] = {{0, 1}, {2, 2}, {chunks - 1, 1}};
+    size_t count = mu_piece_entries_of_runs(&model.spec, runs, 3, NULL, 0), at = 0;
+    struct mu_piece_entry entries[64], one[64];
+    assert_true(count > 0 && count <= 64);
+    assert_int_equal(mu_piece_entries_of_runs(&model.spec, runs, 3, entries, 64), count);
+    for (int kind = 0; kind < 3; kind++) {
+        for (int i = 0; i < 3; i++) {
+            size_t of_run =
+                mu_piece_entries_of_chunks(&model.spec, runs[i].first, runs[i].count, NULL, NULL, NULL, one, 64);
+            for (size_t k = of_run / 3 * (size_t)kind; k < of_run / 3 * (size_t)(kind + 1); k++, at++)
+                assert_memory_equal(&entries[at], &one[k], sizeof one[k]);
+        }
+    }
+    assert_int_equal(at, count);
+    model_fini(&model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -668,7 +876,12 @@ int main(void)
         cmocka_unit_test(test_written_piece_reads_back_bit_for_bit),
         cmocka_unit_test(test_piece_is_a_plain_safetensors_file),
         cmocka_unit_test(test_entries_across_blocks_read_back),
+        cmocka_unit_test(test_packed_entries_are_written_directly_or_else_all_the_same),
+        cmocka_unit_test(test_large_piece_on_a_file_system_without_direct_output),
         cmocka_unit_test(test_partial_read_touches_only_what_is_wanted),
+        cmocka_unit_test(test_part_of_an_entry_goes_to_its_place_and_the_rest_is_verified),
+        cmocka_unit_test(test_runs_are_found_by_any_chunk),
+        cmocka_unit_test(test_entries_of_runs_are_those_of_each_run_kind_by_kind),
         cmocka_unit_test(test_damage_is_always_found_and_named),
         cmocka_unit_test(test_index_checksum_finds_every_changed_number),
         cmocka_unit_test(test_piece_of_another_checkpoint_is_refused),
