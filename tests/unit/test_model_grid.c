@@ -122,6 +122,27 @@ static void test_llama_has_the_same_bits_on_every_grid(void **state)
     assert_int_equal(runs, (1 + 2 + 3) * (MG_STAGES_MAX / STAGES_STEP) * 3 * (ACCUMULATE_FIRST == 1 ? 3 : 2));
 }
 
+/* More tokens than have logits at one time: the head goes in pieces, the last one smaller. */
+static void test_head_in_pieces_has_the_same_bits_on_every_grid(void **state)
+{
+    (void)state;
+    for (int family = 0; family < 2; family++)
+        for (uint32_t slices = 1; slices <= 4; slices *= 4) {
+            struct mu_model_config config = family ? llama(slices) : gpt2(slices, 0.0f);
+            config.layers = 2;
+            struct mg_leaf leaf = mg_leaf_new(&config, 2 * MU_HEAD_TOKENS / LENGTH + 5, LENGTH, 2);
+            struct expected e = {.leaf = &leaf};
+            e.grads = kt_alloc(leaf.spec.flat_size, sizeof *e.grads);
+            e.got = kt_alloc(leaf.spec.flat_size, sizeof *e.got);
+            mg_run_alone(&leaf, e.grads, &e.loss);
+            for (uint32_t tp = 1; tp <= slices; tp *= 2)
+                expect_same(&e, &(struct mg_grid){tp, 2, MU_RECOMPUTE_SELECTIVE, true});
+            free(e.grads);
+            free(e.got);
+            mg_leaf_free(&leaf);
+        }
+}
+
 /* T is part of the job's identity: other bits, but the same function. */
 static void test_slices_change_rounding_only(void **state)
 {
@@ -441,6 +462,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gpt2_has_the_same_bits_on_every_grid),
         cmocka_unit_test(test_llama_has_the_same_bits_on_every_grid),
+        cmocka_unit_test(test_head_in_pieces_has_the_same_bits_on_every_grid),
         cmocka_unit_test(test_slices_change_rounding_only),
         cmocka_unit_test(test_evaluation_is_the_same_on_every_grid),
         cmocka_unit_test(test_last_logits_agree_with_the_loss),
