@@ -525,12 +525,12 @@ double mg_evaluate(const struct mg_leaf *leaf, const struct mg_grid *grid)
     return loss;
 }
 
-void mg_run_alone(const struct mg_leaf *leaf, float *grads, double *ret_loss)
+void mg_run_alone(const struct mg_leaf *leaf, struct mu_pool *pool, float *grads, double *ret_loss)
 {
     struct mu_model_options options = {.micro = leaf->micro, .length = leaf->length, .accumulate = leaf->accumulate};
     struct mu_error err = {0};
     struct mu_model *model = NULL;
-    if (mu_model_new(&leaf->spec, &options, kt_pool(0), &err, &model) != MU_OK)
+    if (mu_model_new(&leaf->spec, &options, pool, &err, &model) != MU_OK)
         fail_msg("%s", err.text);
     memset(grads, 0, leaf->spec.flat_size * sizeof *grads);
     *ret_loss = 0;

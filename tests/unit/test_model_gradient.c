@@ -79,7 +79,7 @@ static void check_model(enum mu_model_family family, uint32_t slices, uint32_t m
     float *sliced = kt_alloc(leaf.spec.flat_size, sizeof *sliced), *grads = kt_alloc(whole.flat_size, sizeof *grads),
           *params = kt_alloc(whole.flat_size, sizeof *params);
     double loss;
-    mg_run_alone(&leaf, sliced, &loss);
+    mg_run_alone(&leaf, kt_pool(1), sliced, &loss);
     mg_unslice(&leaf.spec, sliced, &whole, grads);
     mg_unslice(&leaf.spec, leaf.params, &whole, params);
     double *exact = kt_doubles(params, whole.flat_size);
