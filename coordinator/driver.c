@@ -15,7 +15,7 @@ enum {
     TURN_EVENTS_MAX = 256,          /* then what was persisted goes to the disk */
     TICK_OVERDUE_US = 1000000,      /* leases are judged when nothing waits, but not later than this */
     REFUSAL_LOG_US = 1000000,       /* broken streams are logged at most this often */
-    SEND_QUEUE_BYTES_MAX = 1 << 20, /* per stream: a Welcome, an Assign and a burst of orders */
+    SEND_QUEUE_BYTES_MAX = 2 << 20, /* per stream: a Welcome, an Assign and a burst of orders */
     SEND_QUEUE_MESSAGES_MAX = 4096,
     ORDINARY_CALLS_MAX = 4096,
     CHECKPOINT_TASKS_PER_JOB = MU_CHECKPOINTS_MAX + 4,

@@ -17,12 +17,13 @@
 #include "plan/reshard.h"
 
 enum {
-    MU_PROTOCOL_VERSION = 1,
+    MU_PROTOCOL_VERSION = 2,
     MU_WORKER_NAME_SIZE = 64, /* with the terminating 0; same characters as a job name */
     MU_ADDRESS_SIZE = 256,    /* data-plane address as its owner reports it */
     MU_TEXT_SIZE = 256,       /* reasons and errors shown to people */
     MU_VERSION_SIZE = 32,
-    MU_PEERS_MAX = 256, /* most peers named in one Assign: neighbours (plan/layout.h) and partners of moves */
+    MU_PEERS_MAX = 256,  /* most peers named in one Assign: neighbours (plan/layout.h) and partners of moves */
+    MU_MOVES_MAX = 8192, /* most moves named in one Assign */
     MU_COUNTED_REPLICAS_MAX =
         1024, /* up to here leaf counts are free per replica; above they are equal (first replicas one more) */
 };
@@ -93,7 +94,8 @@ struct mu_worker_status {
     enum mu_peer_failure peer_failure;
     uint64_t bad_checkpoint; /* MU_PARK_PREPARE because this checkpoint could not be loaded; 0 = another reason */
     char text[MU_TEXT_SIZE];
-    uint8_t weights_sha256[32]; /* MU_PARK_FINISHED: of the parameters, cell by cell */
+    uint8_t weights_sha256[32]; /* MU_PARK_FINISHED: of the whole model's parameters, cell by cell; zero where this rank
+                                   does not know it */
 };
 
 enum mu_worker_message_kind {
@@ -105,6 +107,17 @@ enum mu_worker_message_kind {
     MU_WM_EVAL,
     MU_WM_GOODBYE,
     MU_WM_COUNT
+};
+
+/* The numeric identity in its parts: what each kernel computes on a fixed input, so that a refusal can name the one
+ * that differs. */
+enum { MU_IDENTITY_PARTS_MAX = 24, MU_IDENTITY_NAME_SIZE = 24 };
+struct mu_identity_parts {
+    uint32_t count; /* 0: not known */
+    struct {
+        char name[MU_IDENTITY_NAME_SIZE]; /* of the kernel: a-z 0-9 _ - */
+        uint64_t hash;
+    } parts[MU_IDENTITY_PARTS_MAX];
 };
 
 struct mu_hello {
@@ -121,8 +134,9 @@ struct mu_hello {
     uint64_t memory_bytes;
     bool prepared_job;    /* it knows the job record with this uid and has checked data and kernels against it */
     struct mu_id job_uid; /* zero until it has seen the record */
-    struct mu_hash128 numeric_identity; /* of its kernels at the job's shapes; valid when prepared_job */
-    struct mu_hash128 data_hash;        /* content of the data set; valid when prepared_job */
+    struct mu_hash128 numeric_identity;      /* of its kernels at the job's shapes; valid when prepared_job */
+    struct mu_identity_parts identity_parts; /* of the same; valid when prepared_job */
+    struct mu_hash128 data_hash;             /* content of the data set; valid when prepared_job */
     struct mu_worker_status status;
 };
 
@@ -233,11 +247,11 @@ struct mu_assign {
 
 enum mu_command_kind { MU_COMMAND_CHECKPOINT = 1, MU_COMMAND_PARK = 2 };
 
-/* The pieces of a checkpoint: piece i is the PRIMARY share of working rank i of `layout`. Whoever holds those chunks at
- * the step can write it. */
+/* The pieces of a checkpoint: piece i is the PRIMARY share of working rank i of `layout`, which need not be the layout
+ * that anybody steps in: only its columns must be held. Whoever holds those chunks at the step can write it. */
 struct mu_snapshot {
     uint64_t checkpoint;
-    uint32_t piece;
+    uint32_t piece; /* mu_layout_working(&layout): none, but the vote must know the command */
     struct mu_layout layout;
     char dir[MU_PATH_SIZE];
 };

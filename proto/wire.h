@@ -23,7 +23,7 @@
 
 enum {
     MU_WIRE_WORKER_BYTES_MAX = 16 << 10,  /* one message of a worker */
-    MU_WIRE_COORD_BYTES_MAX = 64 << 10,   /* one message of the coordinator to a worker */
+    MU_WIRE_COORD_BYTES_MAX = 512 << 10,  /* one message of the coordinator to a worker: the largest Assign */
     MU_WIRE_REQUEST_BYTES_MAX = 64 << 10, /* one request of the service */
     MU_WIRE_REPLY_BYTES_MAX = 4 << 20,    /* one answer of the service, one watched event */
     MU_WIRE_DEPTH_MAX = 8,                /* messages within messages */

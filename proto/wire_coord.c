@@ -25,8 +25,8 @@ struct parts {
     };
     Muster__V1__Snapshot snapshot;
     Muster__V1__StepResult result;
-    Muster__V1__Peer peers[MU_NEIGHBOURS_MAX];
-    Muster__V1__Peer *peer_pointers[MU_NEIGHBOURS_MAX];
+    Muster__V1__Peer peers[MU_PEERS_MAX];
+    Muster__V1__Peer *peer_pointers[MU_PEERS_MAX];
 };
 
 static enum mu_status no_memory(struct mu_error *err)
@@ -68,54 +68,81 @@ static enum mu_status put_peers(struct mu_wire_arena *arena, const struct mu_ass
     return status;
 }
 
+static enum mu_status put_moves(struct mu_wire_arena *arena, const struct mu_assign *assign, Muster__V1__Assign *pb,
+                                struct mu_error *err)
+{
+    if (assign->move_count == 0)
+        return MU_OK;
+    Muster__V1__Move *moves = mu_wire_arena_alloc(arena, sizeof *moves * assign->move_count);
+    Muster__V1__Move **pointers = mu_wire_arena_alloc(arena, sizeof *pointers * assign->move_count);
+    if (!moves || !pointers)
+        return no_memory(err);
+    for (uint32_t i = 0; i < assign->move_count; i++) {
+        const struct mu_move *move = &assign->moves[i];
+        muster__v1__move__init(&moves[i]);
+        moves[i].from = move->from;
+        moves[i].to = move->to;
+        moves[i].kinds = move->kinds;
+        moves[i].first = move->run.first;
+        moves[i].count = move->run.count;
+        pointers[i] = &moves[i];
+    }
+    pb->n_moves = assign->move_count;
+    pb->moves = pointers;
+    return MU_OK;
+}
+
 static enum mu_status put_assign(struct mu_wire_arena *arena, const struct mu_assign *assign, struct parts *parts,
                                  struct mu_error *err)
 {
-    if (assign->peer_count > MU_NEIGHBOURS_MAX || assign->serve_count > MU_NEIGHBOURS_MAX ||
-        (assign->leaf_counts && assign->world > MU_COUNTED_WORLD_MAX))
+    if (assign->peer_count > MU_PEERS_MAX || assign->move_count > MU_MOVES_MAX ||
+        (assign->leaf_counts && assign->layout.dp > MU_COUNTED_REPLICAS_MAX))
         return mu_fail(err, MU_ERR_LIMIT,
-                       "Assign: %u peers, %u served, world %u: at most %d, %d, and %d with leaf counts",
-                       assign->peer_count, assign->serve_count, assign->world, MU_NEIGHBOURS_MAX, MU_NEIGHBOURS_MAX,
-                       MU_COUNTED_WORLD_MAX);
+                       "Assign: %u peers, %u moves, %u replicas: at most %d, %d, and %d with leaf counts",
+                       assign->peer_count, assign->move_count, assign->layout.dp, MU_PEERS_MAX, MU_MOVES_MAX,
+                       MU_COUNTED_REPLICAS_MAX);
     Muster__V1__Assign *pb = &parts->assign;
     muster__v1__assign__init(pb);
     pb->rank = assign->rank;
-    pb->world = assign->world;
     pb->start_step = assign->start_step;
     pb->secret = (ProtobufCBinaryData){.len = sizeof assign->secret, .data = (uint8_t *)assign->secret};
-    pb->mesh = assign->mesh;
     if (assign->leaf_counts) {
-        pb->n_leaf_counts = assign->world;
+        pb->n_leaf_counts = assign->layout.dp;
         pb->leaf_counts = (uint32_t *)assign->leaf_counts;
     }
     pb->n_peers = assign->peer_count;
     pb->peers = parts->peer_pointers;
     pb->source = (Muster__V1__StateSource)((int)assign->source + 1);
-    pb->source_rank = assign->source_rank;
-    pb->n_serve_ranks = assign->serve_count;
-    pb->serve_ranks = (uint32_t *)assign->serve_ranks;
     if (assign->source == MU_SOURCE_ROLL_FORWARD) {
         mu_wire_result_to_pb(&assign->roll_forward, &parts->result);
         pb->roll_forward = &parts->result;
     }
     pb->checkpoint = assign->checkpoint;
     pb->command_base = assign->command_base;
-    enum mu_status status = mu_wire_put_string(assign->checkpoint_dir, MU_WIRE_TEXT, "Assign.checkpoint_dir",
-                                               sizeof assign->checkpoint_dir, &pb->checkpoint_dir, err);
-    return status ? status : put_peers(arena, assign, parts, err);
+    enum mu_status status = MU_OK;
+    if ((status = mu_wire_layout_to_pb(arena, &assign->layout, "Assign.layout", &pb->layout, err)) ||
+        (status = mu_wire_put_string(assign->checkpoint_dir, MU_WIRE_TEXT, "Assign.checkpoint_dir",
+                                     sizeof assign->checkpoint_dir, &pb->checkpoint_dir, err)) ||
+        (status = put_moves(arena, assign, pb, err)))
+        return status;
+    return put_peers(arena, assign, parts, err);
 }
 
-static enum mu_status put_snapshot(const struct mu_snapshot *snapshot, struct parts *parts, struct mu_error *err)
+static enum mu_status put_snapshot(struct mu_wire_arena *arena, const struct mu_snapshot *snapshot, struct parts *parts,
+                                   struct mu_error *err)
 {
     Muster__V1__Snapshot *pb = &parts->snapshot;
     muster__v1__snapshot__init(pb);
     pb->checkpoint = snapshot->checkpoint;
     pb->piece = snapshot->piece;
-    pb->piece_count = snapshot->piece_count;
+    enum mu_status status = mu_wire_layout_to_pb(arena, &snapshot->layout, "Snapshot.layout", &pb->layout, err);
+    if (status)
+        return status;
     return mu_wire_put_string(snapshot->dir, MU_WIRE_TEXT, "Snapshot.dir", sizeof snapshot->dir, &pb->dir, err);
 }
 
-static enum mu_status put_command(const struct mu_coord_message *message, struct parts *parts, struct mu_error *err)
+static enum mu_status put_command(struct mu_wire_arena *arena, const struct mu_coord_message *message,
+                                  struct parts *parts, struct mu_error *err)
 {
     Muster__V1__Command *pb = &parts->command;
     muster__v1__command__init(pb);
@@ -126,7 +153,7 @@ static enum mu_status put_command(const struct mu_coord_message *message, struct
     if (message->command.kind != MU_COMMAND_CHECKPOINT)
         return MU_OK;
     pb->snapshot = &parts->snapshot;
-    return put_snapshot(&message->command.snapshot, parts, err);
+    return put_snapshot(arena, &message->command.snapshot, parts, err);
 }
 
 static enum mu_status put_message(struct mu_wire_arena *arena, const struct mu_coord_message *message,
@@ -164,11 +191,11 @@ static enum mu_status put_message(struct mu_wire_arena *arena, const struct mu_c
     case MU_CM_COMMAND:
         pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_COMMAND;
         pb->command = &parts->command;
-        return put_command(message, parts, err);
+        return put_command(arena, message, parts, err);
     case MU_CM_SNAPSHOT:
         pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_SNAPSHOT;
         pb->snapshot = &parts->snapshot;
-        return put_snapshot(&message->snapshot, parts, err);
+        return put_snapshot(arena, &message->snapshot, parts, err);
     case MU_CM_PIECE_ACK:
         pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_PIECE_ACK;
         pb->piece_ack = &parts->piece_ack;
@@ -229,10 +256,10 @@ static enum mu_status get_leaf_counts(const Muster__V1__Assign *pb, struct mu_as
 {
     if (pb->n_leaf_counts == 0)
         return MU_OK;
-    if (pb->n_leaf_counts != pb->world || pb->world > MU_COUNTED_WORLD_MAX)
+    if (pb->n_leaf_counts != out->layout.dp || out->layout.dp > MU_COUNTED_REPLICAS_MAX)
         return mu_fail(err, MU_ERR_INVALID,
-                       "Assign.leaf_counts: %zu of them are not allowed: none, or world (%u) up to %d",
-                       pb->n_leaf_counts, pb->world, MU_COUNTED_WORLD_MAX);
+                       "Assign.leaf_counts: %zu of them are not allowed: none, or dp (%u) up to %d", pb->n_leaf_counts,
+                       out->layout.dp, MU_COUNTED_REPLICAS_MAX);
     uint64_t sum = 0;
     for (size_t i = 0; i < pb->n_leaf_counts; i++)
         sum += pb->leaf_counts[i];
@@ -243,85 +270,133 @@ static enum mu_status get_leaf_counts(const Muster__V1__Assign *pb, struct mu_as
     return MU_OK;
 }
 
-/* Ranks of a generation, ascending, without the own one. */
-static enum mu_status check_rank(const Muster__V1__Assign *pb, uint32_t rank, bool first, uint32_t previous,
-                                 const char *field, struct mu_error *err)
+static uint32_t world_of(const struct mu_layout *layout)
 {
-    if (rank < pb->world && rank != pb->rank && (first || rank > previous))
-        return MU_OK;
-    return mu_fail(err, MU_ERR_INVALID,
-                   "%s: rank %u is not allowed: ascending ranks below world (%u), not the own (%u)", field, rank,
-                   pb->world, pb->rank);
+    return layout->tp * layout->pp * layout->dp + layout->idle;
 }
 
+/* Ascending ranks of the generation, without the own one. */
 static enum mu_status get_peers(struct mu_wire_arena *arena, const Muster__V1__Assign *pb, struct mu_assign *out,
                                 struct mu_error *err)
 {
-    if (pb->n_peers > MU_NEIGHBOURS_MAX || pb->n_serve_ranks > MU_NEIGHBOURS_MAX)
-        return mu_fail(err, MU_ERR_LIMIT, "Assign: %zu peers and %zu serve_ranks are not allowed: at most %d each",
-                       pb->n_peers, pb->n_serve_ranks, MU_NEIGHBOURS_MAX);
-    struct mu_peer *peers = mu_wire_arena_alloc(arena, sizeof *peers * MU_NEIGHBOURS_MAX);
+    if (pb->n_peers > MU_PEERS_MAX)
+        return mu_fail(err, MU_ERR_LIMIT, "Assign.peers: %zu of them are not allowed: at most %d", pb->n_peers,
+                       MU_PEERS_MAX);
+    struct mu_peer *peers = mu_wire_arena_alloc(arena, sizeof *peers * pb->n_peers);
     if (!peers)
         return no_memory(err);
-    enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < pb->n_peers; i++) {
         const Muster__V1__Peer *peer = pb->peers[i];
         peers[i].rank = peer->rank;
         peers[i].name = peer->name;
         peers[i].address = peer->address;
-        if ((status = check_rank(pb, peer->rank, i == 0, i ? peers[i - 1].rank : 0, "Peer.rank", err)) ||
-            (status = mu_wire_get_id(peer->incarnation, "Peer.incarnation", &peers[i].incarnation, err)))
+        if (peer->rank >= world_of(&out->layout) || peer->rank == out->rank ||
+            (i > 0 && peer->rank <= peers[i - 1].rank))
+            return mu_fail(err, MU_ERR_INVALID,
+                           "Peer.rank: rank %u is not allowed: ascending ranks below %u, not the own (%u)", peer->rank,
+                           world_of(&out->layout), out->rank);
+        enum mu_status status = mu_wire_get_id(peer->incarnation, "Peer.incarnation", &peers[i].incarnation, err);
+        if (status)
             return status;
         if (!mu_wire_name_ok(peer->name, MU_WORKER_NAME_SIZE) || !mu_wire_text_ok(peer->address, MU_ADDRESS_SIZE))
             return mu_fail(err, MU_ERR_INVALID, "Peer: name or address of rank %u is not allowed", peer->rank);
     }
-    for (uint32_t i = 0; i < pb->n_serve_ranks; i++) {
-        status = check_rank(pb, pb->serve_ranks[i], i == 0, i ? pb->serve_ranks[i - 1] : 0, "Assign.serve_ranks", err);
-        if (status)
-            return status;
-    }
     out->peers = peers;
     out->peer_count = (uint32_t)pb->n_peers;
-    out->serve_ranks = pb->serve_ranks;
-    out->serve_count = (uint32_t)pb->n_serve_ranks;
     return MU_OK;
 }
 
-static enum mu_status get_assign(struct mu_wire_arena *arena, const Muster__V1__Assign *pb, struct mu_assign *out,
-                                 struct mu_error *err)
+static bool is_peer(const struct mu_assign *assign, uint32_t rank)
 {
-    if (pb->world == 0 || pb->world > MU_WORKERS_MAX || pb->rank >= pb->world)
-        return mu_fail(err, MU_ERR_INVALID, "Assign: rank %u of world %u is not allowed: world 1 to %d, rank below it",
-                       pb->rank, pb->world, MU_WORKERS_MAX);
+    uint32_t low = 0, high = assign->peer_count;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (assign->peers[middle].rank < rank)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < assign->peer_count && assign->peers[low].rank == rank;
+}
+
+/* After the peers: a move's other end must be one of them. */
+static enum mu_status get_moves(struct mu_wire_arena *arena, const Muster__V1__Assign *pb, struct mu_assign *out,
+                                struct mu_error *err)
+{
+    if (pb->n_moves > MU_MOVES_MAX)
+        return mu_fail(err, MU_ERR_LIMIT, "Assign.moves: %zu of them are not allowed: at most %d", pb->n_moves,
+                       MU_MOVES_MAX);
+    if (pb->n_moves == 0)
+        return MU_OK;
+    struct mu_move *moves = mu_wire_arena_alloc(arena, sizeof *moves * pb->n_moves);
+    if (!moves)
+        return no_memory(err);
+    for (uint32_t i = 0; i < pb->n_moves; i++) {
+        const Muster__V1__Move *move = pb->moves[i];
+        bool own = (move->from == out->rank) != (move->to == out->rank);
+        if (!own || !is_peer(out, move->from == out->rank ? move->to : move->from))
+            return mu_fail(err, MU_ERR_INVALID,
+                           "Move: from rank %u to rank %u is not allowed: between the own rank (%u) and one of `peers`",
+                           move->from, move->to, out->rank);
+        if (move->kinds == 0 || move->kinds > (MU_MOVE_PARAMS | MU_MOVE_MOMENTS) || move->count == 0 ||
+            move->first > UINT32_MAX - move->count)
+            return mu_fail(err, MU_ERR_INVALID,
+                           "Move: kinds %u of %u chunks from %u on is not allowed: kinds 1 to 3, at least one chunk",
+                           move->kinds, move->count, move->first);
+        moves[i] = (struct mu_move){.from = move->from,
+                                    .to = move->to,
+                                    .kinds = move->kinds,
+                                    .run = {.first = move->first, .count = move->count}};
+    }
+    out->moves = moves;
+    out->move_count = (uint32_t)pb->n_moves;
+    return MU_OK;
+}
+
+static enum mu_status get_rank_and_layout(const Muster__V1__Assign *pb, struct mu_assign *out, struct mu_error *err)
+{
+    enum mu_status status = mu_wire_layout_from_pb(pb->layout, "Assign.layout", &out->layout, err);
+    if (status)
+        return status;
+    if (pb->rank >= world_of(&out->layout))
+        return mu_fail(err, MU_ERR_INVALID, "Assign.rank: value %u is not allowed: less than %u", pb->rank,
+                       world_of(&out->layout));
     if (pb->secret.len != sizeof out->secret)
         return mu_fail(err, MU_ERR_INVALID, "Assign.secret: %zu bytes are not allowed: %zu", pb->secret.len,
                        sizeof out->secret);
     if (pb->start_step > MU_STEPS_MAX)
         return mu_fail(err, MU_ERR_INVALID, "Assign.start_step: value %llu is not allowed: at most %llu",
                        (unsigned long long)pb->start_step, (unsigned long long)MU_STEPS_MAX);
+    memcpy(out->secret, pb->secret.data, sizeof out->secret);
+    out->rank = pb->rank;
+    out->start_step = pb->start_step;
+    return MU_OK;
+}
+
+static enum mu_status get_assign(struct mu_wire_arena *arena, const Muster__V1__Assign *pb, struct mu_assign *out,
+                                 struct mu_error *err)
+{
     int source = 0;
     enum mu_status status = MU_OK;
-    if ((status = mu_wire_get_enum((int)pb->source, 1, MU_SOURCE_INIT + 1, "Assign.source", &source, err)) ||
+    if ((status = get_rank_and_layout(pb, out, err)) ||
+        (status = mu_wire_get_enum((int)pb->source, 1, MU_SOURCE_INIT + 1, "Assign.source", &source, err)) ||
         (status = get_leaf_counts(pb, out, err)) || (status = get_peers(arena, pb, out, err)) ||
+        (status = get_moves(arena, pb, out, err)) ||
         (status = mu_wire_get_string(pb->checkpoint_dir, MU_WIRE_TEXT, "Assign.checkpoint_dir", out->checkpoint_dir,
                                      sizeof out->checkpoint_dir, err)))
         return status;
     out->source = (enum mu_state_source)(source - 1);
-    if (out->source == MU_SOURCE_PEER &&
-        (status = check_rank(pb, pb->source_rank, true, 0, "Assign.source_rank", err)) != MU_OK)
-        return status;
     if (out->source == MU_SOURCE_ROLL_FORWARD && !pb->roll_forward)
         return mu_fail(err, MU_ERR_INVALID, "Assign.roll_forward: is missing");
     if (out->source == MU_SOURCE_CHECKPOINT && out->checkpoint_dir[0] != '/')
         return mu_fail(err, MU_ERR_INVALID, "Assign.checkpoint_dir: '%s' is not allowed: an absolute path",
                        out->checkpoint_dir);
+    bool alone = out->source == MU_SOURCE_CHECKPOINT || out->source == MU_SOURCE_INIT;
+    if (alone && out->move_count > 0)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "Assign.moves: %u of them are not allowed: none where all start from a checkpoint or the seed",
+                       out->move_count);
     mu_wire_result_from_pb(pb->roll_forward, &out->roll_forward);
-    memcpy(out->secret, pb->secret.data, sizeof out->secret);
-    out->rank = pb->rank;
-    out->world = pb->world;
-    out->start_step = pb->start_step;
-    out->mesh = pb->mesh;
-    out->source_rank = pb->source_rank;
     out->checkpoint = pb->checkpoint;
     out->command_base = pb->command_base;
     return MU_OK;
@@ -331,17 +406,17 @@ static enum mu_status get_snapshot(const Muster__V1__Snapshot *pb, struct mu_sna
 {
     if (!pb)
         return mu_fail(err, MU_ERR_INVALID, "Command.snapshot: is missing");
-    if (pb->piece_count == 0 || pb->piece_count > MU_WORKERS_MAX || pb->piece > pb->piece_count)
-        return mu_fail(err, MU_ERR_INVALID, "Snapshot: piece %u of %u is not allowed: 1 to %d pieces", pb->piece,
-                       pb->piece_count, MU_WORKERS_MAX);
-    enum mu_status status = mu_wire_get_string(pb->dir, MU_WIRE_TEXT, "Snapshot.dir", out->dir, sizeof out->dir, err);
-    if (status)
+    enum mu_status status = MU_OK;
+    if ((status = mu_wire_layout_from_pb(pb->layout, "Snapshot.layout", &out->layout, err)) ||
+        (status = mu_wire_get_string(pb->dir, MU_WIRE_TEXT, "Snapshot.dir", out->dir, sizeof out->dir, err)))
         return status;
+    uint32_t pieces = world_of(&out->layout) - out->layout.idle;
+    if (pb->piece > pieces)
+        return mu_fail(err, MU_ERR_INVALID, "Snapshot.piece: value %u is not allowed: at most %u", pb->piece, pieces);
     if (out->dir[0] != '/')
         return mu_fail(err, MU_ERR_INVALID, "Snapshot.dir: '%s' is not allowed: an absolute path", out->dir);
     out->checkpoint = pb->checkpoint;
     out->piece = pb->piece;
-    out->piece_count = pb->piece_count;
     return MU_OK;
 }
 
@@ -418,7 +493,8 @@ enum mu_status mu_wire_decode_coord(struct mu_wire_arena *arena, const void *dat
                                            MU_WIRE_COORD_BYTES_MAX, &unpacked, err);
     if (status)
         return status;
-    struct mu_coord_message message = {0};
+    struct mu_coord_message message;
+    memset(&message, 0, sizeof message);
     status = get_message(arena, (const Muster__V1__CoordinatorMessage *)unpacked, &message, err);
     if (status == MU_OK)
         *ret_message = message;

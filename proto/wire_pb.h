@@ -64,6 +64,20 @@ ProtobufCBinaryData mu_wire_put_bytes32(const uint8_t bytes[32]); /* borrows; em
 enum mu_status mu_wire_get_enum(int value, int first, int last, const char *field, int *ret_value,
                                 struct mu_error *err) MU_WARN_UNUSED;
 
+/* Layouts. From the wire: everything is judged that does not depend on the job; a layout that a core takes from outside
+ * must pass mu_layout_check as well. Encoding refuses what decoding would. `field` names it in errors. */
+enum mu_status mu_wire_layout_to_pb(struct mu_wire_arena *arena, const struct mu_layout *layout, const char *field,
+                                    Muster__V1__Layout **ret_pb, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_wire_layout_from_pb(const Muster__V1__Layout *pb, const char *field, struct mu_layout *ret_layout,
+                                      struct mu_error *err) MU_WARN_UNUSED;
+
+/* Parts of a numeric identity. The encoded ones borrow their names. */
+enum mu_status mu_wire_identity_to_pb(struct mu_wire_arena *arena, const struct mu_identity_parts *parts,
+                                      size_t *ret_count, Muster__V1__IdentityPart ***ret_pb,
+                                      struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_wire_identity_from_pb(size_t count, Muster__V1__IdentityPart *const *pb,
+                                        struct mu_identity_parts *ret_parts, struct mu_error *err) MU_WARN_UNUSED;
+
 /* Results. The filled message borrows nothing. */
 void mu_wire_result_to_pb(const struct mu_step_result *result, Muster__V1__StepResult *pb);
 void mu_wire_result_from_pb(const Muster__V1__StepResult *pb,

@@ -28,12 +28,46 @@ struct parts {
     };
     Muster__V1__WorkerStatus status;
     Muster__V1__Held held;
+    Muster__V1__HeldShare shares[MU_HELD_SHARES_MAX];
+    Muster__V1__HeldShare *share_pointers[MU_HELD_SHARES_MAX];
     Muster__V1__StepResult result;
 };
 
 static enum mu_status no_memory(struct mu_error *err)
 {
     return mu_fail(err, MU_ERR_NO_MEMORY, "WorkerMessage: no memory");
+}
+
+static enum mu_status put_held(struct mu_wire_arena *arena, const struct mu_held *held, struct parts *parts,
+                               struct mu_error *err)
+{
+    Muster__V1__Held *pb = &parts->held;
+    muster__v1__held__init(pb);
+    pb->has_state = held->has_state;
+    pb->has_gradient = held->has_gradient;
+    pb->has_result = held->has_result;
+    pb->step = held->step;
+    if (held->has_result) {
+        mu_wire_result_to_pb(&held->result, &parts->result);
+        pb->result = &parts->result;
+    }
+    if (held->share_count > MU_HELD_SHARES_MAX || held->has_state != (held->share_count > 0))
+        return mu_fail(err, MU_ERR_INVALID, "Held.shares: %u of them are not allowed: 1 to %d with state, 0 without",
+                       held->share_count, MU_HELD_SHARES_MAX);
+    for (uint32_t i = 0; i < held->share_count; i++) {
+        Muster__V1__HeldShare *share = &parts->shares[i];
+        muster__v1__held_share__init(share);
+        share->rank = held->shares[i].rank;
+        share->owned_only = held->shares[i].owned_only;
+        parts->share_pointers[i] = share;
+        enum mu_status status =
+            mu_wire_layout_to_pb(arena, &held->shares[i].layout, "HeldShare.layout", &share->layout, err);
+        if (status)
+            return status;
+    }
+    pb->n_shares = held->share_count;
+    pb->shares = parts->share_pointers;
+    return MU_OK;
 }
 
 static enum mu_status put_status(struct mu_wire_arena *arena, const struct mu_worker_status *status,
@@ -56,18 +90,8 @@ static enum mu_status put_status(struct mu_wire_arena *arena, const struct mu_wo
     if (!pb->text)
         return no_memory(err);
 
-    const struct mu_held *held = &status->held;
-    muster__v1__held__init(&parts->held);
-    parts->held.has_state = held->has_state;
-    parts->held.has_gradient = held->has_gradient;
-    parts->held.has_result = held->has_result;
-    parts->held.step = held->step;
-    if (held->has_result) {
-        mu_wire_result_to_pb(&held->result, &parts->result);
-        parts->held.result = &parts->result;
-    }
     pb->held = &parts->held;
-    return MU_OK;
+    return put_held(arena, &status->held, parts, err);
 }
 
 static enum mu_status put_hello(struct mu_wire_arena *arena, const struct mu_hello *hello, struct parts *parts,
@@ -86,7 +110,9 @@ static enum mu_status put_hello(struct mu_wire_arena *arena, const struct mu_hel
     pb->data_hash = mu_wire_put_hash(arena, hello->data_hash);
     pb->status = &parts->status;
     enum mu_status status = MU_OK;
-    if ((status = mu_wire_put_string(hello->software_version, MU_WIRE_TEXT, "Hello.software_version",
+    if ((status =
+             mu_wire_identity_to_pb(arena, &hello->identity_parts, &pb->n_identity_parts, &pb->identity_parts, err)) ||
+        (status = mu_wire_put_string(hello->software_version, MU_WIRE_TEXT, "Hello.software_version",
                                      sizeof hello->software_version, &pb->software_version, err)) ||
         (status = mu_wire_put_string(hello->job, MU_WIRE_NAME, "Hello.job", sizeof hello->job, &pb->job, err)) ||
         (status =
@@ -229,25 +255,43 @@ static enum mu_status get_phase(int value, const char *field, enum mu_worker_pha
     return status;
 }
 
-static enum mu_status get_held(const Muster__V1__Held *pb, struct mu_held *ret_held, struct mu_error *err)
+static enum mu_status get_shares(const Muster__V1__Held *pb, struct mu_held *out, struct mu_error *err)
 {
-    if (!pb) {
-        *ret_held = (struct mu_held){0};
-        return MU_OK;
+    if (pb->n_shares > MU_HELD_SHARES_MAX || pb->has_state != (pb->n_shares > 0))
+        return mu_fail(err, MU_ERR_INVALID, "Held.shares: %zu of them are not allowed: 1 to %d with state, 0 without",
+                       pb->n_shares, MU_HELD_SHARES_MAX);
+    for (size_t i = 0; i < pb->n_shares; i++) {
+        struct mu_held_share *share = &out->shares[i];
+        enum mu_status status = mu_wire_layout_from_pb(pb->shares[i]->layout, "HeldShare.layout", &share->layout, err);
+        if (status)
+            return status;
+        uint32_t working = share->layout.tp * share->layout.pp * share->layout.dp;
+        if (pb->shares[i]->rank >= working)
+            return mu_fail(err, MU_ERR_INVALID, "HeldShare.rank: value %u is not allowed: less than %u",
+                           pb->shares[i]->rank, working);
+        share->rank = pb->shares[i]->rank;
+        share->owned_only = pb->shares[i]->owned_only;
     }
+    out->share_count = (uint32_t)pb->n_shares;
+    return MU_OK;
+}
+
+/* `out` is all zero. */
+static enum mu_status get_held(const Muster__V1__Held *pb, struct mu_held *out, struct mu_error *err)
+{
+    if (!pb)
+        return MU_OK;
     if (pb->has_result && !pb->result)
         return mu_fail(err, MU_ERR_INVALID, "Held.result: is missing although has_result is set");
-    struct mu_held held = {.has_state = pb->has_state, .has_gradient = pb->has_gradient, .has_result = pb->has_result};
-    enum mu_status status = get_step(pb->step, "Held.step", &held.step, err);
-    if (status)
-        return status;
-    if (held.has_result) {
-        mu_wire_result_from_pb(pb->result, &held.result);
-        status = get_step(held.result.step, "StepResult.step", &held.result.step, err);
+    out->has_state = pb->has_state;
+    out->has_gradient = pb->has_gradient;
+    out->has_result = pb->has_result;
+    enum mu_status status = get_step(pb->step, "Held.step", &out->step, err);
+    if (status == MU_OK && out->has_result) {
+        mu_wire_result_from_pb(pb->result, &out->result);
+        status = get_step(out->result.step, "StepResult.step", &out->result.step, err);
     }
-    if (status == MU_OK)
-        *ret_held = held;
-    return status;
+    return status ? status : get_shares(pb, out, err);
 }
 
 static enum mu_status get_status(const Muster__V1__WorkerStatus *pb, struct mu_worker_status *out, struct mu_error *err)
@@ -300,6 +344,7 @@ static enum mu_status get_hello(const Muster__V1__Hello *pb, struct mu_hello *ou
              mu_wire_get_string(pb->backend, MU_WIRE_WORD, "Hello.backend", out->backend, sizeof out->backend, err)) ||
         (status = mu_wire_get_id(pb->job_uid, "Hello.job_uid", &out->job_uid, err)) ||
         (status = mu_wire_get_hash(pb->numeric_identity, "Hello.numeric_identity", &out->numeric_identity, err)) ||
+        (status = mu_wire_identity_from_pb(pb->n_identity_parts, pb->identity_parts, &out->identity_parts, err)) ||
         (status = mu_wire_get_hash(pb->data_hash, "Hello.data_hash", &out->data_hash, err)))
         return status;
     if (mu_id_is_zero(out->incarnation))

@@ -1,8 +1,9 @@
 /* The coordinator's state machine: membership, generations, commands, checkpoints, leases.
  *
  * Pure: `mu_coord_step(core, event, sink)` is the only way in and the sink the only way out. No I/O, no clock (every
- * event carries the time), no allocation after `mu_coord_new`, no globals, no threads. The shell (coordinator/driver.c)
- * and the simulator (tests/sim) run the same code.
+ * event carries the time), no globals, no threads; no allocation after `mu_coord_new`, but for the moves of a
+ * generation that is being prepared (how many there are follows from its plan; without memory the job waits). The shell
+ * (coordinator/driver.c) and the simulator (tests/sim) run the same code.
  *
  * **Output commit.** The core changes its memory at once and emits PERSIST actions for what must survive. The shell
  * releases every SEND, CLOSE, REPLY, EVENT, PUBLISH and DELETE only after all PERSISTs emitted before it are durable,
@@ -27,10 +28,11 @@
 
 enum {
     MU_EVENT_TEXT_SIZE = 320,
-    MU_CHECKPOINTS_MAX = 128, /* per job, known at one time */
-    MU_BAD_LINKS_MAX = 64,    /* per job */
-    MU_TIMINGS_KEPT = 64,     /* step reports kept per worker for GetTimings */
-    MU_PIECES_MAX = 1024,     /* per checkpoint */
+    MU_CHECKPOINTS_MAX = 128,       /* per job, known at one time */
+    MU_BAD_LINKS_MAX = 64,          /* per job */
+    MU_TIMINGS_KEPT = 64,           /* step reports kept per worker for GetTimings */
+    MU_PIECES_MAX = 4096,           /* per checkpoint */
+    MU_CHECKPOINT_ATTEMPTS_MAX = 3, /* a checkpoint that is given up is ordered again at once until so many were */
 };
 
 struct mu_coord_config {
@@ -81,7 +83,8 @@ struct mu_job_record {
     uint8_t weights_sha256[32]; /* MU_JOB_FINISHED */
     bool identity_set;          /* numeric identity and data hash are those of the first worker, then binding */
     struct mu_hash128 numeric_identity, data_hash;
-    char text[MU_TEXT_SIZE]; /* why it failed or was cancelled */
+    struct mu_identity_parts identity_parts; /* of numeric_identity, so that a refusal can name the kernel */
+    char text[MU_TEXT_SIZE];                 /* why it failed or was cancelled */
 };
 
 struct mu_member_record {
@@ -91,14 +94,17 @@ struct mu_member_record {
     uint32_t leaf_count;
 };
 
+/* Moves are not recorded: they matter only until Go, and a generation without Go is not resumed after a restart. Its
+ * members park (they keep what they have received) and the next one is planned from what they hold. */
 struct mu_generation_record {
     struct mu_id job_uid;
     char job[MU_JOB_NAME_SIZE];
     uint64_t generation;
     bool go; /* false: assigned, nobody may step yet */
-    bool mesh, equal_leaves;
+    bool equal_leaves;
     uint64_t start_step, command_base;
     uint8_t secret[32];
+    struct mu_layout layout; /* dp = 0: recorded before there were layouts: tp = pp = 1, dp = world, replicated */
     uint32_t world;
     const struct mu_member_record *members; /* [world], by rank */
 };
@@ -109,6 +115,7 @@ struct mu_piece_record {
     struct mu_id writer; /* incarnation */
     char writer_name[MU_WORKER_NAME_SIZE];
     bool done;
+    bool reassigned; /* its writer was lost: ordered of another one by Snapshot, whatever the record's `command` says */
     uint64_t size_bytes;
     struct mu_hash128 checksum;
     char file[96];
@@ -129,7 +136,10 @@ struct mu_checkpoint_record {
     char dir[MU_PATH_SIZE]; /* <path>/<seq>-<step as ordered>-<nonce>, final, chosen at the intent; the manifest has the
                                exact step */
     char text[MU_TEXT_SIZE]; /* why it is BAD */
-    uint32_t piece_count;
+    uint32_t attempt;        /* INTENT: how many were given up and ordered again before it */
+    struct mu_layout layout; /* INTENT: of its pieces; else zero: what is committed fits any layout. dp = 0 in an
+                                intent: recorded before there were layouts: tp = pp = 1, dp = piece_count */
+    uint32_t piece_count;    /* INTENT: mu_layout_working(&layout) */
     const struct mu_piece_record *pieces;
 };
 
@@ -207,8 +217,8 @@ struct mu_coord_event {
         } disconnected;
         struct {
             uint64_t ticket;
-            const struct mu_plan *plan;
-            const uint8_t *secret; /* 32 random bytes */
+            const struct mu_plan *plan; /* what the core keeps of it, it copies */
+            const uint8_t *secret;      /* 32 random bytes */
         } planned;
         struct {
             char job[MU_JOB_NAME_SIZE];
@@ -319,6 +329,8 @@ struct mu_job_view {
     enum mu_job_phase phase;
     uint64_t generation; /* current; 0 while waiting */
     uint32_t world, attached, spares;
+    struct mu_layout layout;         /* valid when world > 0 */
+    char waiting_text[MU_TEXT_SIZE]; /* MU_JP_WAITING: for what; may be empty */
     uint64_t steps_done;
     struct mu_step_result result; /* of the newest reported step */
     bool has_result;
@@ -347,7 +359,10 @@ struct mu_worker_view {
     enum mu_worker_phase phase;
     uint64_t generation, pid, memory_bytes, session;
     uint32_t rank, leaf_count, threads;
-    uint64_t step, age_us; /* since its last sign of life */
+    bool idle;               /* a rank that only gives its state away */
+    bool has_coords;         /* a working rank */
+    struct mu_coords coords; /* when has_coords */
+    uint64_t step, age_us;   /* since its last sign of life */
     double seconds_per_leaf;
     char reason[MU_TEXT_SIZE];
 };

@@ -10,7 +10,8 @@
  *               +---------------- PARKING --engine parked--> PARKED --Assign--> PREPARING
  *
  *   stream    DOWN --Connect--> OPENING --Hello/Welcome--> UP; any loss: DOWN, and again after a backoff (50 ms
- * doubling to 2 s, with jitter). The phase does not care: a running worker keeps stepping without its coordinator.
+ * doubling to 2 s, with jitter, but never more than half the time after which the coordinator declares it lost). The
+ * phase does not care: a running worker keeps stepping without its coordinator.
  */
 #ifndef MU_WORKER_CORE_H
 #define MU_WORKER_CORE_H
@@ -66,6 +67,7 @@ struct mu_worker_event {
             enum mu_status status;
             const char *text;
             struct mu_hash128 numeric_identity, data_hash;
+            struct mu_identity_parts identity_parts;
         } job_loaded;
         struct mu_parked parked; /* PREPARED, PARKED */
         struct mu_step_report step;
