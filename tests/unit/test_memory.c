@@ -62,54 +62,10 @@ static void test_memory_activations_are_what_the_model_allocates(void **state)
     }
 }
 
-static void test_memory_parts_add_up_and_follow_the_layout(void **state)
-{
-    (void)state;
-    struct mu_job_spec s = job(12, 12, 768, 1024, 50257, 1, 1, 8, 0);
-    struct mu_model_spec model;
-    mu_model_spec_init(&model, &s.model);
-    uint64_t flat = model.flat_size * 4;
-    struct mu_memory_need one = mu_memory_of_worker(&s, 1, 2), four = mu_memory_of_worker(&s, 4, 1);
-    assert_int_equal(one.state_bytes, 3 * flat);
-    assert_int_equal(one.gradient_bytes, 4 * flat); /* 8 leaves: a binary counter of 4 buffers */
-    assert_int_equal(one.staging_bytes, 0);
-    assert_int_equal(four.gradient_bytes, 2 * flat); /* 2 leaves each */
-    assert_int_equal(four.staging_bytes,
-                     MU_MEMORY_STAGING_BYTES); /* 3 roots of others for a quarter: 356 MiB, bounded */
-    assert_int_equal(mu_memory_of_worker(&s, 2, 1).staging_bytes, flat / 2);
-    assert_int_equal(one.snapshot_bytes, 0);
-    assert_int_equal(one.peak_bytes, one.total_bytes);
-    assert_int_equal(four.peak_bytes, four.total_bytes + four.state_bytes);
-    assert_int_equal(one.scratch_bytes, 2 * MU_MEMORY_SCRATCH_BYTES);
-    strcpy(s.checkpoint.path, "/c");
-    struct mu_memory_need saving = mu_memory_of_worker(&s, 4, 1);
-    assert_int_equal(saving.snapshot_bytes, 3 * ((flat + 3) / 4));
-    assert_int_equal(saving.total_bytes, four.total_bytes + saving.snapshot_bytes);
-    assert_int_equal(saving.total_bytes, saving.state_bytes + saving.gradient_bytes + saving.staging_bytes +
-                                             saving.activation_bytes + saving.snapshot_bytes + saving.scratch_bytes +
-                                             saving.process_bytes);
-}
-
-static void test_memory_small_models_reserve_for_any_layout(void **state)
-{
-    (void)state;
-    struct mu_job_spec s = job(4, 4, 128, 128, 256, 4, 1, 8, 0);
-    struct mu_model_spec model;
-    mu_model_spec_init(&model, &s.model);
-    strcpy(s.checkpoint.path, "/c");
-    struct mu_memory_need one = mu_memory_of_worker(&s, 1, 1), eight = mu_memory_of_worker(&s, 8, 1);
-    assert_int_equal(eight.snapshot_bytes, 3 * model.flat_size * 4);
-    assert_int_equal(one.gradient_bytes, eight.gradient_bytes);
-    assert_true(one.gradient_bytes >= 4 * model.flat_size * 4);
-    assert_int_equal(one.staging_bytes, model.flat_size * 4);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory_activations_are_what_the_model_allocates),
-        cmocka_unit_test(test_memory_parts_add_up_and_follow_the_layout),
-        cmocka_unit_test(test_memory_small_models_reserve_for_any_layout),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
