@@ -20,6 +20,7 @@ struct mu_sim_decision {
 struct mu_sim_generation {
     uint64_t number;
     uint32_t world;
+    struct mu_layout layout;
     uint8_t secret[32];
     bool go; /* durable */
     struct mu_sim_rank *ranks;
@@ -35,7 +36,7 @@ struct mu_sim_ghost {
 struct mu_sim_oracle {
     struct mu_sim_ghost *ghosts;
     uint32_t ghost_count, ghost_capacity;
-    uint64_t (*values)[MU_SIM_CHUNKS]; /* [steps + 2] state after so many updates */
+    struct mu_sim_values *values; /* [steps + 2] state after so many updates */
     uint64_t *gradients;
     uint64_t known;                        /* values up to here are computed */
     struct mu_sim_generation *generations; /* whose record was durable at some time, in that order */
@@ -48,7 +49,11 @@ struct mu_sim_oracle {
 };
 
 struct mu_sim_generation *mu_sim_oracle_generation(struct mu_sim *sim, uint64_t number);
-struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint64_t number, uint32_t world,
-                                                       const uint8_t secret[32]);
+struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint64_t number,
+                                                       const struct mu_layout *layout, const uint8_t secret[32]);
+/* What those hold who have been attached for a while, without `but`: the coordinator certainly knows. */
+void mu_sim_oracle_attached(struct mu_sim *sim, uint32_t but, struct mu_sim_union *u);
+/* oracle_plan.c */
+void mu_sim_oracle_check_layout(struct mu_sim *sim, uint64_t number, const struct mu_layout *layout);
 
 #endif
