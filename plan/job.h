@@ -22,6 +22,7 @@ enum {
     MU_WORKERS_MAX = 65536, /* upper bound of workers.max */
     MU_HEADS_MAX = 1024,
     MU_CHANNELS_MAX = 65536,
+    MU_HIDDEN_MAX = 1 << 20,
     MU_CONTEXT_MAX = 1 << 20, /* tokens */
     MU_VOCAB_MAX = 1 << 24,
     MU_HEAD_CHANNELS_MAX = 256,          /* channels / heads: what the attention kernels hold in scratch memory ... */
@@ -41,13 +42,15 @@ enum mu_numerics { MU_NUMERICS_EXACT = 1, MU_NUMERICS_FAST = 2 };
 enum mu_recompute { MU_RECOMPUTE_NONE = 1, MU_RECOMPUTE_SELECTIVE = 2, MU_RECOMPUTE_FULL = 3 };
 enum mu_redundancy { MU_REDUNDANCY_NONE = 1, MU_REDUNDANCY_BUDDY = 2 };
 
+/* kv_heads, hidden (gpt2), rope_base and slices may be 0: not given. mu_model_config_resolve fills them in; the readers
+ * of job files, messages and records do so, and mu_model_spec.config always has them. */
 struct mu_model_config {
     enum mu_model_family family;
     uint32_t layers, heads, channels, context, vocab;
     uint32_t kv_heads; /* llama: heads of keys and values, divides heads (grouped-query attention); gpt2: = heads */
     uint32_t hidden;   /* width of the MLP; gpt2: 4 channels; llama: any */
     float dropout;     /* [0, 1); llama: 0 */
-    double rope_base;  /* llama: base of the rotary angles; gpt2: 0 */
+    double rope_base;  /* llama: base of the rotary angles, default 10000; gpt2: 0 */
     uint32_t slices;   /* T: sliced tensors are cut into so many parts; a power of two up to MU_SLICES_MAX */
 };
 
@@ -97,11 +100,14 @@ struct mu_job_spec {
     uint64_t seed;
 };
 
+/* Fills in what is 0: slices 1, kv_heads = heads, hidden = 4 channels (gpt2), rope_base 10000 (llama). */
+void mu_model_config_resolve(struct mu_model_config *config);
+
 /* All defaults; name, model, data.path, batch.sequences, batch.micro, batch.length (the YAML reader sets it to
  * model.context when absent) and steps stay empty (the caller must give them). Defaults: dropout 0, tokens bytes,
- * holdout 0, accumulate 1; lr 6e-4, min_lr 6e-5, warmup 0, betas 0.9 and 0.95, eps 1e-8, weight_decay 0.1, clip 1;
- * workers 1 to MU_WORKERS_MAX, no spares; no checkpoint path, kind shared, every 0, keep 5, keep_every 0; eval off;
- * numerics exact; seed 1337. */
+ * holdout 0, accumulate 1; slices 1, degrees auto, no optimizer sharding, no recomputation, no redundancy; lr 6e-4,
+ * min_lr 6e-5, warmup 0, betas 0.9 and 0.95, eps 1e-8, weight_decay 0.1, clip 1; workers 1 to MU_WORKERS_MAX, no
+ * spares; no checkpoint path, kind shared, every 0, keep 5, keep_every 0; eval off; numerics exact; seed 1337. */
 void mu_job_spec_init(struct mu_job_spec *spec);
 
 /* Judges every field and their combinations. On error: one line "field.name: value N is not allowed: <what is>; <what

@@ -4,88 +4,151 @@
 #include "common/status.h"
 #include "plan/text.h"
 
-enum {
-    EMBEDDING_TENSORS = 2, /* wte, wpe: indices 0 and 1 */
-    LAYER_TENSORS = 12,
-    FINAL_TENSORS = 2,
-    EMBEDDING_CELLS = 2, /* E.0, E.shared: indices 0 and 1 */
-    LAYER_CELLS = 2,     /* L<i>.0, L<i>.shared */
-    FINAL_CELLS = 1,
-    CELL_KINDS = EMBEDDING_CELLS + LAYER_CELLS + FINAL_CELLS,
-};
+/* How a role's width along its sliced axis (or its rows, where it is not sliced) is counted. */
+enum width { WIDTH_C, WIDTH_V, WIDTH_CONTEXT, WIDTH_QKV, WIDTH_UP, WIDTH_HIDDEN };
 
-/* Kinds of cells: what does not depend on the layer number. */
-enum cell_kind { CELL_E, CELL_E_SHARED, CELL_L, CELL_L_SHARED, CELL_F_SHARED };
-
-/* A dimension as a multiple of one of the model's numbers. */
-enum dim_base { DIM_ONE, DIM_C, DIM_V, DIM_T };
+/* A tensor is a vector of its width, or a matrix with the width as rows or as columns and C on the other axis. */
+enum shape { SHAPE_VECTOR, SHAPE_ROWS, SHAPE_COLUMNS };
 
 struct role_info {
-    const char *name; /* the part after "transformer." or "transformer.h.<i>." */
-    enum cell_kind cell;
-    enum dim_base rows_base;
-    uint32_t rows_factor;
-    enum dim_base columns_base;
-    uint32_t columns_factor;
+    const char *gpt2, *llama; /* names after "transformer[.h.<i>]." and "model[.layers.<i>]."; NULL: it has none */
+    enum mu_cell_kind cell;
+    enum shape shape;
+    enum width width;
     enum mu_init_kind init;
-    bool residual; /* projects into the residual stream: standard deviation divided by sqrt(2 layers) */
+    bool residual; /* projects into the residual stream */
 };
 
-/* Indexed by enum mu_gpt2_role, which is also the index order of the tensors of one layer. */
-static const struct role_info roles[] = {
-    [MU_GPT2_WTE] = {"wte.weight", CELL_E, DIM_V, 1, DIM_C, 1, MU_INIT_NORMAL, false},
-    [MU_GPT2_WPE] = {"wpe.weight", CELL_E_SHARED, DIM_T, 1, DIM_C, 1, MU_INIT_NORMAL, false},
-    [MU_GPT2_LN1_W] = {"ln_1.weight", CELL_L_SHARED, DIM_C, 1, DIM_ONE, 1, MU_INIT_ONE, false},
-    [MU_GPT2_LN1_B] = {"ln_1.bias", CELL_L_SHARED, DIM_C, 1, DIM_ONE, 1, MU_INIT_ZERO, false},
-    [MU_GPT2_QKV_W] = {"attn.c_attn.weight", CELL_L, DIM_C, 1, DIM_C, 3, MU_INIT_NORMAL, false},
-    [MU_GPT2_QKV_B] = {"attn.c_attn.bias", CELL_L, DIM_C, 3, DIM_ONE, 1, MU_INIT_ZERO, false},
-    [MU_GPT2_PROJ_W] = {"attn.c_proj.weight", CELL_L, DIM_C, 1, DIM_C, 1, MU_INIT_NORMAL, true},
-    [MU_GPT2_PROJ_B] = {"attn.c_proj.bias", CELL_L_SHARED, DIM_C, 1, DIM_ONE, 1, MU_INIT_ZERO, false},
-    [MU_GPT2_LN2_W] = {"ln_2.weight", CELL_L_SHARED, DIM_C, 1, DIM_ONE, 1, MU_INIT_ONE, false},
-    [MU_GPT2_LN2_B] = {"ln_2.bias", CELL_L_SHARED, DIM_C, 1, DIM_ONE, 1, MU_INIT_ZERO, false},
-    [MU_GPT2_FC_W] = {"mlp.c_fc.weight", CELL_L, DIM_C, 1, DIM_C, 4, MU_INIT_NORMAL, false},
-    [MU_GPT2_FC_B] = {"mlp.c_fc.bias", CELL_L, DIM_C, 4, DIM_ONE, 1, MU_INIT_ZERO, false},
-    [MU_GPT2_FCPROJ_W] = {"mlp.c_proj.weight", CELL_L, DIM_C, 4, DIM_C, 1, MU_INIT_NORMAL, true},
-    [MU_GPT2_FCPROJ_B] = {"mlp.c_proj.bias", CELL_L_SHARED, DIM_C, 1, DIM_ONE, 1, MU_INIT_ZERO, false},
-    [MU_GPT2_LNF_W] = {"ln_f.weight", CELL_F_SHARED, DIM_C, 1, DIM_ONE, 1, MU_INIT_ONE, false},
-    [MU_GPT2_LNF_B] = {"ln_f.bias", CELL_F_SHARED, DIM_C, 1, DIM_ONE, 1, MU_INIT_ZERO, false},
+/* In the order of enum mu_role. */
+static const struct role_info roles[MU_ROLE_COUNT] = {
+    [MU_ROLE_WTE] = {"wte.weight", "embed_tokens.weight", MU_CELL_E, SHAPE_ROWS, WIDTH_V, MU_INIT_NORMAL, false},
+    [MU_ROLE_WPE] = {"wpe.weight", NULL, MU_CELL_E_SHARED, SHAPE_ROWS, WIDTH_CONTEXT, MU_INIT_NORMAL, false},
+    [MU_ROLE_NORM1_W] = {"ln_1.weight", "input_layernorm.weight", MU_CELL_L_SHARED, SHAPE_VECTOR, WIDTH_C, MU_INIT_ONE,
+                         false},
+    [MU_ROLE_NORM1_B] = {"ln_1.bias", NULL, MU_CELL_L_SHARED, SHAPE_VECTOR, WIDTH_C, MU_INIT_ZERO, false},
+    [MU_ROLE_QKV_W] = {"attn.c_attn.weight", "self_attn.qkv_proj.weight", MU_CELL_L, SHAPE_COLUMNS, WIDTH_QKV,
+                       MU_INIT_NORMAL, false},
+    [MU_ROLE_QKV_B] = {"attn.c_attn.bias", NULL, MU_CELL_L, SHAPE_VECTOR, WIDTH_QKV, MU_INIT_ZERO, false},
+    [MU_ROLE_PROJ_W] = {"attn.c_proj.weight", "self_attn.o_proj.weight", MU_CELL_L, SHAPE_ROWS, WIDTH_C, MU_INIT_NORMAL,
+                        true},
+    [MU_ROLE_PROJ_B] = {"attn.c_proj.bias", NULL, MU_CELL_L_SHARED, SHAPE_VECTOR, WIDTH_C, MU_INIT_ZERO, false},
+    [MU_ROLE_NORM2_W] = {"ln_2.weight", "post_attention_layernorm.weight", MU_CELL_L_SHARED, SHAPE_VECTOR, WIDTH_C,
+                         MU_INIT_ONE, false},
+    [MU_ROLE_NORM2_B] = {"ln_2.bias", NULL, MU_CELL_L_SHARED, SHAPE_VECTOR, WIDTH_C, MU_INIT_ZERO, false},
+    [MU_ROLE_UP_W] = {"mlp.c_fc.weight", "mlp.gate_up_proj.weight", MU_CELL_L, SHAPE_COLUMNS, WIDTH_UP, MU_INIT_NORMAL,
+                      false},
+    [MU_ROLE_UP_B] = {"mlp.c_fc.bias", NULL, MU_CELL_L, SHAPE_VECTOR, WIDTH_UP, MU_INIT_ZERO, false},
+    [MU_ROLE_DOWN_W] = {"mlp.c_proj.weight", "mlp.down_proj.weight", MU_CELL_L, SHAPE_ROWS, WIDTH_HIDDEN,
+                        MU_INIT_NORMAL, true},
+    [MU_ROLE_DOWN_B] = {"mlp.c_proj.bias", NULL, MU_CELL_L_SHARED, SHAPE_VECTOR, WIDTH_C, MU_INIT_ZERO, false},
+    [MU_ROLE_NORMF_W] = {"ln_f.weight", "norm.weight", MU_CELL_F_SHARED, SHAPE_VECTOR, WIDTH_C, MU_INIT_ONE, false},
+    [MU_ROLE_NORMF_B] = {"ln_f.bias", NULL, MU_CELL_F_SHARED, SHAPE_VECTOR, WIDTH_C, MU_INIT_ZERO, false},
+    [MU_ROLE_HEAD_W] = {NULL, "lm_head.weight", MU_CELL_F, SHAPE_ROWS, WIDTH_V, MU_INIT_NORMAL, false},
 };
 
-enum { ROLE_COUNT = sizeof roles / sizeof roles[0] };
+/* initializer_range of both families. GPT-2 divides it by sqrt(2 layers) where a matrix projects into the residual
+ * stream (Radford et al. 2019, section 2.3); Llama does not. */
+static const double base_std = 0.02;
 
-static const double base_std = 0.02; /* GPT-2's initializer_range */
-
-static uint64_t dimension(const struct mu_model_config *config, enum dim_base base, uint32_t factor)
+static const char *role_name(const struct mu_model_config *config, enum mu_role role)
 {
-    switch (base) {
-    case DIM_C:
-        return (uint64_t)config->channels * factor;
-    case DIM_V:
-        return config->vocab;
-    case DIM_T:
-        return config->context;
-    case DIM_ONE:
+    return config->family == MU_FAMILY_LLAMA ? roles[role].llama : roles[role].gpt2;
+}
+
+bool mu_model_has(const struct mu_model_config *config, enum mu_role role)
+{
+    MU_ASSERT((unsigned)role < MU_ROLE_COUNT);
+    return role_name(config, role) != NULL;
+}
+
+static bool is_sliced_kind(enum mu_cell_kind kind)
+{
+    return kind == MU_CELL_E || kind == MU_CELL_L || kind == MU_CELL_F;
+}
+
+bool mu_model_is_sliced(enum mu_role role)
+{
+    MU_ASSERT((unsigned)role < MU_ROLE_COUNT);
+    return is_sliced_kind(roles[role].cell);
+}
+
+bool mu_model_is_tied(const struct mu_model_config *config)
+{
+    return !mu_model_has(config, MU_ROLE_HEAD_W);
+}
+
+static uint32_t slices_of(const struct mu_model_config *config)
+{
+    return config->slices ? config->slices : 1;
+}
+
+uint32_t mu_model_vocab_slice_rows(const struct mu_model_config *config)
+{
+    uint32_t slices = slices_of(config);
+    return (config->vocab + slices - 1) / slices;
+}
+
+/* Where the slice lies along the sliced axis of the logical tensor. */
+struct span {
+    uint32_t parts;
+    uint64_t full, first[MU_TENSOR_PARTS_MAX], size[MU_TENSOR_PARTS_MAX];
+};
+
+static void add_part(struct span *span, uint64_t width, uint32_t slices, uint32_t slice)
+{
+    span->first[span->parts] = span->full + slice * (width / slices);
+    span->size[span->parts++] = width / slices;
+    span->full += width;
+}
+
+static struct span span_of(const struct mu_model_config *config, enum mu_role role, uint32_t slice)
+{
+    struct span span = {0};
+    uint32_t slices = mu_model_is_sliced(role) ? config->slices : 1;
+    uint64_t head_channels = config->channels / config->heads, rows = mu_model_vocab_slice_rows(config);
+    switch (roles[role].width) {
+    case WIDTH_C:
+        add_part(&span, config->channels, slices, slice);
+        break;
+    case WIDTH_CONTEXT:
+        add_part(&span, config->context, slices, slice);
+        break;
+    case WIDTH_V: /* not divisible: the last slice has what is left */
+        span = (struct span){.parts = 1, .full = config->vocab, .first = {slice * rows}};
+        span.size[0] = slice + 1 < slices ? rows : config->vocab - span.first[0];
+        break;
+    case WIDTH_QKV:
+        add_part(&span, config->channels, slices, slice);
+        add_part(&span, config->kv_heads * head_channels, slices, slice);
+        add_part(&span, config->kv_heads * head_channels, slices, slice);
+        break;
+    case WIDTH_UP:
+        add_part(&span, config->hidden, slices, slice);
+        if (config->family == MU_FAMILY_LLAMA)
+            add_part(&span, config->hidden, slices, slice);
+        break;
+    case WIDTH_HIDDEN:
+        add_part(&span, config->hidden, slices, slice);
         break;
     }
-    return factor;
+    return span;
 }
 
-static uint64_t role_rows(const struct mu_model_config *config, enum mu_gpt2_role role)
+static uint64_t role_size(const struct mu_model_config *config, enum mu_role role, uint32_t slice)
 {
-    return dimension(config, roles[role].rows_base, roles[role].rows_factor);
+    struct span span = span_of(config, role, slice);
+    uint64_t width = 0;
+    for (uint32_t i = 0; i < span.parts; i++)
+        width += span.size[i];
+    return roles[role].shape == SHAPE_VECTOR ? width : width * config->channels;
 }
 
-static uint64_t role_columns(const struct mu_model_config *config, enum mu_gpt2_role role)
-{
-    return dimension(config, roles[role].columns_base, roles[role].columns_factor);
-}
-
-static uint64_t kind_size(const struct mu_model_config *config, enum cell_kind kind)
+static uint64_t kind_size(const struct mu_model_config *config, enum mu_cell_kind kind, uint32_t slice)
 {
     uint64_t size = 0;
-    for (unsigned role = 0; role < ROLE_COUNT; role++)
-        if (roles[role].cell == kind)
-            size += role_rows(config, role) * role_columns(config, role);
+    for (unsigned role = 0; role < MU_ROLE_COUNT; role++)
+        if (roles[role].cell == kind && mu_model_has(config, role))
+            size += role_size(config, role, slice);
     return size;
 }
 
@@ -99,168 +162,299 @@ static uint32_t chunks_of(uint64_t elements)
     return (uint32_t)((elements + MU_CHUNK_ELEMENTS - 1) / MU_CHUNK_ELEMENTS);
 }
 
-/* What the embedding, each layer and the end occupy, so that every position is a closed form of the layer number. */
-struct extent {
-    uint64_t size[CELL_KINDS];
-    uint64_t embedding_flat, layer_flat; /* elements with the gaps */
-    uint32_t embedding_chunks, layer_chunks;
+/* A place among cells: what lies before it. */
+struct place {
+    uint32_t cells, chunks;
+    uint64_t flat, elements;
 };
 
-static struct extent extent_of(const struct mu_model_config *config)
+/* The first `slice` cells of a kind. */
+static struct place before_slice(const struct mu_cell_extent *extent, uint32_t slice)
 {
-    struct extent e;
-    for (unsigned kind = 0; kind < CELL_KINDS; kind++)
-        e.size[kind] = kind_size(config, kind);
-    e.embedding_flat = aligned(e.size[CELL_E]) + aligned(e.size[CELL_E_SHARED]);
-    e.layer_flat = aligned(e.size[CELL_L]) + aligned(e.size[CELL_L_SHARED]);
-    e.embedding_chunks = chunks_of(e.size[CELL_E]) + chunks_of(e.size[CELL_E_SHARED]);
-    e.layer_chunks = chunks_of(e.size[CELL_L]) + chunks_of(e.size[CELL_L_SHARED]);
-    return e;
+    struct place p = {.cells = slice < extent->count ? slice : extent->count};
+    uint32_t whole = p.cells == extent->count && p.cells > 0 ? p.cells - 1 : p.cells;
+    p.chunks = whole * chunks_of(extent->size);
+    p.flat = whole * aligned(extent->size);
+    p.elements = whole * extent->size;
+    if (whole < p.cells) {
+        p.chunks += chunks_of(extent->last_size);
+        p.flat += aligned(extent->last_size);
+        p.elements += extent->last_size;
+    }
+    return p;
+}
+
+static void advance(struct place *p, struct place by, uint32_t times)
+{
+    p->cells += times * by.cells;
+    p->chunks += times * by.chunks;
+    p->flat += times * by.flat;
+    p->elements += times * by.elements;
+}
+
+/* Where cell (kind, layer, slice) begins; MU_CELL_KINDS: the end of everything. */
+static struct place place_of(const struct mu_model_spec *spec, unsigned kind, uint32_t layer, uint32_t slice)
+{
+    struct place p = {0}, whole[MU_CELL_KINDS];
+    for (unsigned k = 0; k < MU_CELL_KINDS; k++)
+        whole[k] = before_slice(&spec->extents[k], spec->extents[k].count);
+    if (kind > MU_CELL_E)
+        advance(&p, whole[MU_CELL_E], 1);
+    if (kind > MU_CELL_E_SHARED)
+        advance(&p, whole[MU_CELL_E_SHARED], 1);
+    if (kind == MU_CELL_L || kind == MU_CELL_L_SHARED) {
+        advance(&p, whole[MU_CELL_L], layer + (kind == MU_CELL_L_SHARED));
+        advance(&p, whole[MU_CELL_L_SHARED], layer);
+    } else if (kind > MU_CELL_L_SHARED) {
+        advance(&p, whole[MU_CELL_L], spec->config.layers);
+        advance(&p, whole[MU_CELL_L_SHARED], spec->config.layers);
+    }
+    if (kind > MU_CELL_F)
+        advance(&p, whole[MU_CELL_F], 1);
+    if (kind > MU_CELL_F_SHARED)
+        advance(&p, whole[MU_CELL_F_SHARED], 1);
+    else
+        advance(&p, before_slice(&spec->extents[kind], slice), 1);
+    return p;
+}
+
+static bool is_layer_kind(enum mu_cell_kind kind)
+{
+    return kind == MU_CELL_L || kind == MU_CELL_L_SHARED;
+}
+
+/* Roles are grouped as cells are: before the layers, in a layer, after them. */
+static enum mu_role group_end(enum mu_role role)
+{
+    return role <= MU_ROLE_WPE ? MU_ROLE_NORM1_W : role <= MU_ROLE_DOWN_B ? MU_ROLE_NORMF_W : MU_ROLE_COUNT;
+}
+
+static uint32_t role_tensors(const struct mu_model_config *config, enum mu_role role)
+{
+    if (!mu_model_has(config, role))
+        return 0;
+    return mu_model_is_sliced(role) ? config->slices : 1;
+}
+
+static uint32_t group_tensors(const struct mu_model_config *config, enum mu_role first)
+{
+    uint32_t count = 0;
+    for (enum mu_role role = first; role < group_end(first); role++)
+        count += role_tensors(config, role);
+    return count;
 }
 
 void mu_model_spec_init(struct mu_model_spec *spec, const struct mu_model_config *config)
 {
-    MU_ASSERT(config->family == MU_FAMILY_GPT2);
-    struct extent e = extent_of(config);
-    uint64_t layers = config->layers;
-    *spec = (struct mu_model_spec){
-        .config = *config,
-        .tensor_count = EMBEDDING_TENSORS + LAYER_TENSORS * config->layers + FINAL_TENSORS,
-        .cell_count = EMBEDDING_CELLS + LAYER_CELLS * config->layers + FINAL_CELLS,
-        .chunk_count = e.embedding_chunks + e.layer_chunks * config->layers + chunks_of(e.size[CELL_F_SHARED]),
-        .parameter_count = e.size[CELL_E] + e.size[CELL_E_SHARED] + layers * (e.size[CELL_L] + e.size[CELL_L_SHARED]) +
-                           e.size[CELL_F_SHARED],
-        .flat_size = e.embedding_flat + layers * e.layer_flat + aligned(e.size[CELL_F_SHARED]),
-    };
+    MU_ASSERT(config->family == MU_FAMILY_GPT2 || config->family == MU_FAMILY_LLAMA);
+    *spec = (struct mu_model_spec){.config = *config};
+    mu_model_config_resolve(&spec->config);
+    config = &spec->config;
+    for (unsigned kind = 0; kind < MU_CELL_KINDS; kind++) {
+        struct mu_cell_extent *e = &spec->extents[kind];
+        e->size = kind_size(config, kind, 0);
+        e->count = e->size == 0 ? 0 : is_sliced_kind(kind) ? config->slices : 1;
+        e->last_size = e->count ? kind_size(config, kind, e->count - 1) : 0;
+    }
+    struct place end = place_of(spec, MU_CELL_KINDS, 0, 0);
+    spec->tensor_count = group_tensors(config, MU_ROLE_WTE) + config->layers * group_tensors(config, MU_ROLE_NORM1_W) +
+                         group_tensors(config, MU_ROLE_NORMF_W);
+    spec->cell_count = end.cells;
+    spec->chunk_count = end.chunks;
+    spec->parameter_count = end.elements;
+    spec->flat_size = end.flat;
 }
 
-static enum cell_kind kind_of_cell(const struct mu_model_spec *spec, uint32_t cell, uint32_t *ret_layer)
+uint32_t mu_model_cell_index(const struct mu_model_spec *spec, enum mu_cell_kind kind, uint32_t layer, uint32_t slice)
+{
+    MU_ASSERT((unsigned)kind < MU_CELL_KINDS && slice < spec->extents[kind].count);
+    MU_ASSERT(is_layer_kind(kind) ? layer < spec->config.layers : layer == 0);
+    return place_of(spec, kind, layer, slice).cells;
+}
+
+uint32_t mu_model_first_chunk(const struct mu_model_spec *spec, enum mu_cell_kind kind, uint32_t layer, uint32_t slice)
+{
+    MU_ASSERT((unsigned)kind < MU_CELL_KINDS);
+    MU_ASSERT(is_layer_kind(kind) ? layer < spec->config.layers : layer == 0);
+    return place_of(spec, kind, layer, slice).chunks;
+}
+
+static struct mu_cell cell_of(const struct mu_model_spec *spec, enum mu_cell_kind kind, uint32_t layer, uint32_t slice)
+{
+    const struct mu_cell_extent *e = &spec->extents[kind];
+    struct place p = place_of(spec, kind, layer, slice);
+    struct mu_cell cell = {.kind = kind,
+                           .layer = layer,
+                           .slice = slice,
+                           .offset = p.flat,
+                           .size = slice + 1 < e->count ? e->size : e->last_size,
+                           .first_chunk = p.chunks};
+    cell.chunk_count = chunks_of(cell.size);
+    struct mu_text name;
+    mu_text_init(&name, cell.name, sizeof cell.name);
+    mu_text_put(&name, is_layer_kind(kind) ? "L" : kind <= MU_CELL_E_SHARED ? "E" : "F");
+    if (is_layer_kind(kind))
+        mu_text_put_uint(&name, layer);
+    mu_text_put(&name, is_sliced_kind(kind) ? "." : ".shared");
+    if (is_sliced_kind(kind))
+        mu_text_put_uint(&name, slice);
+    return cell;
+}
+
+/* Number of a cell or chunk below the place? */
+static bool below(uint32_t index, struct place place, bool by_chunk)
+{
+    return index < (by_chunk ? place.chunks : place.cells);
+}
+
+/* The kind (and layer) whose cells hold cell, or chunk, number `index`. */
+static enum mu_cell_kind kind_at(const struct mu_model_spec *spec, uint32_t index, bool by_chunk, uint32_t *ret_layer)
 {
     *ret_layer = 0;
-    if (cell < EMBEDDING_CELLS)
-        return cell == 0 ? CELL_E : CELL_E_SHARED;
-    if (cell == spec->cell_count - 1)
-        return CELL_F_SHARED;
-    *ret_layer = (cell - EMBEDDING_CELLS) / LAYER_CELLS;
-    return (cell - EMBEDDING_CELLS) % LAYER_CELLS == 0 ? CELL_L : CELL_L_SHARED;
+    if (below(index, place_of(spec, MU_CELL_E_SHARED, 0, 0), by_chunk))
+        return MU_CELL_E;
+    struct place first = place_of(spec, MU_CELL_L, 0, 0), end = place_of(spec, MU_CELL_F, 0, 0);
+    if (below(index, first, by_chunk))
+        return MU_CELL_E_SHARED;
+    if (!below(index, end, by_chunk))
+        return below(index, place_of(spec, MU_CELL_F_SHARED, 0, 0), by_chunk) ? MU_CELL_F : MU_CELL_F_SHARED;
+    uint32_t start = by_chunk ? first.chunks : first.cells, stop = by_chunk ? end.chunks : end.cells;
+    *ret_layer = (index - start) / ((stop - start) / spec->config.layers);
+    return below(index, place_of(spec, MU_CELL_L_SHARED, *ret_layer, 0), by_chunk) ? MU_CELL_L : MU_CELL_L_SHARED;
 }
 
 struct mu_cell mu_model_cell(const struct mu_model_spec *spec, uint32_t index)
 {
     MU_ASSERT(index < spec->cell_count);
-    struct extent e = extent_of(&spec->config);
     uint32_t layer;
-    enum cell_kind kind = kind_of_cell(spec, index, &layer);
-    struct mu_cell cell = {.size = e.size[kind], .chunk_count = chunks_of(e.size[kind])};
-    struct mu_text name;
-    mu_text_init(&name, cell.name, sizeof cell.name);
-    if (kind == CELL_E || kind == CELL_E_SHARED) {
-        mu_text_put(&name, "E");
-    } else if (kind == CELL_F_SHARED) {
-        mu_text_put(&name, "F");
-        cell.offset = e.embedding_flat + spec->config.layers * e.layer_flat;
-        cell.first_chunk = e.embedding_chunks + spec->config.layers * e.layer_chunks;
-    } else {
-        mu_text_put(&name, "L");
-        mu_text_put_uint(&name, layer);
-        cell.offset = e.embedding_flat + layer * e.layer_flat;
-        cell.first_chunk = e.embedding_chunks + layer * e.layer_chunks;
-    }
-    if (kind == CELL_E_SHARED || kind == CELL_L_SHARED) { /* the second cell of its pair */
-        uint64_t sibling_size = e.size[kind == CELL_E_SHARED ? CELL_E : CELL_L];
-        cell.offset += aligned(sibling_size);
-        cell.first_chunk += chunks_of(sibling_size);
-    }
-    mu_text_put(&name, kind == CELL_E || kind == CELL_L ? ".0" : ".shared");
-    return cell;
+    enum mu_cell_kind kind = kind_at(spec, index, false, &layer);
+    return cell_of(spec, kind, layer, index - place_of(spec, kind, layer, 0).cells);
 }
 
-static uint32_t cell_of_role(const struct mu_model_spec *spec, uint32_t layer, enum mu_gpt2_role role)
+/* The slice of `kind` in which chunk number `chunk` lies. */
+static uint32_t slice_at(const struct mu_model_spec *spec, enum mu_cell_kind kind, uint32_t layer, uint32_t chunk)
 {
-    switch (roles[role].cell) {
-    case CELL_E:
-        return 0;
-    case CELL_E_SHARED:
-        return 1;
-    case CELL_L:
-        return EMBEDDING_CELLS + LAYER_CELLS * layer;
-    case CELL_L_SHARED:
-        return EMBEDDING_CELLS + LAYER_CELLS * layer + 1;
-    case CELL_F_SHARED:
-        break;
-    }
-    return spec->cell_count - 1;
+    const struct mu_cell_extent *e = &spec->extents[kind];
+    uint32_t slice = (chunk - place_of(spec, kind, layer, 0).chunks) / chunks_of(e->size);
+    return slice < e->count ? slice : e->count - 1;
 }
 
-struct mu_tensor mu_gpt2_tensor(const struct mu_model_spec *spec, uint32_t layer, enum mu_gpt2_role role)
+struct mu_chunk mu_model_chunk(const struct mu_model_spec *spec, uint32_t chunk)
 {
-    const struct mu_model_config *config = &spec->config;
-    MU_ASSERT((unsigned)role < ROLE_COUNT);
-    bool per_layer = roles[role].cell == CELL_L || roles[role].cell == CELL_L_SHARED;
-    MU_ASSERT(per_layer ? layer < config->layers : layer == 0);
-
-    struct mu_tensor tensor = {
-        .cell = cell_of_role(spec, layer, role),
-        .rows = role_rows(config, role),
-        .columns = role_columns(config, role),
-        .init = roles[role].init,
+    MU_ASSERT(chunk < spec->chunk_count);
+    uint32_t layer;
+    enum mu_cell_kind kind = kind_at(spec, chunk, true, &layer);
+    uint32_t slice = slice_at(spec, kind, layer, chunk);
+    const struct mu_cell_extent *e = &spec->extents[kind];
+    struct place p = place_of(spec, kind, layer, slice);
+    uint64_t start = (uint64_t)(chunk - p.chunks) * MU_CHUNK_ELEMENTS;
+    uint64_t rest = (slice + 1 < e->count ? e->size : e->last_size) - start;
+    return (struct mu_chunk){
+        .cell = p.cells,
+        .offset = p.flat + start,
+        .size = rest < MU_CHUNK_ELEMENTS ? rest : MU_CHUNK_ELEMENTS,
     };
-    tensor.size = tensor.rows * tensor.columns;
-    tensor.decay = roles[role].columns_base != DIM_ONE;
-    if (tensor.init == MU_INIT_NORMAL)
-        tensor.init_std = roles[role].residual ? base_std / mu_fmath_sqrt(2.0 * config->layers) : base_std;
-    tensor.offset = mu_model_cell(spec, tensor.cell).offset;
-    for (unsigned before = 0; before < role; before++)
-        if (roles[before].cell == roles[role].cell)
-            tensor.offset += role_rows(config, before) * role_columns(config, before);
+}
 
+uint64_t mu_model_elements_before(const struct mu_model_spec *spec, uint32_t chunk)
+{
+    MU_ASSERT(chunk <= spec->chunk_count);
+    if (chunk == spec->chunk_count)
+        return spec->parameter_count;
+    uint32_t layer;
+    enum mu_cell_kind kind = kind_at(spec, chunk, true, &layer);
+    struct place p = place_of(spec, kind, layer, slice_at(spec, kind, layer, chunk));
+    return p.elements + (uint64_t)(chunk - p.chunks) * MU_CHUNK_ELEMENTS;
+}
+
+static void put_name(struct mu_tensor *tensor, const struct mu_model_config *config)
+{
+    bool llama = config->family == MU_FAMILY_LLAMA;
     struct mu_text name;
-    mu_text_init(&name, tensor.name, sizeof tensor.name);
-    mu_text_put(&name, "transformer.");
-    if (per_layer) {
-        mu_text_put(&name, "h.");
-        mu_text_put_uint(&name, layer);
+    mu_text_init(&name, tensor->name, sizeof tensor->name);
+    if (tensor->role != MU_ROLE_HEAD_W)
+        mu_text_put(&name, llama ? "model." : "transformer.");
+    if (is_layer_kind(roles[tensor->role].cell)) {
+        mu_text_put(&name, llama ? "layers." : "h.");
+        mu_text_put_uint(&name, tensor->layer);
         mu_text_put(&name, ".");
     }
-    mu_text_put(&name, roles[role].name);
+    mu_text_put(&name, role_name(config, tensor->role));
+    if (config->slices > 1 && mu_model_is_sliced(tensor->role)) {
+        mu_text_put(&name, "#");
+        mu_text_put_uint(&name, tensor->slice);
+    }
+}
+
+struct mu_tensor mu_model_role(const struct mu_model_spec *spec, uint32_t layer, uint32_t slice, enum mu_role role)
+{
+    const struct mu_model_config *config = &spec->config;
+    MU_ASSERT(mu_model_has(config, role));
+    const struct role_info *info = &roles[role];
+    MU_ASSERT(is_layer_kind(info->cell) ? layer < config->layers : layer == 0);
+    MU_ASSERT(mu_model_is_sliced(role) ? slice < config->slices : slice == 0);
+
+    struct place cell = place_of(spec, info->cell, layer, slice);
+    struct mu_tensor tensor = {
+        .role = role, .layer = layer, .slice = slice, .cell = cell.cells, .offset = cell.flat, .init = info->init};
+    for (enum mu_role before = 0; before < role; before++)
+        if (roles[before].cell == info->cell && mu_model_has(config, before))
+            tensor.offset += role_size(config, before, slice);
+    struct span span = span_of(config, role, slice);
+    uint64_t width = 0;
+    tensor.parts = span.parts;
+    for (uint32_t i = 0; i < span.parts; i++) {
+        tensor.part_first[i] = span.first[i];
+        tensor.part_size[i] = span.size[i];
+        width += span.size[i];
+    }
+    tensor.axis = info->shape == SHAPE_COLUMNS;
+    tensor.rows = info->shape == SHAPE_COLUMNS ? config->channels : width;
+    tensor.full_rows = info->shape == SHAPE_COLUMNS ? config->channels : span.full;
+    tensor.columns = info->shape == SHAPE_COLUMNS ? width : info->shape == SHAPE_ROWS ? config->channels : 1;
+    tensor.full_columns = info->shape == SHAPE_COLUMNS ? span.full : tensor.columns;
+    tensor.size = tensor.rows * tensor.columns;
+    tensor.decay = info->shape != SHAPE_VECTOR;
+    if (tensor.init == MU_INIT_NORMAL) {
+        bool scaled = info->residual && config->family == MU_FAMILY_GPT2;
+        tensor.init_std = scaled ? base_std / mu_fmath_sqrt(2.0 * config->layers) : base_std;
+    }
+    put_name(&tensor, config);
     return tensor;
 }
 
 struct mu_tensor mu_model_tensor(const struct mu_model_spec *spec, uint32_t index)
 {
     MU_ASSERT(index < spec->tensor_count);
-    if (index < EMBEDDING_TENSORS)
-        return mu_gpt2_tensor(spec, 0, MU_GPT2_WTE + index);
-    uint32_t final_first = spec->tensor_count - FINAL_TENSORS;
-    if (index >= final_first)
-        return mu_gpt2_tensor(spec, 0, MU_GPT2_LNF_W + (index - final_first));
-    index -= EMBEDDING_TENSORS;
-    return mu_gpt2_tensor(spec, index / LAYER_TENSORS, MU_GPT2_LN1_W + index % LAYER_TENSORS);
+    const struct mu_model_config *config = &spec->config;
+    uint32_t outer = group_tensors(config, MU_ROLE_WTE), inner = group_tensors(config, MU_ROLE_NORM1_W), layer = 0;
+    enum mu_role role = MU_ROLE_WTE;
+    if (index >= outer) {
+        index -= outer;
+        layer = index / inner;
+        role = MU_ROLE_NORM1_W;
+        index %= inner;
+        if (layer >= config->layers) {
+            index += (layer - config->layers) * inner;
+            layer = 0;
+            role = MU_ROLE_NORMF_W;
+        }
+    }
+    for (; index >= role_tensors(config, role); role++)
+        index -= role_tensors(config, role);
+    return mu_model_role(spec, layer, index, role);
 }
 
-struct mu_chunk mu_model_chunk(const struct mu_model_spec *spec, uint32_t chunk)
+uint64_t mu_tensor_full_index(const struct mu_tensor *tensor, uint64_t row, uint64_t column)
 {
-    MU_ASSERT(chunk < spec->chunk_count);
-    struct extent e = extent_of(&spec->config);
-    uint32_t cell_index;
-    if (chunk < e.embedding_chunks) {
-        cell_index = chunk < chunks_of(e.size[CELL_E]) ? 0 : 1;
-    } else {
-        uint32_t layer = (chunk - e.embedding_chunks) / e.layer_chunks;
-        uint32_t within = (chunk - e.embedding_chunks) % e.layer_chunks;
-        if (layer >= spec->config.layers)
-            cell_index = spec->cell_count - 1;
-        else
-            cell_index = EMBEDDING_CELLS + LAYER_CELLS * layer + (within < chunks_of(e.size[CELL_L]) ? 0 : 1);
+    uint64_t *along = tensor->axis ? &column : &row;
+    uint32_t part = 0;
+    for (; *along >= tensor->part_size[part]; part++) {
+        *along -= tensor->part_size[part];
+        MU_ASSERT(part + 1 < tensor->parts);
     }
-    struct mu_cell cell = mu_model_cell(spec, cell_index);
-    uint64_t start = (uint64_t)(chunk - cell.first_chunk) * MU_CHUNK_ELEMENTS;
-    uint64_t rest = cell.size - start;
-    return (struct mu_chunk){
-        .cell = cell_index,
-        .offset = cell.offset + start,
-        .size = rest < MU_CHUNK_ELEMENTS ? rest : MU_CHUNK_ELEMENTS,
-    };
+    *along += tensor->part_first[part];
+    return row * tensor->full_columns + column;
 }
 
 void mu_model_owned_chunks(const struct mu_model_spec *spec, uint32_t world, uint32_t rank, uint32_t *ret_first,
@@ -280,5 +474,8 @@ uint64_t mu_model_state_bytes(const struct mu_model_spec *spec, uint32_t leaf_bu
 double mu_model_flops_per_token(const struct mu_model_spec *spec, uint32_t length)
 {
     const struct mu_model_config *config = &spec->config;
-    return 6.0 * (double)spec->parameter_count + 12.0 * config->layers * config->channels * length;
+    double weights = (double)spec->parameter_count;
+    if (!mu_model_is_tied(config))
+        weights -= (double)config->vocab * config->channels;
+    return 6.0 * weights + 12.0 * config->layers * config->channels * length;
 }

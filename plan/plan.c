@@ -18,42 +18,6 @@ uint32_t mu_plan_world(const struct mu_job_spec *spec, uint32_t eligible)
     return wanted <= eligible ? wanted : 0;
 }
 
-uint32_t mu_plan_neighbours(uint32_t world, bool mesh, uint32_t rank, uint32_t out[MU_NEIGHBOURS_MAX])
-{
-    uint32_t count = 0;
-    if (mesh) {
-        for (uint32_t other = 0; other < world; other++) {
-            if (other != rank)
-                out[count++] = other;
-        }
-        return count;
-    }
-    /* Binomial tree: the parent clears the lowest set bit; children set one bit below it. */
-    uint32_t lowest = rank & (~rank + 1u);
-    if (rank != 0)
-        out[count++] = rank - lowest;
-    for (uint32_t bit = 1; (rank == 0 || bit < lowest) && bit < world; bit <<= 1) {
-        if (rank + bit < world)
-            out[count++] = rank + bit;
-    }
-    return count;
-}
-
-uint32_t mu_plan_leaf_range(uint32_t leaves, uint32_t world, const uint32_t *leaf_counts, uint32_t rank,
-                            uint32_t *ret_count)
-{
-    if (!leaf_counts) {
-        uint32_t base = leaves / world, extra = leaves % world;
-        *ret_count = base + (rank < extra);
-        return rank * base + (rank < extra ? rank : extra);
-    }
-    uint32_t first = 0;
-    for (uint32_t r = 0; r < rank; r++)
-        first += leaf_counts[r];
-    *ret_count = leaf_counts[rank];
-    return first - (MU_MUTANT(MU_MUT_OVERLAP_LEAVES) && rank == 1);
-}
-
 /* Where everybody is to start, and who has that state. */
 struct start {
     bool found, from_checkpoint;

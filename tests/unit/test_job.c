@@ -103,7 +103,7 @@ static void test_job_bad_model_is_named(void **state)
     BAD(s.model.heads = 0, "model.heads", "0", "1 to 1024");
     BAD(s.model.heads = 1025, "model.heads", "1025", "1 to 1024");
     BAD((s.model.heads = 1, s.model.channels = 257), "model.heads", "1", "channels / heads = 257, at most 256");
-    BAD(s.model.heads = 5, "model.channels", "384", "multiple of model.heads (5); use 385");
+    BAD(s.model.heads = 5, "model.channels", "384", "multiple of model.heads (5); use 380 or 385");
     BAD(s.model.channels = 0, "model.channels", "0", "1 to 65536");
     BAD(s.model.channels = 65537, "model.channels", "65537", "1 to 65536");
     BAD(s.model.context = 0, "model.context", "0", "1 to 1048576");
@@ -132,7 +132,8 @@ static void test_job_bad_data_and_batch_are_named(void **state)
         "1025", "use at most 1024 sequences");
     BAD((s.model.context = s.batch.length = 4097), "batch.length", "4097",
         "length * channels / heads (64 a head) at most 262144");
-    BAD(s.batch.micro = 3, "batch.sequences", "32", "multiple of micro * accumulate (3 * 2 = 6); use 36");
+    BAD(s.batch.micro = 3, "batch.sequences", "32",
+        "multiple of micro * accumulate (3 * 2 = 6); use 30 or 36 sequences");
     BAD((s.batch.micro = 4096, s.batch.accumulate = 4096), "batch.sequences", "32", "16777216");
     BAD((s.batch.sequences = 131072, s.batch.micro = 1, s.batch.accumulate = 1), "batch.sequences", "131072",
         "131072 leaves");
@@ -171,7 +172,7 @@ static void test_job_bad_policy_is_named(void **state)
     BAD(s.workers.max = 65537, "workers.max", "65537", "1 to 65536");
     BAD(s.workers.spares = 65537, "workers.spares", "65537", "0 to 65536");
     BAD((s.workers.min = 5, s.workers.max = 4), "workers.min", "5", "at most workers.max (4)");
-    BAD(s.workers.min = 9, "workers.min", "9", "at most the 8 leaves");
+    BAD(s.workers.min = 49, "workers.min", "49", "at most the 48 workers");
     BAD(s.checkpoint.kind = MU_CHECKPOINT_LOCAL, "checkpoint.kind", "local", "shared");
     BAD(s.checkpoint.kind = 7, "checkpoint.kind", "7", "shared");
     BAD(s.checkpoint.keep = 0, "checkpoint.keep", "0", "1 to 100000");
@@ -184,6 +185,129 @@ static void test_job_bad_policy_is_named(void **state)
     BAD(s.eval.sequences = 0, "eval.sequences", "0", "1 to 16777216");
     BAD(s.data.holdout = 0, "eval.every", "100", "data.holdout");
     BAD(s.numerics = 0, "numerics", "0", "exact or fast");
+}
+
+static struct mu_job_spec llama_spec(void)
+{
+    struct mu_job_spec s = good_spec();
+    s.model = (struct mu_model_config){.family = MU_FAMILY_LLAMA,
+                                       .layers = 4,
+                                       .heads = 8,
+                                       .kv_heads = 4,
+                                       .channels = 256,
+                                       .hidden = 688,
+                                       .context = 256,
+                                       .vocab = 256,
+                                       .slices = 4};
+    return s;
+}
+
+#define BAD_LLAMA(change, field, value, allowed)                                                                       \
+    do {                                                                                                               \
+        struct mu_job_spec s = llama_spec();                                                                           \
+        change;                                                                                                        \
+        expect(&s, field, value, allowed);                                                                             \
+    } while (0)
+
+static void test_job_families_have_their_own_rules(void **state)
+{
+    (void)state;
+    struct mu_job_spec good = llama_spec();
+    struct mu_error err = {0};
+    if (mu_job_spec_check(&good, &err))
+        fail_msg("%s", err.text);
+    BAD(s.model.kv_heads = 3, "model.kv_heads", "3", "model.heads (6) for gpt2");
+    BAD(s.model.hidden = 1024, "model.hidden", "1024", "4 * model.channels (1536) for gpt2");
+    BAD(s.model.rope_base = 10000, "model.rope_base", "10000", "0 for gpt2");
+    BAD_LLAMA(s.model.hidden = 0, "model.hidden", "0", "1 to 1048576");
+    BAD_LLAMA(s.model.hidden = MU_HIDDEN_MAX + 1, "model.hidden", "1048577", "1 to 1048576");
+    BAD_LLAMA(s.model.kv_heads = 9, "model.kv_heads", "9", "1 to 8");
+    BAD_LLAMA((s.model.slices = 1, s.model.kv_heads = 3), "model.kv_heads", "3",
+              "a divisor of model.heads (8); use 2 or 4");
+    BAD_LLAMA(s.model.rope_base = 1, "model.rope_base", "1", "more than 1, up to 1e12");
+    BAD_LLAMA(s.model.rope_base = NAN, "model.rope_base", "", "more than 1, up to 1e12");
+    BAD_LLAMA(s.model.dropout = 0.1f, "model.dropout", "0.1", "0 for llama");
+    BAD_LLAMA(s.model.channels = 264, "model.channels", "264", "use 256 or 272");
+}
+
+/* Nothing is changed silently: what does not divide is refused, with the values next to it that would do. */
+static void test_job_what_slices_cannot_cut_is_refused_with_nearest_values(void **state)
+{
+    (void)state;
+    BAD(s.model.slices = 3, "parallel.slices", "3", "a power of two, at most (64); use 2 or 4");
+    BAD(s.model.slices = 65, "parallel.slices", "65", "use 64");
+    BAD(s.model.slices = 128, "parallel.slices", "128", "use 64");
+    BAD(s.model.slices = 4, "model.heads", "6", "a multiple of parallel.slices (4); use 4 or 8");
+    BAD_LLAMA(s.model.slices = 8, "model.kv_heads", "4", "a multiple of parallel.slices (8); use 8");
+    BAD_LLAMA(s.model.hidden = 690, "model.hidden", "690", "a multiple of parallel.slices (4); use 688 or 692");
+    BAD((s.model.slices = 2, s.batch.micro = 1, s.batch.accumulate = 1, s.batch.length = 255), "batch.micro", "1",
+        "micro * length (255 tokens) a multiple of parallel.slices (2); use 2");
+    BAD((s.model.slices = 2, s.batch.micro = 3, s.batch.length = 255), "batch.micro", "3", "use 2 or 4");
+    /* 16 slices of ceil(17 / 16) = 2 rows: the last ones would be empty. */
+    BAD((s.data.tokens = MU_TOKENS_LLMC, s.model.heads = 16, s.model.slices = 16, s.model.vocab = 17), "model.vocab",
+        "17", "(16); use 16 or 31");
+    BAD((s.data.tokens = MU_TOKENS_LLMC, s.model.heads = 16, s.model.slices = 16, s.model.vocab = 5), "model.vocab",
+        "5", "at least parallel.slices (16); use 16");
+    /* Bytes need 256 entries, so the smaller neighbour is none. */
+    BAD((s.model.channels = 384, s.model.heads = 64, s.model.slices = 64, s.model.vocab = 257), "model.vocab", "257",
+        "use 256 or 316");
+    struct mu_job_spec s = good_spec();
+    s.data.tokens = MU_TOKENS_LLMC;
+    s.model.heads = 16;
+    s.model.slices = 16;
+    for (s.model.vocab = 2; s.model.vocab < 600; s.model.vocab++) {
+        uint32_t rows = (s.model.vocab + 15) / 16, last_first = 15 * rows;
+        assert_int_equal(mu_job_spec_check(&s, NULL) == MU_OK, last_first < s.model.vocab);
+    }
+}
+
+static void test_job_bad_parallel_is_named(void **state)
+{
+    (void)state;
+    BAD((s.model.slices = 2, s.parallel.tp = 4), "parallel.tp", "4", "a divisor of parallel.slices (2); use 2");
+    BAD_LLAMA(s.parallel.tp = 3, "parallel.tp", "3", "use 2 or 4");
+    BAD(s.parallel.pp = 7, "parallel.pp", "7", "0 to 6");
+    BAD((s.model.layers = 200, s.parallel.pp = 129), "parallel.pp", "129", "0 to 128");
+    BAD(s.parallel.dp = 9, "parallel.dp", "9", "0 to 8");
+    BAD((s.batch.sequences = 400, s.parallel.dp = 33, s.parallel.optimizer_sharding = true), "parallel.dp", "33",
+        "at most 32 with optimizer_sharding");
+    BAD((s.workers.max = 47, s.parallel.pp = 6, s.parallel.dp = 8), "workers.max", "47", "at least tp * pp * dp = 48");
+    BAD((s.workers.max = 5, s.parallel.pp = 6), "workers.max", "5", "raise it to 6");
+    BAD((s.parallel.pp = 2, s.workers.min = 17), "workers.min", "17", "at most the 16 workers");
+    BAD((s.parallel.pp = 1, s.parallel.dp = 3, s.workers.min = 4), "workers.min", "4", "at most the 3 workers");
+    BAD((s.batch.sequences = 400, s.parallel.pp = 1, s.parallel.optimizer_sharding = true, s.workers.min = 33),
+        "workers.min", "33", "at most the 32 workers");
+    BAD(s.parallel.recompute = 0, "parallel.recompute", "0", "none, selective or full");
+    BAD(s.parallel.recompute = 4, "parallel.recompute", "4", "none, selective or full");
+    BAD(s.parallel.redundancy = MU_REDUNDANCY_BUDDY, "parallel.redundancy", "buddy", "this version supports none");
+    BAD(s.parallel.redundancy = 9, "parallel.redundancy", "9", "none");
+    struct mu_job_spec s = llama_spec();
+    s.parallel.tp = 4;
+    s.parallel.pp = 4;
+    s.parallel.dp = 4;
+    s.parallel.optimizer_sharding = true;
+    s.parallel.recompute = MU_RECOMPUTE_FULL;
+    s.workers.min = s.workers.max = 64;
+    assert_int_equal(mu_job_spec_check(&s, NULL), MU_OK);
+}
+
+static void test_job_model_fields_left_out_are_filled_in(void **state)
+{
+    (void)state;
+    struct mu_model_config gpt2 = {.family = MU_FAMILY_GPT2, .heads = 6, .channels = 48}, again;
+    mu_model_config_resolve(&gpt2);
+    assert_int_equal(gpt2.kv_heads, 6);
+    assert_int_equal(gpt2.hidden, 192);
+    assert_int_equal(gpt2.slices, 1);
+    assert_true(gpt2.rope_base == 0);
+    again = gpt2;
+    mu_model_config_resolve(&again);
+    assert_memory_equal(&again, &gpt2, sizeof gpt2);
+    struct mu_model_config llama = {.family = MU_FAMILY_LLAMA, .heads = 6, .channels = 48};
+    mu_model_config_resolve(&llama);
+    assert_int_equal(llama.kv_heads, 6);
+    assert_int_equal(llama.hidden, 0);
+    assert_true(llama.rope_base == 10000);
 }
 
 static void test_job_learning_rate_follows_warmup_and_cosine(void **state)
@@ -264,6 +388,45 @@ static void test_job_hash_covers_the_numeric_part_and_only_it(void **state)
     SAME(s.workers.max = 2);
     SAME(s.workers.spares = 2);
     SAME(s.model.dropout = -0.0f);
+    SAME(s.parallel.tp = 2);
+    SAME(s.parallel.pp = 2);
+    SAME(s.parallel.dp = 2);
+    SAME(s.parallel.optimizer_sharding = true);
+    SAME(s.parallel.recompute = MU_RECOMPUTE_FULL);
+    SAME(s.model.slices = 0); /* not given: 1 */
+    SAME(mu_model_config_resolve(&s.model));
+    DIFFERS(s.model.slices = 2);
+    /* Jobs of earlier versions keep their identity. */
+    assert_true(base == 0xb4e6b2ce90027c05);
+}
+
+static void test_job_hash_covers_llama(void **state)
+{
+    (void)state;
+    struct mu_job_spec g = llama_spec();
+    uint64_t base = mu_job_spec_hash(&g), with[5];
+    mu_model_config_resolve(&g.model);
+    assert_true(mu_job_spec_hash(&g) == base);
+    g = llama_spec();
+    g.model.kv_heads = 8;
+    with[0] = mu_job_spec_hash(&g);
+    g = llama_spec();
+    g.model.hidden++;
+    with[1] = mu_job_spec_hash(&g);
+    g = llama_spec();
+    g.model.rope_base = 500000;
+    with[2] = mu_job_spec_hash(&g);
+    g = llama_spec();
+    g.model.slices = 2;
+    with[3] = mu_job_spec_hash(&g);
+    g = llama_spec();
+    g.model.slices = 1;
+    with[4] = mu_job_spec_hash(&g);
+    for (int i = 0; i < 5; i++) {
+        assert_true(with[i] != base);
+        for (int k = 0; k < i; k++)
+            assert_true(with[i] != with[k]);
+    }
 }
 
 int main(void)
@@ -275,8 +438,13 @@ int main(void)
         cmocka_unit_test(test_job_bad_data_and_batch_are_named),
         cmocka_unit_test(test_job_bad_optimizer_is_named),
         cmocka_unit_test(test_job_bad_policy_is_named),
+        cmocka_unit_test(test_job_families_have_their_own_rules),
+        cmocka_unit_test(test_job_what_slices_cannot_cut_is_refused_with_nearest_values),
+        cmocka_unit_test(test_job_bad_parallel_is_named),
+        cmocka_unit_test(test_job_model_fields_left_out_are_filled_in),
         cmocka_unit_test(test_job_learning_rate_follows_warmup_and_cosine),
         cmocka_unit_test(test_job_hash_covers_the_numeric_part_and_only_it),
+        cmocka_unit_test(test_job_hash_covers_llama),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

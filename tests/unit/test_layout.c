@@ -1,0 +1,393 @@
+/* links: mu_plan */
+#include "plan/layout.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <cmocka.h>
+
+static uint64_t state_of_random = 12345;
+
+static uint32_t random_below(uint32_t bound)
+{
+    state_of_random = state_of_random * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)((state_of_random >> 33) % bound);
+}
+
+/* A random small model whose slices need not be even in the vocabulary, and a grid for it. */
+static void random_grid(struct mu_model_spec *model, struct mu_layout *layout)
+{
+    uint32_t slices = 1u << random_below(4);
+    struct mu_model_config config = {.family = random_below(2) ? MU_FAMILY_GPT2 : MU_FAMILY_LLAMA,
+                                     .layers = 1 + random_below(9),
+                                     .heads = 8,
+                                     .channels = 8 * (1 + random_below(40)),
+                                     .context = 1 + random_below(500),
+                                     .vocab = 64 + random_below(3000),
+                                     .slices = slices};
+    config.hidden = config.family == MU_FAMILY_LLAMA ? 8 * (1 + random_below(200)) : 0;
+    mu_model_spec_init(model, &config);
+    uint32_t pp = 1 + random_below(config.layers < 4 ? config.layers : 4);
+    *layout = (struct mu_layout){.tp = slices >> random_below(1 + (uint32_t)__builtin_ctz(slices)),
+                                 .pp = pp,
+                                 .dp = 1 + random_below(6),
+                                 .idle = random_below(3),
+                                 .sharded = random_below(2)};
+    /* Unequal stages: each one layer, the others given out at random. */
+    uint32_t sizes[4] = {1, 1, 1, 1};
+    for (uint32_t left = config.layers - pp; left > 0; left--)
+        sizes[random_below(pp)]++;
+    for (uint32_t p = 0; p < pp; p++)
+        layout->stage_first[p + 1] = (uint16_t)(layout->stage_first[p] + sizes[p]);
+}
+
+/* Which chunks a share has, as a bitmap; also checks that its runs are ascending, maximal, disjoint. */
+static uint32_t mark(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
+                     enum mu_share share, uint8_t *map)
+{
+    static struct mu_chunk_run runs[MU_RUNS_MAX];
+    uint32_t count = mu_layout_runs(model, layout, rank, share, runs), chunks = 0;
+    assert_int_equal(count, mu_layout_runs(model, layout, rank, share, NULL));
+    memset(map, 0, model->chunk_count);
+    uint64_t elements = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        assert_true(runs[i].count > 0 && runs[i].first + runs[i].count <= model->chunk_count);
+        assert_true(i == 0 || runs[i].first > runs[i - 1].first + runs[i - 1].count);
+        for (uint32_t k = 0; k < runs[i].count; k++) {
+            map[runs[i].first + k] = 1;
+            elements += mu_model_chunk(model, runs[i].first + k).size;
+        }
+        chunks += runs[i].count;
+    }
+    assert_int_equal(elements, mu_layout_elements(model, layout, rank, share));
+    return chunks;
+}
+
+/* Does the definition put this cell into the column of (p, t)? */
+static bool in_column(const struct mu_model_spec *model, const struct mu_layout *layout, const struct mu_cell *cell,
+                      struct mu_coords at)
+{
+    uint32_t each = model->config.slices / layout->tp;
+    bool slice = cell->slice / each == at.t;
+    switch (cell->kind) {
+    case MU_CELL_E:
+        return slice && at.p == 0;
+    case MU_CELL_E_SHARED:
+        return at.p == 0;
+    case MU_CELL_L:
+    case MU_CELL_L_SHARED:
+        return (slice || cell->kind == MU_CELL_L_SHARED) && cell->layer >= layout->stage_first[at.p] &&
+               cell->layer < layout->stage_first[at.p + 1];
+    case MU_CELL_F:
+        return slice && at.p + 1 == layout->pp;
+    case MU_CELL_F_SHARED:
+        return at.p + 1 == layout->pp;
+    }
+    return false;
+}
+
+static bool is_shared(enum mu_cell_kind kind)
+{
+    return kind == MU_CELL_E_SHARED || kind == MU_CELL_L_SHARED || kind == MU_CELL_F_SHARED;
+}
+
+static void test_layout_shares_follow_the_definition(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 300; round++) {
+        struct mu_model_spec model;
+        struct mu_layout layout;
+        random_grid(&model, &layout);
+        uint8_t *map = malloc(model.chunk_count), *owned = malloc(model.chunk_count);
+        uint8_t *primary = malloc(model.chunk_count);
+        uint32_t *primary_owners = calloc(model.chunk_count, sizeof *primary_owners);
+        uint32_t *column_owners = calloc(model.chunk_count * layout.tp * layout.pp, sizeof *column_owners);
+        assert_true(map && owned && primary && primary_owners && column_owners);
+        for (uint32_t rank = 0; rank < mu_layout_working(&layout); rank++) {
+            struct mu_coords at = mu_layout_coords(&layout, rank);
+            uint32_t *owners = column_owners + (at.p * layout.tp + at.t) * model.chunk_count;
+            uint32_t column = mark(&model, &layout, rank, MU_SHARE_PARAMS, map);
+            uint32_t own = mark(&model, &layout, rank, MU_SHARE_OWNED, owned);
+            assert_true(own == column / layout.dp || own == column / layout.dp + 1);
+            mark(&model, &layout, rank, MU_SHARE_PRIMARY, primary);
+            for (uint32_t c = 0; c < model.chunk_count; c++) {
+                struct mu_cell cell = mu_model_cell(&model, mu_model_chunk(&model, c).cell);
+                assert_int_equal(map[c], in_column(&model, &layout, &cell, at));
+                assert_true(map[c] || !owned[c]);
+                assert_int_equal(primary[c], owned[c] && (!is_shared(cell.kind) || at.t == 0));
+                primary_owners[c] += primary[c];
+                owners[c] += owned[c];
+            }
+            mark(&model, &layout, rank, MU_SHARE_MOMENTS, primary);
+            assert_memory_equal(primary, layout.sharded ? owned : map, model.chunk_count);
+            mark(&model, &layout, rank, MU_SHARE_COPY, primary);
+            bool copies = mu_model_is_tied(&model.config) && layout.pp > 1 && at.p + 1 == layout.pp;
+            for (uint32_t c = 0; c < model.chunk_count; c++) {
+                struct mu_cell cell = mu_model_cell(&model, mu_model_chunk(&model, c).cell);
+                struct mu_coords first = {.t = at.t};
+                assert_int_equal(primary[c],
+                                 copies && cell.kind == MU_CELL_E && in_column(&model, &layout, &cell, first));
+            }
+        }
+        for (uint32_t c = 0; c < model.chunk_count; c++) {
+            assert_int_equal(primary_owners[c], 1);
+            struct mu_cell cell = mu_model_cell(&model, mu_model_chunk(&model, c).cell);
+            for (uint32_t k = 0; k < layout.tp * layout.pp; k++) {
+                struct mu_coords at = {.t = k % layout.tp, .p = k / layout.tp};
+                assert_int_equal(column_owners[k * model.chunk_count + c], in_column(&model, &layout, &cell, at));
+            }
+        }
+        for (uint32_t rank = mu_layout_working(&layout); rank < mu_layout_world(&layout); rank++) {
+            assert_true(mu_layout_is_idle(&layout, rank));
+            assert_int_equal(mu_layout_runs(&model, &layout, rank, MU_SHARE_PARAMS, NULL), 0);
+            assert_int_equal(mu_layout_elements(&model, &layout, rank, MU_SHARE_PRIMARY), 0);
+        }
+        free(map);
+        free(owned);
+        free(primary);
+        free(primary_owners);
+        free(column_owners);
+    }
+}
+
+static void test_layout_data_parallel_shares_are_those_of_equal_chunks(void **state)
+{
+    (void)state;
+    const struct mu_model_config config = {
+        .family = MU_FAMILY_GPT2, .layers = 12, .heads = 12, .channels = 768, .context = 1024, .vocab = 50257};
+    struct mu_model_spec model;
+    mu_model_spec_init(&model, &config);
+    for (uint32_t dp = 1; dp < 40; dp++) {
+        struct mu_layout layout;
+        mu_layout_init(&layout, dp, config.layers);
+        for (uint32_t rank = 0; rank < dp; rank++) {
+            struct mu_chunk_run run;
+            uint32_t first, count;
+            mu_model_owned_chunks(&model, dp, rank, &first, &count);
+            assert_int_equal(mu_layout_runs(&model, &layout, rank, MU_SHARE_PRIMARY, &run), 1);
+            assert_int_equal(run.first, first);
+            assert_int_equal(run.count, count);
+            assert_int_equal(mu_layout_runs(&model, &layout, rank, MU_SHARE_PARAMS, &run), 1);
+            assert_int_equal(run.count, model.chunk_count);
+        }
+    }
+}
+
+static void test_layout_largest_share_fits_its_runs(void **state)
+{
+    (void)state;
+    const struct mu_model_config config = {.family = MU_FAMILY_LLAMA,
+                                           .layers = MU_LAYERS_MAX,
+                                           .heads = 64,
+                                           .channels = 64,
+                                           .hidden = 64,
+                                           .context = 4,
+                                           .vocab = 64,
+                                           .slices = 64};
+    struct mu_model_spec model;
+    mu_model_spec_init(&model, &config);
+    struct mu_layout layout;
+    mu_layout_init(&layout, 1, MU_LAYERS_MAX);
+    layout.tp = 64;
+    struct mu_chunk_run *runs = calloc(MU_RUNS_MAX, sizeof *runs);
+    assert_non_null(runs);
+    uint32_t count = mu_layout_runs(&model, &layout, 30, MU_SHARE_PARAMS, runs);
+    assert_int_equal(count, 1 + 2 * MU_LAYERS_MAX + 2); /* E.30, then slice and shared of each layer, F.30, F.shared */
+    assert_int_equal(runs[0].first, 30);
+    assert_int_equal(runs[1].first, 64 + 30);
+    assert_int_equal(runs[count - 1].first, model.chunk_count - 1);
+    assert_int_equal(mu_layout_runs(&model, &layout, 63, MU_SHARE_PARAMS, NULL), 1 + MU_LAYERS_MAX + 1);
+    free(runs);
+}
+
+static void test_layout_ranks_and_coordinates_agree(void **state)
+{
+    (void)state;
+    struct mu_layout layout = {.tp = 4, .pp = 3, .dp = 5, .idle = 2, .stage_first = {0, 1, 2, 3}};
+    assert_int_equal(mu_layout_working(&layout), 60);
+    assert_int_equal(mu_layout_world(&layout), 62);
+    uint32_t rank = 0;
+    for (uint32_t p = 0; p < 3; p++)
+        for (uint32_t d = 0; d < 5; d++)
+            for (uint32_t t = 0; t < 4; t++, rank++) {
+                struct mu_coords at = mu_layout_coords(&layout, rank);
+                assert_int_equal(at.t, t);
+                assert_int_equal(at.d, d);
+                assert_int_equal(at.p, p);
+                assert_int_equal(mu_layout_rank(&layout, at), rank);
+                assert_false(mu_layout_is_idle(&layout, rank));
+            }
+    assert_true(mu_layout_is_idle(&layout, 60) && mu_layout_is_idle(&layout, 61));
+}
+
+static bool has(const uint32_t *list, uint32_t count, uint32_t rank)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (list[i] == rank)
+            return true;
+    return false;
+}
+
+static void test_layout_neighbours_are_mutual_and_reach_what_is_needed(void **state)
+{
+    (void)state;
+    const struct mu_layout grids[] = {
+        {.tp = 2, .pp = 2, .dp = 3, .idle = 1, .stage_first = {0, 2, 4}},
+        {.tp = 4, .pp = 4, .dp = 5, .idle = 2, .stage_first = {0, 1, 2, 3, 4}},
+        {.tp = 1, .pp = 1, .dp = 77, .stage_first = {0, 4}},
+        {.tp = 64, .pp = 2, .dp = 40, .idle = 3, .stage_first = {0, 3, 4}},
+        {.tp = 2, .pp = 1, .dp = 32, .stage_first = {0, 4}},
+    };
+    for (size_t g = 0; g < 2 * sizeof grids / sizeof grids[0]; g++) {
+        const struct mu_layout *layout = &grids[g / 2];
+        const struct mu_model_config config = {.family = g % 2 ? MU_FAMILY_LLAMA : MU_FAMILY_GPT2,
+                                               .layers = 4,
+                                               .heads = 64,
+                                               .channels = 128,
+                                               .hidden = 512,
+                                               .context = 8,
+                                               .vocab = 64,
+                                               .slices = 64};
+        struct mu_model_spec model;
+        mu_model_spec_init(&model, &config);
+        uint32_t world = mu_layout_world(layout), working = mu_layout_working(layout);
+        uint32_t(*lists)[MU_LAYOUT_NEIGHBOURS_MAX] = calloc(world, sizeof *lists), *counts = calloc(world, 4);
+        assert_true(lists && counts);
+        for (uint32_t rank = 0; rank < world; rank++) {
+            counts[rank] = mu_layout_neighbours(&model, layout, rank, lists[rank]);
+            for (uint32_t i = 0; i < counts[rank]; i++)
+                assert_true(lists[rank][i] < world && lists[rank][i] != rank &&
+                            (i == 0 || lists[rank][i] > lists[rank][i - 1]));
+        }
+        for (uint32_t rank = 0; rank < world; rank++) {
+            for (uint32_t i = 0; i < counts[rank]; i++)
+                assert_true(has(lists[lists[rank][i]], counts[lists[rank][i]], rank));
+            if (world <= MU_MESH_WORLD_MAX)
+                assert_int_equal(counts[rank], world - 1);
+            else if (rank > 0)
+                assert_true(has(lists[rank], counts[rank], rank & (rank - 1)));
+            if (rank >= working)
+                continue;
+            struct mu_coords at = mu_layout_coords(layout, rank), other = at;
+            for (other.t = 0; other.t < layout->tp; other.t++)
+                assert_true(other.t == at.t || has(lists[rank], counts[rank], mu_layout_rank(layout, other)));
+            other = at;
+            for (other.d = 0; other.d < layout->dp && layout->dp <= MU_MESH_WORLD_MAX; other.d++)
+                assert_true(other.d == at.d || has(lists[rank], counts[rank], mu_layout_rank(layout, other)));
+            other = at;
+            if (++other.p < layout->pp)
+                assert_true(has(lists[rank], counts[rank], mu_layout_rank(layout, other)));
+            other.p = layout->pp - 1;
+            if (at.p == 0 && layout->pp > 1 && mu_model_is_tied(&model.config))
+                assert_true(has(lists[rank], counts[rank], mu_layout_rank(layout, other)));
+        }
+        free(lists);
+        free(counts);
+    }
+}
+
+/* Every member but 0 has a parent that has it as a child; all hang together, at most 32 levels deep. */
+static void test_layout_binomial_is_a_tree(void **state)
+{
+    (void)state;
+    const uint32_t sizes[] = {1, 2, 3, 7, 8, 33, 100, 1024, 65536};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        uint32_t edges = 0;
+        for (uint32_t index = 0; index < sizes[s]; index++) {
+            uint32_t out[33], theirs[33], count = mu_layout_binomial(sizes[s], index, out);
+            for (uint32_t i = 0; i < count; i++) {
+                assert_true(out[i] < sizes[s] && out[i] != index && (i == 0 || out[i] > out[i - 1]));
+                if (index > 0 && i == 0)
+                    assert_true(out[0] < index);
+                else
+                    assert_true(out[i] > index);
+                assert_true(has(theirs, mu_layout_binomial(sizes[s], out[i], theirs), index));
+            }
+            edges += count;
+        }
+        assert_int_equal(edges, 2 * (sizes[s] - 1));
+    }
+    uint32_t out[33];
+    assert_int_equal(mu_layout_binomial(UINT32_MAX, 0, out), 32);
+    assert_int_equal(mu_layout_binomial(UINT32_MAX, 1u << 31, out), 32);
+}
+
+static struct mu_job_spec job(void)
+{
+    struct mu_job_spec s;
+    mu_job_spec_init(&s);
+    s.model.layers = 6;
+    s.model.heads = 8;
+    s.model.channels = 64;
+    s.model.slices = 4;
+    s.batch.sequences = 40;
+    s.batch.micro = 1;
+    return s;
+}
+
+static void refused(const struct mu_job_spec *spec, struct mu_layout layout, const char *text)
+{
+    struct mu_error err = {0};
+    assert_int_equal(mu_layout_check(&layout, spec, &err), MU_ERR_INVALID);
+    if (!strstr(err.text, text))
+        fail_msg("'%s' lacks '%s'", err.text, text);
+}
+
+static void test_layout_check_names_what_is_wrong(void **state)
+{
+    (void)state;
+    struct mu_job_spec s = job();
+    const struct mu_layout good = {.tp = 2, .pp = 3, .dp = 5, .stage_first = {0, 1, 3, 6}};
+    struct mu_error err = {0};
+    assert_int_equal(mu_layout_check(&good, &s, &err), MU_OK);
+#define BAD(change, text)                                                                                              \
+    do {                                                                                                               \
+        struct mu_layout l = good;                                                                                     \
+        change;                                                                                                        \
+        refused(&s, l, text);                                                                                          \
+    } while (0)
+    BAD(l.tp = 0, "layout.tp: value 0");
+    BAD(l.tp = 8, "layout.tp: value 8 is not allowed: 1 to 4");
+    BAD(l.tp = 3, "a divisor of the job's 4 slices");
+    BAD(l.pp = 0, "layout.pp: value 0");
+    BAD(l.pp = 7, "layout.pp: value 7 is not allowed: 1 to 6");
+    BAD(l.pp = UINT32_MAX, "layout.pp");
+    BAD(l.dp = 0, "layout.dp: value 0");
+    BAD(l.dp = 41, "layout.dp: value 41 is not allowed: 1 to 40");
+    BAD(l.stage_first[1] = 0, "stage 0 is not allowed to be empty");
+    BAD(l.stage_first[2] = 7, "stage 2 is not allowed to be empty");
+    BAD(l.stage_first[3] = 7, "stages from layer 0 to 7");
+    BAD((l.stage_first[0] = 1, l.stage_first[1] = 2), "stages from layer 1 to 6");
+    BAD(l.sharded = true, "layout.sharded: value 1");
+    BAD(l.idle = MU_WORKERS_MAX, "65566 ranks");
+    s.parallel.tp = 1;
+    BAD((void)l, "the job sets parallel.tp to 1");
+    s = job();
+    s.parallel.optimizer_sharding = true;
+    BAD((l.sharded = true, l.dp = 33), "at most 32 with a sharded optimizer");
+    struct mu_layout sharded = good;
+    sharded.sharded = true;
+    assert_int_equal(mu_layout_check(&sharded, &s, &err), MU_OK);
+    assert_false(mu_layout_equal(&good, &sharded));
+    struct mu_layout other = good;
+    other.stage_first[20] = 9; /* beyond what is in use */
+    assert_true(mu_layout_equal(&good, &other));
+    other.stage_first[1] = 2;
+    assert_false(mu_layout_equal(&good, &other));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layout_shares_follow_the_definition),
+        cmocka_unit_test(test_layout_data_parallel_shares_are_those_of_equal_chunks),
+        cmocka_unit_test(test_layout_largest_share_fits_its_runs),
+        cmocka_unit_test(test_layout_ranks_and_coordinates_agree),
+        cmocka_unit_test(test_layout_neighbours_are_mutual_and_reach_what_is_needed),
+        cmocka_unit_test(test_layout_binomial_is_a_tree),
+        cmocka_unit_test(test_layout_check_names_what_is_wrong),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
