@@ -1,15 +1,15 @@
-/* Hash engine, stepping: forward and backward, exchange, vote, update, gather, boundary. It follows the commit of a step
- * (docs/architecture.md):
+/* Hash engine, stepping: forward and backward, exchange, vote, update, gather, boundary. It follows the commit of a
+ * step (docs/architecture.md):
  *
  *   COMPUTING --time is up--> FORWARDING --stage's hash--> BACKWARDING --model's hash--> REDUCING --whole gradient-->
  *   VOTING --all votes--> OPTIMIZING --applied, boundary--> GATHERING --others' parameters--> COMPUTING
  *   snapshot: STALLED for a moment; any --failure, abort, park command, last step--> PARKED
  *
- * Forward: the tensor group shows each other its parameters, the hash of all chunks up to here goes from stage to stage;
- * the last stage's, with the copy of the tied embedding on top, is the hash of the model and comes back the same way.
- * It does not depend on the layout. A leaf's gradient is a hash of it; replicas add leaves up along the fixed tree.
- * Mesh: everybody sends its subtree roots, or its vote, to everybody. Tree: roots and votes go up and are merged on the
- * way, sum and result go down. Idle ranks only vote. */
+ * Forward: the tensor group shows each other its parameters, the hash of all chunks up to here goes from stage to
+ * stage; the last stage's, with the copy of the tied embedding on top, is the hash of the model and comes back the same
+ * way. It does not depend on the layout. A leaf's gradient is a hash of it; replicas add leaves up along the fixed
+ * tree. Mesh: everybody sends its subtree roots, or its vote, to everybody. Tree: roots and votes go up and are merged
+ * on the way, sum and result go down. Idle ranks only vote. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -189,6 +189,8 @@ static bool forward(struct mu_sim *sim, uint32_t slot)
     engine->model_hash = hash;
     send_value_to_all(sim, slot, MU_SIM_ROLE_NEXT, MU_SIM_FRAME_FORWARD, hash, 0);
     send_value_to_all(sim, slot, MU_SIM_ROLE_FIRST, MU_SIM_FRAME_TIED, hash, 0);
+    if (MU_MUTANT(MU_MUT_VOTE_BEFORE_STAGE) && engine->at.p > 0)
+        cast_vote(sim, slot);
     return true;
 }
 
@@ -477,9 +479,8 @@ static bool gather(struct mu_sim *sim, uint32_t slot)
     struct mu_sim_engine *engine = engine_of(sim, slot);
     for (uint32_t i = 0; i < engine->link_count; i++) {
         uint32_t roles = engine->links[i].roles;
-        const struct mu_sim_frame *own = roles & MU_SIM_ROLE_REPLICA_MESH
-                                             ? at_hand(engine, &engine->links[i], MU_SIM_FRAME_GATHER)
-                                             : NULL;
+        const struct mu_sim_frame *own =
+            roles & MU_SIM_ROLE_REPLICA_MESH ? at_hand(engine, &engine->links[i], MU_SIM_FRAME_GATHER) : NULL;
         const struct mu_sim_frame *copy =
             roles & MU_SIM_ROLE_FIRST ? at_hand(engine, &engine->links[i], MU_SIM_FRAME_COPY) : NULL;
         if (own)
@@ -496,6 +497,8 @@ static bool gather(struct mu_sim *sim, uint32_t slot)
         send_params(sim, slot, MU_SIM_ROLE_LAST, MU_SIM_FRAME_COPY, &engine->state,
                     engine->share.params & sim->tied_chunks);
     }
+    if (MU_MUTANT(MU_MUT_KEEP_STALE_COPY))
+        engine->state.has.params |= engine->wants.params;
     if (missing_params(engine, engine->wants.params))
         return false;
     if (engine->held.shares[0].owned_only) {
@@ -581,7 +584,7 @@ static void enter_vote(struct mu_sim *sim, uint32_t slot)
     mu_sim_oracle_holds(sim, slot);
     mu_sim_oracle_reduced(sim, slot, engine->held.step, engine->gradient);
     engine->phase = MU_SIM_VOTING;
-    if (!MU_MUTANT(MU_MUT_VOTE_BEFORE_GRADIENT))
+    if (!MU_MUTANT(MU_MUT_VOTE_BEFORE_GRADIENT) && !(MU_MUTANT(MU_MUT_VOTE_BEFORE_STAGE) && engine->at.p > 0))
         cast_vote(sim, slot);
 }
 

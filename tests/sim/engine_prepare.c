@@ -1,6 +1,6 @@
 /* Hash engine, preparing a generation: connect to the peers (the higher rank dials, both prove the secret), bring the
- * own share of the start step to hand (held, rolled forward, loaded, initialised; the rest by moves), make the moves from
- * here, also of what came by other moves.
+ * own share of the start step to hand (held, rolled forward, loaded, initialised; the rest by moves), make the moves
+ * from here, also of what came by other moves.
  *
  * Chunks of the held step join those that are held, those of another step wait apart until the share is complete. What
  * is held beyond the new share stays until Go. */

@@ -85,8 +85,8 @@ void mu_sim_engine_link_failed(struct mu_sim *sim, uint32_t slot, uint64_t link,
     end->dead = true;
     end->failure = failure;
     /* A finished reduction needs no peer any more: the update is completed, the loss shows at the next step. */
-    bool needs_peer = (engine->phase >= MU_SIM_PREPARING && engine->phase <= MU_SIM_VOTING) ||
-                      engine->phase == MU_SIM_GATHERING;
+    bool needs_peer =
+        (engine->phase >= MU_SIM_PREPARING && engine->phase <= MU_SIM_VOTING) || engine->phase == MU_SIM_GATHERING;
     if (needs_peer && !engine->hung)
         mu_sim_engine_park(sim, slot, MU_PARK_PEER, end->rank, failure, 0, "connection lost");
 }
@@ -185,7 +185,7 @@ static void post_piece(struct mu_sim *sim, uint32_t slot, const struct mu_sim_pi
     out.piece.checkpoint = piece->checkpoint;
     out.piece.piece = piece->piece;
     out.piece.step = piece->step;
-    out.piece.size_bytes = chunks ? 64 + 8ull * (uint64_t)__builtin_popcountll(chunks) : 0;
+    out.piece.size_bytes = chunks ? 64 + 8u * (unsigned)__builtin_popcountll(chunks) : 0;
     if (chunks)
         out.piece.checksum = mu_sim_piece_checksum(piece);
     out.piece.write_us = sim->params.io_us;

@@ -418,7 +418,8 @@ void mu_sim_oracle_attached(struct mu_sim *sim, uint32_t but, struct mu_sim_unio
     }
 }
 
-/* An order that was right when it was given may arrive when another holder has just died: the dead count for a while. */
+/* An order that was right when it was given may arrive when another holder has just died: the dead count for a while.
+ */
 static void gather_possible(struct mu_sim *sim, uint32_t but, struct mu_sim_union *u)
 {
     for (uint32_t slot = 0; slot < sim->params.slots; slot++) {

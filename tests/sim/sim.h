@@ -80,6 +80,8 @@ enum mu_sim_fault {
     MU_SIM_FAULT_FULL_DISK, /* for a while */
     MU_SIM_FAULT_CORRUPT,   /* flips a bit in a piece of a committed checkpoint, then kills everybody */
     MU_SIM_FAULT_CANCEL,
+    MU_SIM_FAULT_KILL_STAGE,  /* every rank of one stage */
+    MU_SIM_FAULT_DRAIN_STAGE, /* the same leave: often the only holders */
     MU_SIM_FAULT_COUNT
 };
 
@@ -115,12 +117,13 @@ struct mu_sim_params {
     uint32_t clock_ppm;     /* largest rate error of a clock */
     uint64_t fault_mean_us, faults_start_us, faults_end_us;
     uint32_t weight[MU_SIM_FAULT_COUNT];
-    uint32_t point_kill_ppm;   /* at each named point: kill that worker, or another */
-    uint32_t prepare_kill_ppm; /* the same, at the points from Assign to Go */
-    uint32_t point_coord_ppm;  /* at each named point: kill the coordinator */
-    uint32_t sync_crash_ppm;   /* coordinator: at each sync, before or after it is durable */
-    uint64_t sync_crash_at;    /* crash exactly at this sync (1, 2, ...); 0 = no */
-    uint32_t io_error_ppm;     /* a piece, manifest or delete fails */
+    uint32_t point_kill_ppm;    /* at each named point: kill that worker, or another */
+    uint32_t prepare_kill_ppm;  /* the same, at the points from Assign to Go */
+    uint32_t point_coord_ppm;   /* at each named point: kill the coordinator */
+    uint32_t prepare_coord_ppm; /* the same, at the points from Assign to Go */
+    uint32_t sync_crash_ppm;    /* coordinator: at each sync, before or after it is durable */
+    uint64_t sync_crash_at;     /* crash exactly at this sync (1, 2, ...); 0 = no */
+    uint32_t io_error_ppm;      /* a piece, manifest or delete fails */
     uint32_t connect_fail_ppm;
     uint32_t crash_limit; /* 0: the core's default */
     uint64_t restart_us;  /* mean time until a dead process is started again; 0 = never during the faults */
@@ -292,9 +295,9 @@ struct mu_sim_link_end {
     uint32_t roles;
     uint64_t life;
     bool connected, dead;
-    enum mu_peer_failure failure; /* why it is dead */
-    uint64_t id;                  /* of the connection; the same at both ends */
-    uint64_t last_us;             /* FIFO of what this end sends */
+    enum mu_peer_failure failure;                     /* why it is dead */
+    uint64_t id;                                      /* of the connection; the same at both ends */
+    uint64_t last_us;                                 /* FIFO of what this end sends */
     struct mu_sim_frame *kept[MU_SIM_FRAME_KINDS][2]; /* by parity of the step */
     struct mu_sim_mask moved;                         /* chunks sent over it while preparing */
 };
@@ -332,7 +335,7 @@ struct mu_sim_engine {
     bool ran;                 /* Go of this generation has come */
     uint32_t rank, first_leaf, leaf_count;
     bool working;
-    struct mu_coords at;          /* working only */
+    struct mu_coords at;        /* working only */
     struct mu_sim_mask share;   /* what it is to hold */
     struct mu_sim_mask wants;   /* the same, and on the last stage the copy of the tied embedding */
     struct mu_sim_mask updates; /* what it updates: its share, or its own chunks when sharded */
