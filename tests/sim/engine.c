@@ -250,21 +250,19 @@ static void idle(struct mu_sim *sim, struct mu_sim_event *event)
     mu_sim_engine_pump(sim, slot);
 }
 
-/* After the last step: where nobody holds all parameters, rank 0 is shown them. False: not yet all. */
+/* After the last step: ranks show each other what nobody holds alone. False: not all of it is here yet. */
 static bool collect_final(struct mu_sim *sim, uint32_t slot)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
     const struct mu_layout *layout = &engine->assign->layout;
-    struct mu_sim_link_end *root = mu_sim_engine_link(engine, 0);
-    if (layout->tp * layout->pp == 1 || mu_layout_world(layout) > MU_MESH_WORLD_MAX)
+    if ((layout->tp * layout->pp == 1 && layout->idle == 0) || mu_layout_world(layout) > MU_MESH_WORLD_MAX)
         return true;
-    if (engine->rank == 0)
-        return have_all(engine, MU_SIM_ROLE_WORLD_MESH, MU_SIM_FRAME_FINAL);
-    struct mu_sim_frame *frame = mu_sim_frame_new(sim, slot, MU_SIM_FRAME_FINAL, 0, true);
-    uint64_t primary = mu_sim_share_chunks(sim, layout, engine->rank, MU_SHARE_PRIMARY);
-    mu_sim_state_take(frame->state, &engine->state, (struct mu_sim_mask){primary, 0});
-    mu_sim_engine_send(sim, slot, root, frame);
-    return true;
+    if (!engine->final_sent) {
+        uint64_t primary = mu_sim_share_chunks(sim, layout, engine->rank, MU_SHARE_PRIMARY);
+        engine->final_sent = true;
+        send_params(sim, slot, MU_SIM_ROLE_WORLD_MESH, MU_SIM_FRAME_FINAL, &engine->state, primary);
+    }
+    return have_all(engine, MU_SIM_ROLE_WORLD_MESH, MU_SIM_FRAME_FINAL);
 }
 
 static void start_step(struct mu_sim *sim, uint32_t slot)
@@ -644,7 +642,7 @@ void mu_sim_engine_run(struct mu_sim *sim, uint32_t slot, uint64_t generation)
     engine->ran = true;
     mu_sim_oracle_runs(sim, slot, true);
     mu_sim_engine_keep_share(sim, slot);
-    engine->park_wanted = false;
+    engine->park_wanted = engine->final_sent = false;
     engine->gathered = true;
     engine->phase = MU_SIM_STALLED;
     if (!mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_RUN))
@@ -698,7 +696,7 @@ void mu_sim_engine_abort(struct mu_sim *sim, uint32_t slot, uint64_t generation)
     mu_sim_after(sim, 1 + mu_sim_below(sim, 10 * MU_SIM_MS), node_of(slot), aborted, NULL, slot, generation);
 }
 
-/* Of the whole model: rank 0 knows it, and whoever holds all of it. Others leave it zero. */
+/* Of the whole model, where this rank knows it. */
 static void hash_weights(struct mu_sim *sim, struct mu_sim_engine *engine, uint8_t out[32])
 {
     struct mu_sim_state all = {.has = {0, 0}};

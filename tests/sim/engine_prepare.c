@@ -201,7 +201,7 @@ static void on_move(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame
     }
     if (!mu_sim_mask_covers(engine->wants, frame->state->has))
         mu_sim_violate(sim, "worker %u is sent chunks that it is not to hold", slot);
-    mu_sim_state_take(start_state(engine), frame->state, frame->state->has);
+    mu_sim_state_take(&engine->incoming, frame->state, frame->state->has);
     engine->progress++;
     mu_sim_engine_pump_prepare(sim, slot);
 }
@@ -337,6 +337,10 @@ void mu_sim_engine_pump_prepare(struct mu_sim *sim, uint32_t slot)
     if (engine->phase != MU_SIM_PREPARING || !engine->has_base || engine->hung)
         return;
     engine->progress++;
+    if (start_state(engine) == &engine->state) { /* what came before the own part was rolled forward had to wait */
+        mu_sim_state_take(&engine->state, &engine->incoming, engine->incoming.has);
+        engine->incoming.has = (struct mu_sim_mask){0, 0};
+    }
     if (!serve_all(sim, slot))
         return;
     for (uint32_t i = 0; i < engine->link_count; i++) {

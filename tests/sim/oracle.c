@@ -346,11 +346,13 @@ void mu_sim_oracle_boundary(struct mu_sim *sim, uint32_t slot, uint64_t steps_do
     if (!decision->set || decision->result.step + 1 != steps_done)
         return;
     uint64_t checkpoint = boundary->take_snapshot ? boundary->snapshot.checkpoint : 0;
-    if (!decision->boundary_set) {
+    if (!sim->workers[slot].engine.working)
+        checkpoint = decision->checkpoint; /* it executes the command and has nothing to write */
+    if (!decision->boundary_set && sim->workers[slot].engine.working) {
         decision->boundary_set = true;
         decision->park = boundary->park;
         decision->checkpoint = checkpoint;
-    } else if (decision->park != boundary->park || decision->checkpoint != checkpoint) {
+    } else if (decision->boundary_set && (decision->park != boundary->park || decision->checkpoint != checkpoint)) {
         mu_sim_violate(sim,
                        "at boundary %" PRIu64 " of generation %" PRIu64 " worker %u %s checkpoint %" PRIu64
                        ", others %s %" PRIu64,

@@ -309,6 +309,7 @@ static void columns(struct mu_sim *sim, struct mu_sim_params *p, uint32_t tp, ui
     ordinary(sim, p);
     deep_model(sim, p);
     p->slices = p->slices < tp ? tp : p->slices;
+    p->layers = p->layers < pp ? pp : p->layers;
     p->tp = tp;
     p->pp = pp;
     uint32_t least = tp * pp;
@@ -334,11 +335,7 @@ static void tensor(struct mu_sim *sim, struct mu_sim_params *p)
 
 static void pipeline(struct mu_sim *sim, struct mu_sim_params *p)
 {
-    columns(sim, p, 1, 2);
-    if (p->layers > 2 && mu_sim_below(sim, 2))
-        p->pp = 3;
-    p->workers = p->workers < p->pp ? p->pp : p->workers;
-    p->slots = p->workers + 3;
+    columns(sim, p, 1, (uint32_t)mu_sim_between(sim, 2, 3));
     p->W(KILL_TWO) = 3;
     p->W(RESET_LINK) = 2;
 }
@@ -359,6 +356,7 @@ static void sharded(struct mu_sim *sim, struct mu_sim_params *p)
     p->sharded = true;
     p->checkpoints = true;
     p->checkpoint_every = mu_sim_between(sim, 1, 6);
+    p->keep_every = mu_sim_below(sim, 4) ? 0 : p->checkpoint_every * 2;
     p->optimizer_us = mu_sim_between(sim, 20, 300) * MU_SIM_MS;
     p->W(KILL_WORKER) = 3;
     p->W(RESET_LINK) = 6;

@@ -255,7 +255,7 @@ enum mu_sim_frame_kind {
     MU_SIM_FRAME_RESULT,   /* tree: down */
     MU_SIM_FRAME_GATHER,   /* replicas: updated parameters of the own chunks */
     MU_SIM_FRAME_COPY,     /* from the first stage to the last: the tied embedding */
-    MU_SIM_FRAME_FINAL,    /* to rank 0, after the last step: parameters */
+    MU_SIM_FRAME_FINAL,    /* to everybody, after the last step: parameters */
     MU_SIM_FRAME_KINDS
 };
 
@@ -342,7 +342,7 @@ struct mu_sim_engine {
     uint64_t stage_chunks;      /* of its stage, all slices */
     bool has_base;              /* own part of the start state is at hand */
     bool gathered;              /* parameters of the whole share, and the copy, are at hand */
-    bool copy_sent, park_wanted;
+    bool copy_sent, final_sent, park_wanted;
     struct mu_sim_link_end *links;
     uint32_t link_count;
     struct mu_sim_link_end *old_links; /* of the generation that ran before; gone at Go */
