@@ -90,27 +90,38 @@ static bool same_entry(const struct mu_piece_entry *a, const struct mu_piece_ent
            a->chunk_count == b->chunk_count && a->offset == b->offset && a->size == b->size;
 }
 
-static enum mu_status check_entries(const char *path, const struct mu_model_spec *model, uint32_t first, uint32_t count,
+/* The chunks that a piece is to hold. */
+struct part {
+    struct mu_chunk_run runs[MU_RUNS_MAX];
+    uint32_t count;
+};
+
+static void part_of(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t piece, struct part *ret)
+{
+    ret->count = mu_layout_runs(model, layout, piece, MU_SHARE_PRIMARY, ret->runs);
+}
+
+static enum mu_status check_entries(const char *path, const struct mu_model_spec *model, const struct part *part,
                                     const struct mu_piece_entry *entries, size_t entry_count, struct mu_error *err)
 {
-    size_t wanted_count = mu_piece_entries_of_chunks(model, first, count, NULL, NULL, NULL, NULL, 0);
+    size_t wanted_count = mu_piece_entries_of_runs(model, part->runs, part->count, NULL, 0);
     struct mu_piece_entry *wanted = calloc(wanted_count ? wanted_count : 1, sizeof *wanted);
     if (!wanted)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory to check '%s'", path);
-    mu_piece_entries_of_chunks(model, first, count, NULL, NULL, NULL, wanted, wanted_count);
+    mu_piece_entries_of_runs(model, part->runs, part->count, wanted, wanted_count);
     bool same = wanted_count == entry_count;
     for (size_t i = 0; same && i < entry_count; i++)
         same = same_entry(&wanted[i], &entries[i]);
     free(wanted);
     if (same)
         return MU_OK;
-    return mu_fail(err, MU_ERR_CORRUPT, "checkpoint piece '%s' does not hold the chunks %u to %u that are its part",
-                   path, first, first + count);
+    return mu_fail(err, MU_ERR_CORRUPT,
+                   "checkpoint piece '%s' does not hold the chunks that are its part (%u runs, from chunk %u on)", path,
+                   part->count, part->count ? part->runs[0].first : 0);
 }
 
 static enum mu_status check_piece(const struct mu_checkpoint_task *task, uint32_t number,
-                                  const struct mu_model_spec *model, uint32_t first, uint32_t count,
-                                  struct mu_error *err)
+                                  const struct mu_model_spec *model, const struct part *part, struct mu_error *err)
 {
     const struct mu_checkpoint_record *checkpoint = &task->checkpoint;
     const struct mu_piece_record *piece = &task->pieces[number];
@@ -136,7 +147,7 @@ static enum mu_status check_piece(const struct mu_checkpoint_task *task, uint32_
                          path, identity.job, identity.seq, identity.step, identity.generation, checkpoint->job,
                          checkpoint->number, checkpoint->step, checkpoint->generation);
     else
-        status = check_entries(path, model, first, count, entries, entry_count, err);
+        status = check_entries(path, model, part, entries, entry_count, err);
     free(entries);
     return status;
 }
@@ -147,6 +158,12 @@ static enum mu_status build_manifest(const struct mu_checkpoint_task *task, stru
     const struct mu_checkpoint_record *checkpoint = &task->checkpoint;
     struct mu_model_spec model;
     mu_model_spec_init(&model, &task->spec.model);
+    enum mu_status status = mu_layout_check(&checkpoint->layout, &task->spec, err);
+    if (status)
+        return status;
+    if (mu_layout_working(&checkpoint->layout) != checkpoint->piece_count)
+        return mu_fail(err, MU_ERR_INVALID, "checkpoint %" PRIu64 " has %u pieces, its layout %u", checkpoint->number,
+                       checkpoint->piece_count, mu_layout_working(&checkpoint->layout));
     memcpy(manifest->identity.job, checkpoint->job, sizeof manifest->identity.job);
     manifest->identity.seq = checkpoint->number;
     manifest->identity.step = checkpoint->step;
@@ -157,20 +174,22 @@ static enum mu_status build_manifest(const struct mu_checkpoint_task *task, stru
     snprintf(manifest->numeric_identity, sizeof manifest->numeric_identity, "%016" PRIx64 "%016" PRIx64,
              task->numeric_identity.high, task->numeric_identity.low);
     char *text = mu_job_spec_to_text(&task->spec);
-    enum mu_status status = text ? mu_manifest_set_job_record(manifest, text) : MU_ERR_NO_MEMORY;
+    status = text ? mu_manifest_set_job_record(manifest, text) : MU_ERR_NO_MEMORY;
     free(text);
     if (status)
         return mu_fail(err, status, "no memory for the manifest of checkpoint %" PRIu64, checkpoint->number);
     *ret_size_bytes = 0;
     for (uint32_t i = 0; i < checkpoint->piece_count && status == MU_OK; i++) {
         const struct mu_piece_record *piece = &task->pieces[i];
-        uint32_t first = 0, count = 0;
-        mu_model_owned_chunks(&model, checkpoint->piece_count, i, &first, &count);
-        status = check_piece(task, i, &model, first, count, err);
+        struct part part;
+        part_of(&model, &checkpoint->layout, i, &part);
+        if (part.count == 0 && piece->done)
+            continue; /* more ranks than chunks: it has no file */
+        status = check_piece(task, i, &model, &part, err);
         if (status)
             break;
-        status =
-            mu_manifest_add_chunks(manifest, &model, piece->file, piece->size_bytes, piece->checksum, first, count);
+        status = mu_manifest_add_runs(manifest, &model, piece->file, piece->size_bytes, piece->checksum, part.runs,
+                                      part.count);
         if (status)
             mu_fail(err, status, "piece '%s' does not fit into the manifest", piece->file);
         *ret_size_bytes += piece->size_bytes;

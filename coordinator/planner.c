@@ -81,7 +81,10 @@ static struct mu_planned *new_planned(uint64_t ticket, uint32_t member_count)
     planned->posted.kind = MU_POSTED_PLANNED;
     planned->ticket = ticket;
     planned->plan.ranks = calloc(member_count ? member_count : 1, sizeof *planned->plan.ranks);
-    if (!planned->plan.ranks) {
+    planned->plan.leaf_counts = calloc(MU_COUNTED_REPLICAS_MAX, sizeof *planned->plan.leaf_counts);
+    if (!planned->plan.ranks || !planned->plan.leaf_counts) {
+        free(planned->plan.ranks);
+        free(planned->plan.leaf_counts);
         free(planned);
         return NULL;
     }
@@ -92,7 +95,9 @@ void mu_planned_free(struct mu_planned *planned)
 {
     if (!planned)
         return;
+    mu_plan_fini(&planned->plan);
     free(planned->plan.ranks);
+    free(planned->plan.leaf_counts);
     free(planned);
 }
 

@@ -113,7 +113,24 @@ static enum mu_status put_job(struct mu_wire_arena *arena, const struct mu_job_r
     pb->job.data_hash = mu_wire_put_hash(arena, job->data_hash);
     pb->job.text = mu_wire_put_text(arena, job->text, sizeof job->text);
     *ret_pb = &pb->job;
+    enum mu_status status =
+        mu_wire_identity_to_pb(arena, &job->identity_parts, &pb->job.n_identity_parts, &pb->job.identity_parts, err);
+    if (status)
+        return status;
     return mu_wire_spec_to_pb(arena, &job->spec, &pb->job.spec, err);
+}
+
+/* dp = 0: there is none. */
+static enum mu_status put_layout(struct mu_wire_arena *arena, const struct mu_layout *layout, const char *field,
+                                 Muster__V1__Layout **ret_pb, struct mu_error *err)
+{
+    return layout->dp ? mu_wire_layout_to_pb(arena, layout, field, ret_pb, err) : MU_OK;
+}
+
+static enum mu_status get_layout(const Muster__V1__Layout *pb, const char *field, struct mu_layout *out,
+                                 struct mu_error *err)
+{
+    return pb ? mu_wire_layout_from_pb(pb, field, out, err) : MU_OK;
 }
 
 static enum mu_status put_members(struct mu_wire_arena *arena, const struct mu_generation_record *generation,
@@ -151,15 +168,17 @@ static enum mu_status put_generation(struct mu_wire_arena *arena, const struct m
     pb->job_uid = mu_wire_put_id(arena, generation->job_uid);
     pb->generation = generation->generation;
     pb->go = generation->go;
-    pb->mesh = generation->mesh;
     pb->equal_leaves = generation->equal_leaves;
     pb->start_step = generation->start_step;
     pb->command_base = generation->command_base;
     pb->secret = mu_wire_put_bytes32(generation->secret);
     *ret_pb = pb;
-    enum mu_status status = mu_wire_put_string(generation->job, MU_WIRE_NAME, "GenerationRecord.job",
-                                               sizeof generation->job, &pb->job, err);
-    return status ? status : put_members(arena, generation, pb, err);
+    enum mu_status status = MU_OK;
+    if ((status = mu_wire_put_string(generation->job, MU_WIRE_NAME, "GenerationRecord.job", sizeof generation->job,
+                                     &pb->job, err)) ||
+        (status = put_layout(arena, &generation->layout, "GenerationRecord.layout", &pb->layout, err)))
+        return status;
+    return put_members(arena, generation, pb, err);
 }
 
 static enum mu_status put_pieces(struct mu_wire_arena *arena, const struct mu_checkpoint_record *checkpoint,
@@ -174,6 +193,7 @@ static enum mu_status put_pieces(struct mu_wire_arena *arena, const struct mu_ch
         muster__v1__piece_record__init(&pieces[i]);
         pieces[i].writer = mu_wire_put_id(arena, piece->writer);
         pieces[i].done = piece->done;
+        pieces[i].reassigned = piece->reassigned;
         pieces[i].size_bytes = piece->size_bytes;
         pieces[i].checksum = mu_wire_put_hash(arena, piece->checksum);
         enum mu_status status = MU_OK;
@@ -207,9 +227,11 @@ static enum mu_status put_checkpoint(struct mu_wire_arena *arena, const struct m
     pb->wall_us = checkpoint->wall_us;
     pb->size_bytes = checkpoint->size_bytes;
     pb->text = mu_wire_put_text(arena, checkpoint->text, sizeof checkpoint->text);
+    pb->attempt = checkpoint->attempt;
     *ret_pb = pb;
     enum mu_status status = MU_OK;
-    if ((status = mu_wire_put_string(checkpoint->job, MU_WIRE_NAME, "CheckpointRecord.job", sizeof checkpoint->job,
+    if ((status = put_layout(arena, &checkpoint->layout, "CheckpointRecord.layout", &pb->layout, err)) ||
+        (status = mu_wire_put_string(checkpoint->job, MU_WIRE_NAME, "CheckpointRecord.job", sizeof checkpoint->job,
                                      &pb->job, err)) ||
         (status = mu_wire_put_string(checkpoint->dir, MU_WIRE_TEXT, "CheckpointRecord.dir", sizeof checkpoint->dir,
                                      &pb->dir, err)))
@@ -300,6 +322,7 @@ static enum mu_status get_job(const Muster__V1__JobRecord *pb, struct mu_job_rec
         (status = mu_wire_get_bytes32(pb->weights_sha256, "JobRecord.weights_sha256", out->weights_sha256, err)) ||
         (status = mu_wire_get_hash(pb->numeric_identity, "JobRecord.numeric_identity", &out->numeric_identity, err)) ||
         (status = mu_wire_get_hash(pb->data_hash, "JobRecord.data_hash", &out->data_hash, err)) ||
+        (status = mu_wire_identity_from_pb(pb->n_identity_parts, pb->identity_parts, &out->identity_parts, err)) ||
         (status = mu_wire_get_string(pb->text, MU_WIRE_TEXT, "JobRecord.text", out->text, sizeof out->text, err)))
         return status;
     if (pb->command) {
@@ -354,11 +377,14 @@ static enum mu_status get_generation(struct mu_wire_arena *arena, const Muster__
     enum mu_status status = MU_OK;
     if ((status = mu_wire_get_id(pb->job_uid, "GenerationRecord.job_uid", &out->job_uid, err)) ||
         (status = mu_wire_get_string(pb->job, MU_WIRE_NAME, "GenerationRecord.job", out->job, sizeof out->job, err)) ||
-        (status = mu_wire_get_bytes32(pb->secret, "GenerationRecord.secret", out->secret, err)))
+        (status = mu_wire_get_bytes32(pb->secret, "GenerationRecord.secret", out->secret, err)) ||
+        (status = get_layout(pb->layout, "GenerationRecord.layout", &out->layout, err)))
         return status;
+    if (out->layout.dp && mu_layout_world(&out->layout) != pb->n_members)
+        return mu_fail(err, MU_ERR_INVALID, "GenerationRecord.members: %zu of them are not allowed: %u by its layout",
+                       pb->n_members, mu_layout_world(&out->layout));
     out->generation = pb->generation;
     out->go = pb->go;
-    out->mesh = pb->mesh;
     out->equal_leaves = pb->equal_leaves;
     out->start_step = pb->start_step;
     out->command_base = pb->command_base;
@@ -379,6 +405,7 @@ static enum mu_status get_pieces(struct mu_wire_arena *arena, const Muster__V1__
         const Muster__V1__PieceRecord *from = pb->pieces[i];
         struct mu_piece_record *to = &pieces[i];
         to->done = from->done;
+        to->reassigned = from->reassigned;
         to->size_bytes = from->size_bytes;
         if ((status = mu_wire_get_id(from->writer, "PieceRecord.writer", &to->writer, err)) ||
             (status = mu_wire_get_string(from->writer_name, MU_WIRE_NAME_EMPTY, "PieceRecord.writer_name",
@@ -403,8 +430,10 @@ static enum mu_status get_checkpoint(struct mu_wire_arena *arena, const Muster__
         (status = mu_wire_get_enum((int)pb->state, 1, MU_CKPT_STATE_COUNT, "CheckpointRecord.state", &state, err)) ||
         (status = mu_wire_get_string(pb->dir, MU_WIRE_TEXT, "CheckpointRecord.dir", out->dir, sizeof out->dir, err)) ||
         (status =
-             mu_wire_get_string(pb->text, MU_WIRE_TEXT, "CheckpointRecord.text", out->text, sizeof out->text, err)))
+             mu_wire_get_string(pb->text, MU_WIRE_TEXT, "CheckpointRecord.text", out->text, sizeof out->text, err)) ||
+        (status = get_layout(pb->layout, "CheckpointRecord.layout", &out->layout, err)))
         return status;
+    out->attempt = pb->attempt;
     out->state = (enum mu_checkpoint_state)(state - 1);
     out->number = pb->number;
     out->step = pb->step;

@@ -25,7 +25,10 @@ Muster__V1__Job *mu_view_job(struct mu_wire_arena *arena, const struct mu_job_vi
     pb->uid = mu_wire_put_id(arena, view->record.uid);
     pb->state = (Muster__V1__JobState)((int)view->record.state + 1);
     pb->phase = (Muster__V1__JobPhase)((int)view->phase + 1);
-    pb->text = mu_wire_put_text(arena, view->record.text, sizeof view->record.text);
+    pb->text = view->record.text[0] ? mu_wire_put_text(arena, view->record.text, sizeof view->record.text)
+                                    : mu_wire_put_text(arena, view->waiting_text, sizeof view->waiting_text);
+    if (view->world && mu_wire_layout_to_pb(arena, &view->layout, "Job.layout", &pb->layout, err) != MU_OK)
+        return NULL;
     pb->generation = view->generation;
     pb->world = view->world;
     pb->attached = view->attached;
@@ -54,10 +57,22 @@ Muster__V1__Job *mu_view_job(struct mu_wire_arena *arena, const struct mu_job_vi
 
 Muster__V1__Worker *mu_view_worker(struct mu_wire_arena *arena, const struct mu_worker_view *view, struct mu_error *err)
 {
-    Muster__V1__Worker *pb = mu_wire_arena_alloc(arena, sizeof *pb);
-    if (!pb)
+    struct {
+        Muster__V1__Worker worker;
+        Muster__V1__Coordinates coordinates;
+    } *all = mu_wire_arena_alloc(arena, sizeof *all);
+    if (!all)
         return no_memory(err);
+    Muster__V1__Worker *pb = &all->worker;
     muster__v1__worker__init(pb);
+    pb->idle = view->idle;
+    if (view->has_coords) {
+        muster__v1__coordinates__init(&all->coordinates);
+        all->coordinates.dp = view->coords.d;
+        all->coordinates.tp = view->coords.t;
+        all->coordinates.pp = view->coords.p;
+        pb->coordinates = &all->coordinates;
+    }
     if (mu_wire_put_string(view->name, MU_WIRE_NAME, "Worker.name", sizeof view->name, &pb->name, err) != MU_OK ||
         mu_wire_put_string(view->job, MU_WIRE_NAME_EMPTY, "Worker.job", sizeof view->job, &pb->job, err) != MU_OK)
         return NULL;

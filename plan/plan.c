@@ -1,20 +1,25 @@
 #include "plan/plan.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/mutant.h"
 
 #include "plan/balance.h"
+#include "plan/cost.h"
+#include "plan/placement.h"
+#include "plan/share_index.h"
+#include "plan/text.h"
 
-uint32_t mu_plan_world(const struct mu_job_spec *spec, uint32_t eligible)
+#define NONE UINT32_MAX
+
+uint32_t mu_plan_wanted(const struct mu_job_spec *spec, uint32_t eligible)
 {
-    uint32_t leaves = mu_job_leaves(spec);
-    uint32_t most = spec->workers.max < leaves ? spec->workers.max : leaves;
     uint32_t wanted = eligible > spec->workers.spares ? eligible - spec->workers.spares : 0;
     if (wanted < spec->workers.min)
         wanted = spec->workers.min;
-    if (wanted > most)
-        wanted = most;
+    if (wanted > spec->workers.max)
+        wanted = spec->workers.max;
     return wanted <= eligible ? wanted : 0;
 }
 
@@ -26,6 +31,34 @@ struct start {
     struct mu_step_result result;
 };
 
+struct planning {
+    const struct mu_plan_input *input;
+    struct mu_plan *plan;
+    struct mu_model_spec model;
+    struct start start;
+    struct mu_held_share *shares;      /* [members][MU_HELD_SHARES_MAX]: what holders point to */
+    struct mu_reshard_holder *holders; /* [members]: what they have of the start step */
+    bool *in;                          /* [members] */
+    bool has_coverage;                 /* the state comes from members: */
+    struct mu_coverage coverage;       /* of those that are in */
+    uint32_t *chosen;                  /* [members]: member of each rank */
+};
+
+static enum mu_status no_memory(struct mu_plan *plan)
+{
+    struct mu_text text;
+    mu_text_init(&text, plan->text, sizeof plan->text);
+    mu_text_put(&text, "no memory for a plan");
+    return MU_ERR_NO_MEMORY;
+}
+
+static bool from_members(const struct start *start)
+{
+    return start->found && !start->from_checkpoint;
+}
+
+/* The start */
+
 static const struct mu_step_result *known_result(const struct mu_plan_input *input, uint64_t update)
 {
     for (uint32_t i = 0; i < input->member_count; i++) {
@@ -36,213 +69,473 @@ static const struct mu_step_result *known_result(const struct mu_plan_input *inp
     return NULL;
 }
 
-/* The newest step for which somebody has all cells, after rolling forward where the result of the next update is known
- * (whoever has a result proves that every rank held the complete gradient). */
-static struct start find_start(const struct mu_plan_input *input)
-{
-    struct start start = {0};
-    for (uint32_t i = 0; i < input->member_count; i++) {
-        const struct mu_held *held = &input->members[i].held;
-        if (!held->has_state)
-            continue;
-        uint64_t reach = held->step + (held->has_gradient && known_result(input, held->step) ? 1 : 0);
-        if (!start.found || reach > start.step)
-            start.step = reach;
-        start.found = true;
-    }
-    if (input->checkpoint && (!start.found || input->checkpoint_step > start.step)) {
-        start = (struct start){.found = true, .from_checkpoint = true, .step = input->checkpoint_step};
-    } else if (start.found && start.step > 0) {
-        const struct mu_step_result *result = known_result(input, start.step - 1);
-        start.has_result = result != NULL;
-        if (result)
-            start.result = *result;
-    }
-    return start;
-}
-
 static enum mu_state_source source_of(const struct mu_held *held, const struct start *start)
 {
+    if (!start->found)
+        return MU_SOURCE_INIT;
     if (start->from_checkpoint)
         return MU_SOURCE_CHECKPOINT;
     if (held->has_state && held->step == start->step)
         return MU_SOURCE_HELD;
     if (held->has_state && held->has_gradient && held->step + 1 == start->step && start->has_result)
-        return MU_MUTANT(MU_MUT_FORGET_ROLL_FORWARD) ? MU_SOURCE_HELD : MU_SOURCE_ROLL_FORWARD;
+        return MU_SOURCE_ROLL_FORWARD;
     return MU_SOURCE_PEER;
 }
 
-static bool is_holder(const struct mu_plan_member *member, const struct start *start)
+/* What each member has of the start step. An update that is rolled forward changes the share that it was made for, and
+ * of that only what the member itself updates; its tied copies stay behind. */
+static void fill_holders(struct planning *p)
 {
-    enum mu_state_source source = source_of(&member->held, start);
-    return source == MU_SOURCE_HELD || source == MU_SOURCE_ROLL_FORWARD;
+    for (uint32_t i = 0; i < p->input->member_count; i++) {
+        const struct mu_held *held = &p->input->members[i].held;
+        struct mu_held_share *shares = &p->shares[(size_t)i * MU_HELD_SHARES_MAX];
+        enum mu_state_source source = source_of(held, &p->start);
+        uint32_t count = 0;
+        if (source == MU_SOURCE_HELD)
+            count = held->share_count < MU_HELD_SHARES_MAX ? held->share_count : MU_HELD_SHARES_MAX;
+        else if (source == MU_SOURCE_ROLL_FORWARD)
+            count = held->share_count > 0;
+        memcpy(shares, held->shares, count * sizeof *shares);
+        if (source == MU_SOURCE_ROLL_FORWARD && shares->layout.sharded)
+            shares->owned_only = true;
+        p->holders[i] = (struct mu_reshard_holder){.shares = shares,
+                                                   .share_count = count,
+                                                   .host = p->input->members[i].host,
+                                                   .stale_copies = source == MU_SOURCE_ROLL_FORWARD};
+    }
+}
+
+/* Is all of the state at `step` among the members? Then this is the start, and the coverage that of all members. */
+static enum mu_status try_step(struct planning *p, uint64_t step, bool *ret_complete)
+{
+    const struct mu_step_result *result = step > 0 ? known_result(p->input, step - 1) : NULL;
+    p->start = (struct start){.found = true, .step = step, .has_result = result != NULL};
+    if (result)
+        p->start.result = *result;
+    fill_holders(p);
+    enum mu_status status = mu_coverage_init(&p->coverage, &p->model, p->holders, p->input->member_count);
+    if (status)
+        return status;
+    *ret_complete = mu_coverage_complete(&p->coverage);
+    if (!*ret_complete)
+        mu_coverage_fini(&p->coverage);
+    p->has_coverage = *ret_complete;
+    return MU_OK;
+}
+
+static int newest_first(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x > y ? -1 : x < y;
+}
+
+/* The newest step for which the members have everything together, after rolling forward where the result of the next
+ * update is known (whoever has a result proves that every rank held the complete gradient). */
+static enum mu_status find_members_start(struct planning *p)
+{
+    const struct mu_plan_input *input = p->input;
+    uint64_t *steps = malloc((2 * (size_t)input->member_count + 1) * sizeof *steps);
+    uint32_t count = 0;
+    bool complete = false;
+    enum mu_status status = MU_OK;
+    if (!steps)
+        return MU_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < input->member_count; i++) {
+        const struct mu_held *held = &input->members[i].held;
+        if (held->has_state)
+            steps[count++] = held->step;
+        if (held->has_state && held->has_gradient)
+            steps[count++] = held->step + 1;
+    }
+    qsort(steps, count, sizeof *steps, newest_first);
+    for (uint32_t i = 0; i < count && !complete && !status; i++) {
+        if (input->checkpoint && steps[i] < input->checkpoint_step)
+            break;
+        if (i == 0 || steps[i] != steps[i - 1])
+            status = try_step(p, steps[i], &complete);
+    }
+    free(steps);
+    if (!complete)
+        p->start = (struct start){0};
+    return status;
+}
+
+static void start_elsewhere(struct planning *p)
+{
+    if (p->has_coverage)
+        mu_coverage_fini(&p->coverage);
+    p->has_coverage = false;
+    p->start = (struct start){0};
+    if (p->input->checkpoint)
+        p->start = (struct start){.found = true, .from_checkpoint = true, .step = p->input->checkpoint_step};
+    fill_holders(p);
+}
+
+/* Who takes part */
+
+/* Takes a member out, unless nobody else has something that it holds. */
+static bool drop(struct planning *p, uint32_t member)
+{
+    if (p->has_coverage && !mu_coverage_remove(&p->coverage, member))
+        return false;
+    p->in[member] = false;
+    return true;
+}
+
+/* Leaving members stay only for what nobody else has. */
+static void drop_leaving(struct planning *p)
+{
+    for (uint32_t i = p->input->member_count; i-- > 0;) {
+        if (p->input->members[i].leaving)
+            drop(p, i);
+    }
+}
+
+static uint32_t bad_links_of(const struct planning *p, uint32_t member)
+{
+    uint32_t degree = 0;
+    for (uint32_t k = 0; k < p->input->bad_link_count && p->in[member]; k++) {
+        const struct mu_plan_link *link = &p->input->bad_links[k];
+        degree += (link->a == member && p->in[link->b]) || (link->b == member && p->in[link->a]);
+    }
+    return degree;
 }
 
 /* A member with bad links stays out when the others can do without it: repeatedly the one with most bad links to
- * members still in (ties: one that holds nothing, then the least preferred). Greedy vertex cover; `out[i]` marks those
- * left out. */
-static uint32_t leave_out_bad_links(const struct mu_plan_input *input, const struct start *start,
-                                    struct mu_plan_rank *scratch)
+ * members still in (ties: one that holds nothing, then the least preferred). Greedy vertex cover; the last source of
+ * anything is never left out. */
+static enum mu_status leave_out_bad_links(struct planning *p)
 {
-    uint32_t left_out = 0, holders = 0; /* the last holder of the state is never left out */
-    bool needs_holder = start->found && !start->from_checkpoint;
-    for (uint32_t i = 0; i < input->member_count; i++) {
-        scratch[i].member = 1; /* 1: in */
-        holders += is_holder(&input->members[i], start);
-    }
+    uint32_t count = p->input->member_count;
+    bool *needed = p->input->bad_link_count ? calloc(count, sizeof *needed) : NULL;
+    if (p->input->bad_link_count == 0)
+        return MU_OK;
+    if (!needed)
+        return MU_ERR_NO_MEMORY;
     for (;;) {
-        uint32_t worst = UINT32_MAX, worst_degree = 0;
-        for (uint32_t i = 0; i < input->member_count && input->bad_link_count > 0; i++) {
-            uint32_t degree = 0;
-            for (uint32_t k = 0; k < input->bad_link_count; k++) {
-                const struct mu_plan_link *link = &input->bad_links[k];
-                degree += (link->a == i && scratch[link->b].member) || (link->b == i && scratch[link->a].member);
-            }
-            if (!scratch[i].member || degree == 0 || degree < worst_degree)
+        uint32_t worst = NONE, worst_degree = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            uint32_t degree = needed[i] ? 0 : bad_links_of(p, i);
+            if (degree == 0 || degree < worst_degree)
                 continue;
-            if (needs_holder && holders == 1 && is_holder(&input->members[i], start))
-                continue;
-            bool tie = degree == worst_degree && worst != UINT32_MAX;
-            if (tie && is_holder(&input->members[i], start) && !is_holder(&input->members[worst], start))
+            bool tie = degree == worst_degree && worst != NONE;
+            if (tie && p->holders[i].share_count > 0 && p->holders[worst].share_count == 0)
                 continue;
             worst = i;
             worst_degree = degree;
         }
-        if (worst == UINT32_MAX)
-            return left_out;
-        scratch[worst].member = 0;
-        holders -= is_holder(&input->members[worst], start);
-        left_out++;
+        if (worst == NONE)
+            break;
+        if (drop(p, worst))
+            p->plan->left_out++;
+        else
+            needed[worst] = true;
     }
+    free(needed);
+    return MU_OK;
 }
 
-/* Ranks in order of preference; one holder of the state is always among them. */
-static void choose_members(const struct mu_plan_input *input, const struct start *start, struct mu_plan *plan)
+static uint32_t count_eligible(const struct planning *p)
 {
-    uint32_t chosen = 0, first_holder = UINT32_MAX;
-    bool have_holder = start->from_checkpoint || !start->found;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < p->input->member_count; i++)
+        count += p->in[i] && !p->input->members[i].leaving;
+    return count;
+}
+
+/* The layout for as many workers as there may be, on the smallest of them. */
+static enum mu_status choose_layout(struct planning *p, uint32_t eligible)
+{
+    const struct mu_plan_input *input = p->input;
+    struct mu_plan *plan = p->plan;
+    struct mu_text text;
+    mu_text_init(&text, plan->text, sizeof plan->text);
+    uint32_t wanted = mu_plan_wanted(input->spec, eligible);
+    if (wanted == 0) {
+        mu_text_put_uint(&text, eligible);
+        mu_text_put(&text, eligible == 1 ? " worker can take part" : " workers can take part");
+        mu_text_put(&text, ", workers.min is ");
+        mu_text_put_uint(&text, input->spec->workers.min);
+        return MU_ERR_UNAVAILABLE;
+    }
+    uint64_t memory_bytes = 0;
     for (uint32_t i = 0; i < input->member_count; i++) {
-        bool in = plan->ranks[i].member == 1; /* read before entry `chosen` <= i is overwritten */
-        bool holder = is_holder(&input->members[i], start);
-        if (!in)
-            continue;
-        if (holder && first_holder == UINT32_MAX)
-            first_holder = i;
-        if (chosen < plan->world) {
-            have_holder = have_holder || holder;
-            plan->ranks[chosen++].member = i;
-        }
+        uint64_t own = input->members[i].memory_bytes;
+        if (p->in[i] && !input->members[i].leaving && own && (!memory_bytes || own < memory_bytes))
+            memory_bytes = own;
     }
-    if (!have_holder && first_holder != UINT32_MAX)
-        plan->ranks[plan->world - 1].member = first_holder;
+    struct mu_error err = {0};
+    if (mu_layout_choose(input->spec, wanted, memory_bytes, input->has_old_layout ? &input->old_layout : NULL,
+                         &plan->layout, &err)) {
+        mu_text_put(&text, err.text);
+        return MU_ERR_UNAVAILABLE;
+    }
+    plan->layout.idle = 0;
+    MU_ASSERT(mu_layout_working(&plan->layout) <= eligible);
+    return MU_OK;
 }
 
-static void choose_sources(const struct mu_plan_input *input, const struct start *start, struct mu_plan *plan)
+/* The least preferred go while there are more than the layout has room for. */
+static void drop_surplus(struct planning *p, uint32_t wanted)
 {
-    uint32_t next_source = 0;
-    for (uint32_t rank = 0; rank < plan->world; rank++) {
-        struct mu_plan_rank *own = &plan->ranks[rank];
-        own->source = start->found ? source_of(&input->members[own->member].held, start) : MU_SOURCE_INIT;
-    }
-    uint32_t neighbours[MU_NEIGHBOURS_MAX];
-    for (uint32_t rank = 0; rank < plan->world; rank++) {
-        struct mu_plan_rank *own = &plan->ranks[rank];
-        if (own->source != MU_SOURCE_PEER)
-            continue;
-        /* Joiners spread over the neighbours that hold the state; along a tree the parent passes on what it got itself.
-         */
-        uint32_t count = mu_plan_neighbours(plan->world, plan->mesh, rank, neighbours);
-        own->source_rank = rank == 0 ? 0 : neighbours[0];
-        for (uint32_t k = 0; k < count; k++) {
-            uint32_t candidate = neighbours[(k + next_source) % count];
-            enum mu_state_source source = plan->ranks[candidate].source;
-            if (source == MU_SOURCE_HELD || source == MU_SOURCE_ROLL_FORWARD) {
-                own->source_rank = candidate;
-                break;
-            }
-        }
-        next_source++;
+    uint32_t eligible = count_eligible(p);
+    for (uint32_t i = p->input->member_count; i-- > 0 && eligible > wanted;) {
+        if (p->in[i] && !p->input->members[i].leaving)
+            eligible -= drop(p, i);
     }
 }
 
-/* Along a tree the root must hold the state, so that it can flow to everyone: a holder becomes rank 0. */
-static void put_holder_first(const struct mu_plan_input *input, const struct start *start, struct mu_plan *plan)
+/* Members get their ranks; those in surplus go, except where nobody else has what they hold: they and leaving ones
+ * become idle ranks. */
+static enum mu_status choose_ranks(struct planning *p)
 {
-    for (uint32_t rank = 0; rank < plan->world; rank++) {
-        if (!is_holder(&input->members[plan->ranks[rank].member], start))
-            continue;
-        uint32_t member = plan->ranks[0].member;
-        plan->ranks[0].member = plan->ranks[rank].member;
-        plan->ranks[rank].member = member;
-        return;
+    struct mu_layout *layout = &p->plan->layout;
+    uint32_t count = p->input->member_count, working = mu_layout_working(layout);
+    bool *candidates = calloc(count ? count : 1, sizeof *candidates);
+    if (!candidates)
+        return MU_ERR_NO_MEMORY;
+    if (layout->tp == 1 && layout->pp == 1 && !layout->sharded)
+        drop_surplus(p, working); /* any rank suits anybody: by preference alone */
+    for (uint32_t i = 0; i < count; i++)
+        candidates[i] = p->in[i] && !p->input->members[i].leaving;
+    enum mu_status status = mu_placement_make(&p->model, layout, p->holders, candidates, count, p->chosen);
+    for (uint32_t rank = 0; rank < working && !status; rank++)
+        candidates[p->chosen[rank]] = false;
+    for (uint32_t i = count; i-- > 0 && !status;) {
+        if (candidates[i])
+            drop(p, i);
     }
+    for (uint32_t i = 0; i < count && !status; i++) {
+        if (p->in[i] && (candidates[i] || p->input->members[i].leaving))
+            p->chosen[working + layout->idle++] = i;
+    }
+    free(candidates);
+    return status;
 }
+
+/* Leaves */
 
 /* Speeds that differ by less than this from the median are noise: the split is then the one with the fewest subtree
  * roots. */
 static const double SPEED_NOISE = 0.15;
 
-static double median_speed(const struct mu_plan_input *input, const struct mu_plan *plan)
+/* A replica is as fast as the slowest of its members; 0 when none was measured. */
+static double replica_seconds(const struct planning *p, uint32_t d)
 {
-    double sorted[MU_COUNTED_WORLD_MAX];
-    uint32_t count = 0;
-    for (uint32_t rank = 0; rank < plan->world; rank++) {
-        double seconds = input->members[plan->ranks[rank].member].seconds_per_leaf;
-        if (!(seconds > 0))
-            continue;
-        uint32_t at = count++;
-        for (; at > 0 && sorted[at - 1] > seconds; at--)
-            sorted[at] = sorted[at - 1];
-        sorted[at] = seconds;
+    const struct mu_layout *layout = &p->plan->layout;
+    double slowest = 0;
+    for (uint32_t stage = 0; stage < layout->pp; stage++) {
+        for (uint32_t t = 0; t < layout->tp; t++) {
+            uint32_t rank = mu_layout_rank(layout, (struct mu_coords){.t = t, .d = d, .p = stage});
+            double seconds = p->input->members[p->chosen[rank]].seconds_per_leaf;
+            slowest = seconds > slowest ? seconds : slowest;
+        }
     }
-    return count ? sorted[count / 2] : 0;
+    return slowest;
 }
 
-/* By measured speed, where the counts of all ranks can be told to all; else equal. */
-static void choose_leaves(const struct mu_plan_input *input, struct mu_plan *plan)
+static double median_of(const double *seconds, uint32_t count)
 {
-    uint32_t leaves = mu_job_leaves(input->spec);
-    plan->equal_leaves = plan->world > MU_COUNTED_WORLD_MAX;
-    if (plan->equal_leaves) {
-        for (uint32_t rank = 0; rank < plan->world; rank++)
-            mu_plan_leaf_range(leaves, plan->world, NULL, rank, &plan->ranks[rank].leaf_count);
+    double sorted[MU_COUNTED_REPLICAS_MAX];
+    uint32_t measured = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!(seconds[i] > 0))
+            continue;
+        uint32_t at = measured++;
+        for (; at > 0 && sorted[at - 1] > seconds[i]; at--)
+            sorted[at] = sorted[at - 1];
+        sorted[at] = seconds[i];
+    }
+    return measured ? sorted[measured / 2] : 0;
+}
+
+/* By measured speed, where the counts of all replicas can be told to all; else equal. */
+static void choose_leaves(struct planning *p)
+{
+    uint32_t replicas = p->plan->layout.dp;
+    p->plan->equal_leaves = replicas > MU_COUNTED_REPLICAS_MAX;
+    if (p->plan->equal_leaves)
         return;
-    }
-    struct mu_balance_rank speeds[MU_COUNTED_WORLD_MAX];
-    uint32_t counts[MU_COUNTED_WORLD_MAX];
-    double median = median_speed(input, plan);
-    for (uint32_t rank = 0; rank < plan->world; rank++) {
-        double relative = median > 0 ? input->members[plan->ranks[rank].member].seconds_per_leaf / median : 0;
+    double seconds[MU_COUNTED_REPLICAS_MAX];
+    struct mu_balance_rank speeds[MU_COUNTED_REPLICAS_MAX];
+    for (uint32_t d = 0; d < replicas; d++)
+        seconds[d] = replica_seconds(p, d);
+    double median = median_of(seconds, replicas);
+    for (uint32_t d = 0; d < replicas; d++) {
+        double relative = median > 0 ? seconds[d] / median : 0;
         bool ordinary = !(relative > 0) || (relative > 1 - SPEED_NOISE && relative < 1 + SPEED_NOISE);
-        speeds[rank] = (struct mu_balance_rank){.seconds_per_leaf = ordinary ? 1 : relative};
+        speeds[d] = (struct mu_balance_rank){.seconds_per_leaf = ordinary ? 1 : relative};
     }
-    mu_balance_leaves(leaves, plan->world, speeds, counts);
-    for (uint32_t rank = 0; rank < plan->world; rank++)
-        plan->ranks[rank].leaf_count = counts[rank];
+    mu_balance_leaves(mu_job_leaves(p->input->spec), replicas, speeds, p->plan->leaf_counts);
+}
+
+/* State */
+
+static int compare_u32(const void *a, const void *b)
+{
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static uint32_t count_distinct(uint32_t *values, uint32_t count)
+{
+    uint32_t distinct = 0;
+    qsort(values, count, sizeof *values, compare_u32);
+    for (uint32_t i = 0; i < count; i++)
+        distinct += i == 0 || values[i] != values[i - 1];
+    return distinct;
+}
+
+/* Everybody whom a rank exchanges messages or state with fits into its Assign. */
+static enum mu_status check_peers(struct planning *p, bool *ret_fits)
+{
+    const struct mu_reshard *reshard = &p->plan->reshard;
+    uint32_t world = mu_layout_world(&p->plan->layout), most = 0;
+    uint32_t *first = calloc((size_t)world + 2, sizeof *first);
+    uint32_t *partners = malloc((2 * (size_t)reshard->move_count + 1) * sizeof *partners), *list = NULL;
+    enum mu_status status = first && partners ? MU_OK : MU_ERR_NO_MEMORY;
+    *ret_fits = true;
+    for (uint32_t i = 0; i < reshard->move_count && !status; i++) {
+        first[reshard->moves[i].to + 2]++;
+        first[reshard->moves[i].from + 2]++;
+    }
+    for (uint32_t rank = 0; rank < world && !status; rank++) {
+        most = first[rank + 2] > most ? first[rank + 2] : most;
+        first[rank + 2] += first[rank + 1];
+    }
+    for (uint32_t i = 0; i < reshard->move_count && !status; i++) {
+        partners[first[reshard->moves[i].to + 1]++] = reshard->moves[i].from;
+        partners[first[reshard->moves[i].from + 1]++] = reshard->moves[i].to;
+    }
+    list = malloc(((size_t)most + MU_LAYOUT_NEIGHBOURS_MAX) * sizeof *list);
+    if (!list)
+        status = MU_ERR_NO_MEMORY;
+    for (uint32_t rank = 0; rank < world && !status && *ret_fits; rank++) {
+        uint32_t count = first[rank + 1] - first[rank];
+        if (count + MU_LAYOUT_NEIGHBOURS_MAX <= MU_PEERS_MAX)
+            continue;
+        memcpy(list, partners + first[rank], count * sizeof *list);
+        count += mu_layout_neighbours(&p->model, &p->plan->layout, rank, list + count);
+        *ret_fits = count_distinct(list, count) <= MU_PEERS_MAX;
+    }
+    free(first);
+    free(partners);
+    free(list);
+    return status;
+}
+
+static enum mu_status choose_moves(struct planning *p, bool *ret_fits)
+{
+    uint32_t world = mu_layout_world(&p->plan->layout);
+    *ret_fits = true;
+    if (!from_members(&p->start))
+        return MU_OK;
+    struct mu_reshard_holder *holders = malloc(world * sizeof *holders);
+    if (!holders)
+        return MU_ERR_NO_MEMORY;
+    for (uint32_t rank = 0; rank < world; rank++)
+        holders[rank] = p->holders[p->chosen[rank]];
+    enum mu_status status = mu_reshard_plan(&p->model, &p->plan->layout, holders, &p->plan->reshard);
+    free(holders);
+    MU_ASSERT(status != MU_ERR_NOT_FOUND); /* nobody was dropped whose state only he has */
+    return status ? status : check_peers(p, ret_fits);
+}
+
+static void choose_sources(struct planning *p)
+{
+    struct mu_plan *plan = p->plan;
+    for (uint32_t rank = 0; rank < mu_layout_world(&plan->layout); rank++) {
+        uint32_t member = p->chosen[rank];
+        enum mu_state_source source = source_of(&p->input->members[member].held, &p->start);
+        if (source == MU_SOURCE_ROLL_FORWARD && MU_MUTANT(MU_MUT_FORGET_ROLL_FORWARD))
+            source = MU_SOURCE_HELD;
+        plan->ranks[rank] = (struct mu_plan_rank){.member = member, .source = source};
+    }
+    plan->start_step = p->start.found ? p->start.step : 0;
+    if (p->start.has_result)
+        plan->roll_forward = p->start.result;
+}
+
+/* A plan from p->start. *ret_fits: false when it would need more connections than a rank may have. */
+static enum mu_status plan_from_start(struct planning *p, bool *ret_fits)
+{
+    struct mu_plan *plan = p->plan;
+    *ret_fits = true;
+    plan->left_out = 0;
+    for (uint32_t i = 0; i < p->input->member_count; i++)
+        p->in[i] = true;
+    drop_leaving(p);
+    enum mu_status status = leave_out_bad_links(p);
+    if (status)
+        return no_memory(plan);
+    status = choose_layout(p, count_eligible(p));
+    if (status)
+        return status;
+    if (!p->start.found && !p->input->may_initialise) {
+        struct mu_text text;
+        mu_text_init(&text, plan->text, sizeof plan->text);
+        mu_text_put(&text, "no checkpoint is usable, and the workers do not hold the whole state together");
+        return MU_ERR_NOT_FOUND;
+    }
+    if (choose_ranks(p) || choose_moves(p, ret_fits))
+        return no_memory(plan);
+    choose_sources(p);
+    choose_leaves(p);
+    return MU_OK;
+}
+
+static enum mu_status plan_all(struct planning *p)
+{
+    struct mu_plan *plan = p->plan;
+    bool fits;
+    if (find_members_start(p))
+        return no_memory(plan);
+    if (!from_members(&p->start))
+        start_elsewhere(p);
+    enum mu_status status = plan_from_start(p, &fits);
+    if (status || fits)
+        return status;
+    mu_reshard_fini(&plan->reshard);
+    if (p->input->checkpoint) {
+        start_elsewhere(p);
+        return plan_from_start(p, &fits);
+    }
+    struct mu_text text;
+    mu_text_init(&text, plan->text, sizeof plan->text);
+    mu_text_put(&text, "a rank would have to copy state from or to more than ");
+    mu_text_put_uint(&text, MU_PEERS_MAX);
+    mu_text_put(&text, " others to change the layout, and there is no checkpoint; set parallel.tp and parallel.pp");
+    return MU_ERR_UNAVAILABLE;
 }
 
 void mu_plan_make(const struct mu_plan_input *input, struct mu_plan *plan)
 {
-    struct start start = find_start(input);
-    plan->left_out = leave_out_bad_links(input, &start, plan->ranks);
-    plan->world = mu_plan_world(input->spec, input->member_count - plan->left_out);
-    if (plan->world == 0) {
-        plan->status = MU_ERR_UNAVAILABLE;
-        return;
-    }
-    if (!start.found && !input->may_initialise) {
-        plan->status = MU_ERR_NOT_FOUND;
-        return;
-    }
-    plan->status = MU_OK;
-    plan->mesh = plan->world <= MU_MESH_WORLD_MAX;
-    plan->start_step = start.found ? start.step : 0;
-    memset(&plan->roll_forward, 0, sizeof plan->roll_forward);
-    if (start.has_result)
-        plan->roll_forward = start.result;
-    choose_members(input, &start, plan);
-    if (!plan->mesh && start.found && !start.from_checkpoint)
-        put_holder_first(input, &start, plan);
-    choose_leaves(input, plan);
-    choose_sources(input, &start, plan);
+    struct planning p = {.input = input, .plan = plan};
+    size_t count = input->member_count ? input->member_count : 1;
+    plan->text[0] = 0;
+    plan->layout = (struct mu_layout){0};
+    plan->start_step = 0;
+    plan->equal_leaves = false;
+    plan->left_out = 0;
+    plan->roll_forward = (struct mu_step_result){0};
+    plan->reshard = (struct mu_reshard){0};
+    mu_model_spec_init(&p.model, &input->spec->model);
+    p.shares = malloc(count * MU_HELD_SHARES_MAX * sizeof *p.shares);
+    p.holders = malloc(count * sizeof *p.holders);
+    p.in = malloc(count * sizeof *p.in);
+    p.chosen = malloc(count * sizeof *p.chosen);
+    plan->status = p.shares && p.holders && p.in && p.chosen ? plan_all(&p) : no_memory(plan);
+    if (plan->status)
+        mu_reshard_fini(&plan->reshard);
+    if (p.has_coverage)
+        mu_coverage_fini(&p.coverage);
+    free(p.shares);
+    free(p.holders);
+    free(p.in);
+    free(p.chosen);
+}
+
+void mu_plan_fini(struct mu_plan *plan)
+{
+    mu_reshard_fini(&plan->reshard);
 }

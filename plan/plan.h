@@ -55,7 +55,14 @@ struct mu_plan {
     struct mu_reshard reshard;          /* moves; empty when nothing moves. mu_plan_fini frees them */
 };
 
-/* Deterministic; allocates only scratch memory and the moves. */
+/* How many workers are to work when `eligible` can: min(workers.max, eligible - spares), never below workers.min; 0
+ * when there are too few. The layout (plan/cost.h) may need fewer. */
+uint32_t mu_plan_wanted(const struct mu_job_spec *spec, uint32_t eligible);
+
+/* Deterministic; allocates only scratch memory and the moves. The state comes from the newest step that the members
+ * have together, at least as new as the checkpoint; else from the checkpoint; else from the seed where that is
+ * legitimate. Members that alone hold a part of it always take part, as idle ranks where no other rank is left for
+ * them or they are leaving. */
 void mu_plan_make(const struct mu_plan_input *input, struct mu_plan *plan);
 void mu_plan_fini(struct mu_plan *plan);
 

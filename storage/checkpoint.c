@@ -130,14 +130,14 @@ static enum mu_status piece_path(const char *dir, const char *file, char path[PA
     return mu_fail(err, MU_ERR_INVALID, "a checkpoint directory path of %zu bytes is not allowed", strlen(dir));
 }
 
-/* Called for every entry of a piece while it is read: ticks off the manifest's list, which may be in another order, and
- * finds the place. */
+/* What is asked about every entry of a piece while it is read: ticks off the manifest's list, which may be in another
+ * order, and finds the place. */
 struct matcher {
-    const struct mu_manifest_entry **wanted; /* sorted by kind, chunks, cell */
-    size_t wanted_count, seen_count;
-    const struct mu_model_spec *spec; /* NULL: no destinations */
-    float *flat[TILED_KINDS];
-    bool is_foreign; /* an entry that the manifest or the model does not have */
+    const struct mu_manifest_entry **listed; /* sorted by kind, chunks, cell */
+    size_t listed_count, seen_count;
+    const struct mu_model_spec *spec;      /* NULL: nothing is wanted */
+    const struct mu_checkpoint_want *want; /* likewise */
+    bool is_foreign;                       /* an entry that the manifest or the model does not have */
     char foreign[MU_PIECE_TENSOR_NAME_SIZE];
 };
 
@@ -148,49 +148,104 @@ static int compare_entries(const void *a, const void *b)
     return by_kind_and_chunk(&left, &right);
 }
 
-static float *match(void *arg, const struct mu_piece_entry *entry)
+static bool is_listed(const struct matcher *matcher, const struct mu_piece_entry *entry)
 {
-    struct matcher *matcher = arg;
     const struct mu_manifest_entry key = {
         .kind = entry->kind, .cell = entry->cell, .first_chunk = entry->first_chunk, .chunk_count = entry->chunk_count};
     const struct mu_manifest_entry *wanted = &key;
     const struct mu_manifest_entry **found =
-        matcher->wanted_count
-            ? bsearch(&wanted, matcher->wanted, matcher->wanted_count, sizeof(void *), compare_entries)
+        matcher->listed_count
+            ? bsearch(&wanted, matcher->listed, matcher->listed_count, sizeof(void *), compare_entries)
             : NULL;
-    bool is_known = found && strcmp((*found)->cell_name, entry->cell_name) == 0;
-    bool is_tiled = entry->kind <= MU_PIECE_MOMENT2;
-    if (is_known && is_tiled)
-        is_known = matcher->spec ? mu_piece_entry_fits(entry, matcher->spec)
-                                 : (entry->size + MU_CHUNK_ELEMENTS - 1) / MU_CHUNK_ELEMENTS == entry->chunk_count;
+    if (!found || strcmp((*found)->cell_name, entry->cell_name) != 0)
+        return false;
+    if (entry->kind > MU_PIECE_MOMENT2)
+        return true;
+    return matcher->spec ? mu_piece_entry_fits(entry, matcher->spec)
+                         : (entry->size + MU_CHUNK_ELEMENTS - 1) / MU_CHUNK_ELEMENTS == entry->chunk_count;
+}
+
+/* How many of the chunks are wanted. */
+static uint32_t wanted_chunks(const struct mu_checkpoint_want *want, enum mu_piece_kind kind, uint32_t first,
+                              uint32_t count)
+{
+    uint32_t wanted = 0, last = first + count, end;
+    if (!want || kind > MU_PIECE_MOMENT2 || !want->flats[kind])
+        return 0;
+    for (uint32_t chunk = first; chunk < last; chunk = end) {
+        bool is_in = mu_runs_have(want->runs[kind], want->run_counts[kind], chunk, &end);
+        end = end < last ? end : last;
+        wanted += is_in ? end - chunk : 0;
+    }
+    return wanted;
+}
+
+static bool wants_entry(void *arg, const struct mu_piece_entry *entry)
+{
+    struct matcher *matcher = arg;
+    bool is_known = is_listed(matcher, entry);
     matcher->seen_count++;
     if (!is_known && !matcher->is_foreign) {
         matcher->is_foreign = true;
         mu_piece_tensor_name(entry, matcher->foreign);
     }
-    if (!is_known || !is_tiled || !matcher->spec || !matcher->flat[entry->kind])
-        return NULL;
-    return matcher->flat[entry->kind] + entry->offset;
+    return is_known && wanted_chunks(matcher->want, entry->kind, entry->first_chunk, entry->chunk_count) > 0;
 }
 
+/* An entry lies in one cell and begins with a chunk, and all chunks of a cell but the last are of one size. */
+static float *place_block(void *arg, const struct mu_piece_entry *entry, uint64_t first, uint64_t *count)
+{
+    const struct mu_checkpoint_want *want = ((struct matcher *)arg)->want;
+    uint32_t chunk = entry->first_chunk + (uint32_t)(first / MU_CHUNK_ELEMENTS), end;
+    bool is_in = mu_runs_have(want->runs[entry->kind], want->run_counts[entry->kind], chunk, &end);
+    uint64_t most = (uint64_t)(end - entry->first_chunk) * MU_CHUNK_ELEMENTS - first;
+    *count = *count < most ? *count : most;
+    return is_in ? want->flats[entry->kind] + entry->offset + first : NULL;
+}
+
+enum piece_use { PIECE_UNUSED, PIECE_IN_PART, PIECE_WHOLE };
+
+static enum piece_use piece_use(const struct mu_manifest_piece *piece, const struct mu_checkpoint_want *want)
+{
+    bool any = false, all = true;
+    for (size_t i = 0; i < piece->entry_count; i++) {
+        const struct mu_manifest_entry *entry = &piece->entries[i];
+        uint32_t wanted = wanted_chunks(want, entry->kind, entry->first_chunk, entry->chunk_count);
+        any |= wanted > 0;
+        all &= wanted == entry->chunk_count;
+    }
+    return !want || (any && all) ? PIECE_WHOLE : any ? PIECE_IN_PART : PIECE_UNUSED;
+}
+
+/* `want` NULL: only verified, as a whole. */
 static enum mu_status read_piece(const char *dir, const struct mu_manifest *manifest,
                                  const struct mu_manifest_piece *piece, const struct mu_model_spec *spec,
-                                 float *const flat[TILED_KINDS], const atomic_bool *abort, struct mu_error *err)
+                                 const struct mu_checkpoint_want *want, const atomic_bool *abort,
+                                 atomic_uint_least64_t *progress, struct mu_error *err)
 {
     char path[PATH_BYTES_MAX];
+    enum piece_use use = piece_use(piece, want);
+    if (use == PIECE_UNUSED)
+        return MU_OK;
     enum mu_status status = piece_path(dir, piece->file, path, err);
     if (status != MU_OK)
         return status;
-    struct matcher matcher = {.spec = spec, .wanted_count = piece->entry_count, .flat = {flat[0], flat[1], flat[2]}};
-    matcher.wanted = calloc(piece->entry_count ? piece->entry_count : 1, sizeof(void *));
-    if (!matcher.wanted)
+    struct matcher matcher = {.spec = spec, .listed_count = piece->entry_count, .want = want};
+    matcher.listed = calloc(piece->entry_count ? piece->entry_count : 1, sizeof(void *));
+    if (!matcher.listed)
         return mu_fail(err, MU_ERR_NO_MEMORY, "'%s': no memory for %zu entries", path, piece->entry_count);
     for (size_t i = 0; i < piece->entry_count; i++)
-        matcher.wanted[i] = &piece->entries[i];
-    qsort(matcher.wanted, piece->entry_count, sizeof(void *), compare_entries);
+        matcher.listed[i] = &piece->entries[i];
+    qsort(matcher.listed, piece->entry_count, sizeof(void *), compare_entries);
     struct mu_piece_expected expected = {
         .size_bytes = piece->size_bytes, .xxh3 = piece->xxh3, .identity = &manifest->identity};
-    struct mu_piece_read_options options = {.resolve = match, .arg = &matcher, .expected = &expected, .abort = abort};
+    struct mu_piece_read_options options = {.wants = wants_entry,
+                                            .place = place_block,
+                                            .arg = &matcher,
+                                            .expected = &expected,
+                                            .partial = use == PIECE_IN_PART,
+                                            .abort = abort,
+                                            .progress = progress};
     status = mu_piece_read(path, &options, NULL, err);
     if (status == MU_OK && matcher.is_foreign)
         status = mu_fail(err, MU_ERR_CORRUPT, "'%s': entry %s is not what the manifest or the model says", path,
@@ -198,7 +253,19 @@ static enum mu_status read_piece(const char *dir, const struct mu_manifest *mani
     else if (status == MU_OK && matcher.seen_count != piece->entry_count)
         status = mu_fail(err, MU_ERR_CORRUPT, "'%s': holds %zu entries, the manifest says %zu", path,
                          matcher.seen_count, piece->entry_count);
-    free(matcher.wanted);
+    free(matcher.listed);
+    return status;
+}
+
+enum mu_status mu_checkpoint_load_runs(const char *dir, const struct mu_manifest *manifest,
+                                       const struct mu_model_spec *spec, const struct mu_checkpoint_want *want,
+                                       const atomic_bool *abort, atomic_uint_least64_t *progress, struct mu_error *err)
+{
+    enum mu_status status = mu_manifest_check_tiling(manifest, spec, err);
+    if (status != MU_OK)
+        mu_error_prefix(err, "'%s'", dir);
+    for (size_t i = 0; i < manifest->piece_count && status == MU_OK; i++)
+        status = read_piece(dir, manifest, &manifest->pieces[i], spec, want, abort, progress, err);
     return status;
 }
 
@@ -206,13 +273,13 @@ enum mu_status mu_checkpoint_load(const char *dir, const struct mu_manifest *man
                                   float *parameters, float *moment1, float *moment2, const atomic_bool *abort,
                                   struct mu_error *err)
 {
-    float *const flat[TILED_KINDS] = {parameters, moment1, moment2};
-    enum mu_status status = mu_manifest_check_tiling(manifest, spec, err);
-    if (status != MU_OK)
-        mu_error_prefix(err, "'%s'", dir);
-    for (size_t i = 0; i < manifest->piece_count && status == MU_OK; i++)
-        status = read_piece(dir, manifest, &manifest->pieces[i], spec, flat, abort, err);
-    return status;
+    const struct mu_chunk_run all = {.first = 0, .count = spec->chunk_count};
+    struct mu_checkpoint_want want = {.flats = {parameters, moment1, moment2}};
+    for (int kind = 0; kind < TILED_KINDS; kind++) {
+        want.runs[kind] = &all;
+        want.run_counts[kind] = want.flats[kind] ? 1 : 0;
+    }
+    return mu_checkpoint_load_runs(dir, manifest, spec, &want, abort, NULL, err);
 }
 
 static void note(struct mu_checkpoint_report *report, const struct mu_error *problem)
@@ -224,7 +291,6 @@ static void note(struct mu_checkpoint_report *report, const struct mu_error *pro
 
 enum mu_status mu_checkpoint_verify(const char *dir, struct mu_checkpoint_report *ret_report, struct mu_error *err)
 {
-    static float *const nowhere[TILED_KINDS] = {NULL, NULL, NULL};
     struct mu_checkpoint_report report = {.piece_count = 0};
     struct mu_manifest *manifest = NULL;
     struct mu_error problem;
@@ -238,7 +304,7 @@ enum mu_status mu_checkpoint_verify(const char *dir, struct mu_checkpoint_report
             note(&report, &problem);
         }
         for (size_t i = 0; i < manifest->piece_count; i++) {
-            if (read_piece(dir, manifest, &manifest->pieces[i], NULL, nowhere, NULL, &problem) != MU_OK) {
+            if (read_piece(dir, manifest, &manifest->pieces[i], NULL, NULL, NULL, NULL, &problem) != MU_OK) {
                 report.bad_piece_count++;
                 note(&report, &problem);
             } else {

@@ -11,7 +11,18 @@
 
 #include "common/id.h"
 
-enum { PAGE_BYTES = 4096, PATH_BYTES_MAX = 4096 };
+enum {
+    PAGE_BYTES = 4096,
+    PATH_BYTES_MAX = 4096,
+    UNSTAGED_MIN_BYTES = 256 << 10, /* less is not worth a write of its own */
+};
+
+/* False where the file system has no such thing (tmpfs, some network file systems). */
+static bool set_direct(int fd, bool direct)
+{
+    int flags = fcntl(fd, F_GETFL);
+    return flags >= 0 && fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+}
 
 enum mu_status mu_file_out_open(struct mu_file_out *out, const char *dir, const char *name, uint64_t size_bytes,
                                 struct mu_error *err)
@@ -46,6 +57,7 @@ enum mu_status mu_file_out_open(struct mu_file_out *out, const char *dir, const 
     if (size_bytes > 0 && fallocate(out->fd, 0, 0, (off_t)size_bytes) != 0 && errno != EOPNOTSUPP && errno != ENOSYS)
         return mu_fail_errno(err, errno, "'%s/%s': cannot allocate %llu bytes", dir, name,
                              (unsigned long long)size_bytes);
+    out->is_direct = size_bytes >= MU_FILE_DIRECT_BYTES && set_direct(out->fd, true);
     return MU_OK;
 }
 
@@ -55,6 +67,13 @@ static enum mu_status write_at(struct mu_file_out *out, const uint8_t *data, siz
         ssize_t written = pwrite(out->fd, data, data_bytes, (off_t)out->written_bytes);
         if (written < 0 && errno == EINTR)
             continue;
+        if (written < 0 && errno == EINVAL && out->is_direct) {
+            /* Larger sectors than a page, or the rest after a short write: this file goes on through the page cache. */
+            out->is_direct = false;
+            if (set_direct(out->fd, false))
+                continue;
+            errno = EINVAL;
+        }
         if (written <= 0)
             return mu_fail_errno(err, written < 0 ? errno : EIO, "'%s/%s': cannot write at byte %llu", out->dir,
                                  out->name, (unsigned long long)out->written_bytes);
@@ -76,18 +95,37 @@ static enum mu_status push(struct mu_file_out *out, uint64_t block_end, unsigned
                          (unsigned long long)offset);
 }
 
-/* One whole block to the file; the disk starts on it now, and at most MU_FILE_WRITEBACK_BLOCKS are on their way.
- * Without this the final fsync would find the whole file still in memory, and nothing would overlap. */
-static enum mu_status write_block(struct mu_file_out *out, const uint8_t *block, struct mu_error *err)
+/* At most one block to the file. Buffered, the disk starts on whole blocks now, and at most MU_FILE_WRITEBACK_BLOCKS
+ * are on their way: without this the final fsync would find the whole file still in memory, and nothing would overlap.
+ */
+static enum mu_status write_block(struct mu_file_out *out, const uint8_t *block, size_t block_bytes,
+                                  struct mu_error *err)
 {
-    enum mu_status status = write_at(out, block, MU_FILE_BLOCK_BYTES, err);
-    if (status == MU_OK)
-        status = push(out, out->written_bytes, SYNC_FILE_RANGE_WRITE, err);
+    enum mu_status status = write_at(out, block, block_bytes, err);
+    if (status != MU_OK || out->is_direct || block_bytes != MU_FILE_BLOCK_BYTES)
+        return status;
+    status = push(out, out->written_bytes, SYNC_FILE_RANGE_WRITE, err);
     uint64_t behind = (uint64_t)MU_FILE_WRITEBACK_BLOCKS * MU_FILE_BLOCK_BYTES;
     if (status == MU_OK && out->written_bytes > behind)
         status = push(out, out->written_bytes - behind,
                       SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER, err);
     return status;
+}
+
+/* How many bytes may go to the file from where they lie; 0: through the stage. */
+static size_t unstaged_part(const struct mu_file_out *out, const uint8_t *source, size_t data_bytes)
+{
+    size_t staged = (size_t)(out->appended_bytes - out->written_bytes);
+    size_t most = data_bytes < MU_FILE_BLOCK_BYTES ? data_bytes : MU_FILE_BLOCK_BYTES;
+    if (!out->is_direct)
+        return staged == 0 && most == MU_FILE_BLOCK_BYTES ? most : 0;
+    bool at_pages = staged % PAGE_BYTES == 0 && (uintptr_t)source % PAGE_BYTES == 0;
+    return at_pages && most >= UNSTAGED_MIN_BYTES ? most / PAGE_BYTES * PAGE_BYTES : 0;
+}
+
+static enum mu_status flush_stage(struct mu_file_out *out, struct mu_error *err)
+{
+    return write_block(out, out->stage, (size_t)(out->appended_bytes - out->written_bytes), err);
 }
 
 enum mu_status mu_file_out_append(struct mu_file_out *out, const void *data, size_t data_bytes, struct mu_error *err)
@@ -98,18 +136,21 @@ enum mu_status mu_file_out_append(struct mu_file_out *out, const void *data, siz
         return mu_fail(err, MU_ERR_INTERNAL, "'%s/%s': more bytes than the %llu announced", out->dir, out->name,
                        (unsigned long long)out->size_bytes);
     while (data_bytes > 0 && status == MU_OK) {
-        size_t staged = (size_t)(out->appended_bytes - out->written_bytes);
-        size_t part = MU_FILE_BLOCK_BYTES - staged;
-        if (part > data_bytes)
-            part = data_bytes;
-        XXH3_128bits_update(out->hash, source, part);
-        out->appended_bytes += part;
-        if (part == MU_FILE_BLOCK_BYTES) {
-            status = write_block(out, source, err); /* whole blocks need no copy */
+        size_t part = unstaged_part(out, source, data_bytes);
+        if (part > 0) {
+            status = flush_stage(out, err);
+            XXH3_128bits_update(out->hash, source, part);
+            out->appended_bytes += part;
+            if (status == MU_OK)
+                status = write_block(out, source, part, err);
         } else {
+            size_t staged = (size_t)(out->appended_bytes - out->written_bytes);
+            part = MU_FILE_BLOCK_BYTES - staged < data_bytes ? MU_FILE_BLOCK_BYTES - staged : data_bytes;
+            XXH3_128bits_update(out->hash, source, part);
             memcpy(out->stage + staged, source, part);
+            out->appended_bytes += part;
             if (staged + part == MU_FILE_BLOCK_BYTES)
-                status = write_block(out, out->stage, err);
+                status = flush_stage(out, err);
         }
         source += part;
         data_bytes -= part;
@@ -117,12 +158,27 @@ enum mu_status mu_file_out_append(struct mu_file_out *out, const void *data, siz
     return status;
 }
 
+/* What is left in the stage; whole pages directly, the last bytes never. */
+static enum mu_status write_rest(struct mu_file_out *out, struct mu_error *err)
+{
+    size_t staged = (size_t)(out->appended_bytes - out->written_bytes), pages = staged / PAGE_BYTES * PAGE_BYTES;
+    if (!out->is_direct)
+        return write_at(out, out->stage, staged, err);
+    enum mu_status status = write_at(out, out->stage, pages, err);
+    if (status != MU_OK || staged == pages)
+        return status;
+    out->is_direct = false;
+    if (!set_direct(out->fd, false))
+        return mu_fail_errno(err, errno, "'%s/%s': cannot leave direct input and output", out->dir, out->name);
+    return write_at(out, out->stage + pages, staged - pages, err);
+}
+
 enum mu_status mu_file_out_sync(struct mu_file_out *out, struct mu_error *err)
 {
     if (out->appended_bytes != out->size_bytes)
         return mu_fail(err, MU_ERR_INTERNAL, "'%s/%s': %llu bytes appended, %llu announced", out->dir, out->name,
                        (unsigned long long)out->appended_bytes, (unsigned long long)out->size_bytes);
-    enum mu_status status = write_at(out, out->stage, (size_t)(out->appended_bytes - out->written_bytes), err);
+    enum mu_status status = write_rest(out, err);
     if (status != MU_OK)
         return status;
     if (fsync(out->fd) != 0)

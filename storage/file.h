@@ -1,6 +1,10 @@
 /* Durable files: the one place that knows the order temporary name -> allocate -> write -> fsync -> rename ->
  * fsync(directory).
  *
+ * Large files are written past the page cache (O_DIRECT) where the file system can: a buffered write copies every byte
+ * on a core that computes, and stalls for many times what the disk needs when all cores are busy. Whole pages that lie
+ * at a page in memory go to the disk from where they are; the rest goes through one aligned buffer.
+ *
  * A failed fsync is final for its file: the kernel has marked the pages clean, so a second fsync would lie. The caller
  * begins again with a new file from memory. One thread per object; internal to storage/. */
 #ifndef MU_STORAGE_FILE_H
@@ -16,7 +20,8 @@
 enum {
     MU_FILE_NAME_SIZE = 128,       /* of a file in its directory, with the terminating 0 */
     MU_FILE_BLOCK_BYTES = 8 << 20, /* one write; smaller ones cost half the disk's rate */
-    MU_FILE_WRITEBACK_BLOCKS = 8,  /* blocks on their way to the disk before the writer waits for the oldest */
+    MU_FILE_WRITEBACK_BLOCKS = 8, /* buffered: blocks on their way to the disk before the writer waits for the oldest */
+    MU_FILE_DIRECT_BYTES = 1 << 20, /* files from this size on are written directly */
 };
 
 struct mu_file_out {
@@ -25,8 +30,9 @@ struct mu_file_out {
     char name[MU_FILE_NAME_SIZE], temporary[MU_FILE_NAME_SIZE + 32];
     uint64_t size_bytes; /* announced */
     uint64_t appended_bytes, written_bytes;
-    uint8_t *stage; /* one block, page-aligned: what was appended since the last whole block */
+    uint8_t *stage; /* one block, page-aligned: what was appended and is not written yet */
     void *hash;     /* XXH3 state over everything appended */
+    bool is_direct;
     bool is_renamed, is_published;
     bool withdraw; /* an unpublished file that has its final name already is removed by _fini */
 };
@@ -35,7 +41,7 @@ struct mu_file_out {
  * written). The object is always safe to _fini afterwards. */
 enum mu_status mu_file_out_open(struct mu_file_out *out, const char *dir, const char *name, uint64_t size_bytes,
                                 struct mu_error *err) MU_WARN_UNUSED;
-/* Appends; whole blocks go to the file and are pushed to the disk in the background. */
+/* Appends; whole blocks go to the file, directly or pushed to the disk in the background. */
 enum mu_status mu_file_out_append(struct mu_file_out *out, const void *data, size_t data_bytes,
                                   struct mu_error *err) MU_WARN_UNUSED;
 enum mu_status mu_file_out_sync(struct mu_file_out *out,

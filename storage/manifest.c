@@ -93,15 +93,15 @@ enum mu_status mu_manifest_add_entry(struct mu_manifest *manifest, const struct 
     return status;
 }
 
-enum mu_status mu_manifest_add_chunks(struct mu_manifest *manifest, const struct mu_model_spec *spec, const char *file,
-                                      uint64_t size_bytes, struct mu_hash128 xxh3, uint32_t first_chunk,
-                                      uint32_t chunk_count)
+enum mu_status mu_manifest_add_runs(struct mu_manifest *manifest, const struct mu_model_spec *spec, const char *file,
+                                    uint64_t size_bytes, struct mu_hash128 xxh3, const struct mu_chunk_run *runs,
+                                    uint32_t run_count)
 {
-    size_t count = mu_piece_entries_of_chunks(spec, first_chunk, chunk_count, NULL, NULL, NULL, NULL, 0);
+    size_t count = mu_piece_entries_of_runs(spec, runs, run_count, NULL, 0);
     struct mu_piece_entry *entries = calloc(count ? count : 1, sizeof *entries);
     if (!entries)
         return MU_ERR_NO_MEMORY;
-    mu_piece_entries_of_chunks(spec, first_chunk, chunk_count, NULL, NULL, NULL, entries, count);
+    mu_piece_entries_of_runs(spec, runs, run_count, entries, count);
     enum mu_status status = mu_manifest_add_piece(manifest, file, size_bytes, xxh3);
     for (size_t i = 0; i < count && status == MU_OK; i++) {
         struct mu_manifest_entry entry = {.kind = entries[i].kind,
@@ -113,6 +113,14 @@ enum mu_status mu_manifest_add_chunks(struct mu_manifest *manifest, const struct
     }
     free(entries);
     return status;
+}
+
+enum mu_status mu_manifest_add_chunks(struct mu_manifest *manifest, const struct mu_model_spec *spec, const char *file,
+                                      uint64_t size_bytes, struct mu_hash128 xxh3, uint32_t first_chunk,
+                                      uint32_t chunk_count)
+{
+    struct mu_chunk_run run = {.first = first_chunk, .count = chunk_count};
+    return mu_manifest_add_runs(manifest, spec, file, size_bytes, xxh3, &run, 1);
 }
 
 /* --- encoding --- */

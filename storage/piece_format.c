@@ -103,37 +103,66 @@ bool mu_piece_parse_tensor_name(const char *name, struct mu_piece_entry *ret_ent
     return true;
 }
 
-size_t mu_piece_entries_of_chunks(const struct mu_model_spec *spec, uint32_t first_chunk, uint32_t chunk_count,
-                                  const float *parameters, const float *moment1, const float *moment2,
-                                  struct mu_piece_entry *entries, size_t capacity)
+size_t mu_piece_entries_of_runs(const struct mu_model_spec *spec, const struct mu_chunk_run *runs, uint32_t run_count,
+                                struct mu_piece_entry *entries, size_t capacity)
 {
-    const float *const flat[] = {
-        [MU_PIECE_PARAMETERS] = parameters, [MU_PIECE_MOMENT1] = moment1, [MU_PIECE_MOMENT2] = moment2};
     size_t count = 0;
-    MU_ASSERT(first_chunk <= spec->chunk_count && chunk_count <= spec->chunk_count - first_chunk);
-    for (int kind = MU_PIECE_PARAMETERS; kind <= MU_PIECE_MOMENT2; kind++) {
-        for (uint32_t chunk = first_chunk; chunk < first_chunk + chunk_count; count++) {
+    for (size_t item = 0; item < (size_t)run_count * (MU_PIECE_MOMENT2 + 1); item++) {
+        enum mu_piece_kind kind = (enum mu_piece_kind)(item / run_count);
+        struct mu_chunk_run run = runs[item % run_count];
+        MU_ASSERT(run.first <= spec->chunk_count && run.count <= spec->chunk_count - run.first);
+        for (uint32_t chunk = run.first; chunk < run.first + run.count; count++) {
             struct mu_chunk first = mu_model_chunk(spec, chunk);
             struct mu_cell cell = mu_model_cell(spec, first.cell);
             uint32_t end = cell.first_chunk + cell.chunk_count;
-            if (end > first_chunk + chunk_count)
-                end = first_chunk + chunk_count;
+            if (end > run.first + run.count)
+                end = run.first + run.count;
             struct mu_chunk last = mu_model_chunk(spec, end - 1);
             if (count < capacity) {
                 struct mu_piece_entry *entry = &entries[count];
-                *entry = (struct mu_piece_entry){.kind = (enum mu_piece_kind)kind,
+                *entry = (struct mu_piece_entry){.kind = kind,
                                                  .cell = first.cell,
                                                  .first_chunk = chunk,
                                                  .chunk_count = end - chunk,
                                                  .offset = first.offset,
-                                                 .size = last.offset + last.size - first.offset,
-                                                 .data = flat[kind] ? flat[kind] + first.offset : NULL};
+                                                 .size = last.offset + last.size - first.offset};
                 snprintf(entry->cell_name, sizeof entry->cell_name, "%s", cell.name);
             }
             chunk = end;
         }
     }
     return count;
+}
+
+size_t mu_piece_entries_of_chunks(const struct mu_model_spec *spec, uint32_t first_chunk, uint32_t chunk_count,
+                                  const float *parameters, const float *moment1, const float *moment2,
+                                  struct mu_piece_entry *entries, size_t capacity)
+{
+    const float *const flat[] = {
+        [MU_PIECE_PARAMETERS] = parameters, [MU_PIECE_MOMENT1] = moment1, [MU_PIECE_MOMENT2] = moment2};
+    struct mu_chunk_run run = {.first = first_chunk, .count = chunk_count};
+    size_t count = mu_piece_entries_of_runs(spec, &run, 1, entries, capacity);
+    for (size_t i = 0; i < count && i < capacity; i++) {
+        const float *start = flat[entries[i].kind];
+        entries[i].data = start ? start + entries[i].offset : NULL;
+    }
+    return count;
+}
+
+bool mu_runs_have(const struct mu_chunk_run *runs, uint32_t run_count, uint32_t chunk, uint32_t *ret_end)
+{
+    uint32_t low = 0, high = run_count; /* the first run that begins after `chunk` */
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (runs[middle].first <= chunk)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    const struct mu_chunk_run *before = low > 0 ? &runs[low - 1] : NULL;
+    bool is_in = before && chunk - before->first < before->count;
+    *ret_end = is_in ? before->first + before->count : low < run_count ? runs[low].first : UINT32_MAX;
+    return is_in;
 }
 
 bool mu_piece_entry_fits(const struct mu_piece_entry *entry, const struct mu_model_spec *spec)

@@ -168,23 +168,39 @@ static enum mu_status hash_header(struct reader *reader, struct mu_error *err)
     return MU_OK;
 }
 
-static enum mu_status read_entry(struct reader *reader, const struct mu_piece_entry *entry, uint64_t at,
-                                 float *destination, struct mu_error *err)
+/* At most a block of the entry, from element `first` on: to its place, or to the scratch buffer. *ret_count receives
+ * how many elements that were. */
+static enum mu_status read_block(struct reader *reader, const struct mu_piece_entry *entry, uint64_t at, uint64_t first,
+                                 bool is_wanted, uint64_t *ret_count, struct mu_error *err)
 {
-    uint64_t size_bytes = entry->size * sizeof(float);
+    const struct mu_piece_read_options *options = reader->options;
+    const uint64_t block = MU_PIECE_BLOCK_BYTES / sizeof(float);
+    if (options->abort && atomic_load_explicit(options->abort, memory_order_relaxed))
+        return mu_fail(err, MU_ERR_CANCELLED, "'%s': the read was aborted on request", reader->path);
+    uint64_t count = entry->size - first < block ? entry->size - first : block;
+    float *destination = is_wanted ? options->place(options->arg, entry, first, &count) : NULL;
+    void *to = destination ? (void *)destination : reader->scratch;
+    size_t size_bytes = (size_t)count * sizeof(float);
+    enum mu_status status = mu_safetensors_read_at(reader->file, at + first * sizeof(float), to, size_bytes, err);
+    if (status != MU_OK)
+        return status;
+    XXH3_128bits_update(reader->entry_hash, to, size_bytes);
+    if (reader->whole_hash)
+        XXH3_128bits_update(reader->whole_hash, to, size_bytes);
+    if (options->progress)
+        atomic_fetch_add_explicit(options->progress, 1, memory_order_relaxed);
+    *ret_count = count;
+    return MU_OK;
+}
+
+static enum mu_status read_entry(struct reader *reader, const struct mu_piece_entry *entry, uint64_t at, bool is_wanted,
+                                 struct mu_error *err)
+{
     XXH3_128bits_reset(reader->entry_hash);
-    for (uint64_t done = 0; done < size_bytes;) {
-        if (reader->options->abort && atomic_load_explicit(reader->options->abort, memory_order_relaxed))
-            return mu_fail(err, MU_ERR_CANCELLED, "'%s': the read was aborted on request", reader->path);
-        size_t part = size_bytes - done < MU_PIECE_BLOCK_BYTES ? (size_t)(size_bytes - done) : MU_PIECE_BLOCK_BYTES;
-        uint8_t *to = destination ? (uint8_t *)destination + done : reader->scratch;
-        enum mu_status status = mu_safetensors_read_at(reader->file, at + done, to, part, err);
+    for (uint64_t first = 0, count = 0; first < entry->size; first += count) {
+        enum mu_status status = read_block(reader, entry, at, first, is_wanted, &count, err);
         if (status != MU_OK)
             return status;
-        XXH3_128bits_update(reader->entry_hash, to, part);
-        if (reader->whole_hash)
-            XXH3_128bits_update(reader->whole_hash, to, part);
-        done += part;
     }
     struct mu_hash128 actual = digest(reader->entry_hash);
     if (mu_hash128_equal(actual, entry->xxh3))
@@ -203,10 +219,10 @@ static enum mu_status read_data(struct reader *reader, const struct mu_piece_ent
     const struct mu_piece_read_options *options = reader->options;
     enum mu_status status = reader->whole_hash ? hash_header(reader, err) : MU_OK;
     for (size_t i = 0; i < count && status == MU_OK; i++) {
-        float *destination = options->resolve ? options->resolve(options->arg, &entries[i]) : NULL;
-        if (destination || !options->partial) {
+        bool is_wanted = options->wants && options->wants(options->arg, &entries[i]);
+        if (is_wanted || !options->partial) {
             uint64_t at = mu_safetensors_data_start(reader->file) + mu_safetensors_at(reader->file, i)->offset_bytes;
-            status = read_entry(reader, &entries[i], at, destination, err);
+            status = read_entry(reader, &entries[i], at, is_wanted, err);
         }
     }
     if (status != MU_OK || !reader->whole_hash)

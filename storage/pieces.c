@@ -112,9 +112,12 @@ static enum mu_status write_entries(struct mu_file_out *out, const struct mu_pie
                                     const struct mu_piece_write_options *options, struct mu_error *err)
 {
     struct pace pace = {.options = options, .start_us = mu_clock_mono_us()};
-    for (size_t i = 0; i < count; i++) {
+    for (size_t i = 0, next; i < count; i = next) {
         const uint8_t *source = (const uint8_t *)entries[i].data;
         uint64_t left_bytes = entries[i].size * sizeof(float);
+        /* What lies side by side in memory is written as one: it stays at page boundaries then. */
+        for (next = i + 1; next < count && (const uint8_t *)entries[next].data == source + left_bytes; next++)
+            left_bytes += entries[next].size * sizeof(float);
         while (left_bytes > 0) {
             size_t part = left_bytes < MU_PIECE_BLOCK_BYTES ? (size_t)left_bytes : MU_PIECE_BLOCK_BYTES;
             enum mu_status status = keep_pace(&pace, err);

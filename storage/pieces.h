@@ -60,6 +60,9 @@ size_t mu_piece_entries_of_chunks(const struct mu_model_spec *spec, uint32_t fir
 size_t mu_piece_entries_of_runs(const struct mu_model_spec *spec, const struct mu_chunk_run *runs, uint32_t run_count,
                                 struct mu_piece_entry *entries, size_t capacity);
 
+/* Is `chunk` in the runs (ascending, disjoint)? *ret_end: where that changes; UINT32_MAX: never again. */
+bool mu_runs_have(const struct mu_chunk_run *runs, uint32_t run_count, uint32_t chunk, uint32_t *ret_end);
+
 /* The entry's cell, name, chunks, offset and size are what this model says (kinds p, m, v). For whoever lets a file
  * choose where to write. */
 bool mu_piece_entry_fits(const struct mu_piece_entry *entry, const struct mu_model_spec *spec);

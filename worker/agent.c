@@ -123,6 +123,20 @@ static void do_send(struct agent *agent, const struct mu_worker_message *message
     }
 }
 
+static void log_assign(uint64_t generation, const struct mu_assign *assign)
+{
+    const struct mu_layout *layout = &assign->layout;
+    char place[64] = "idle";
+    if (!mu_layout_is_idle(layout, assign->rank)) {
+        struct mu_coords at = mu_layout_coords(layout, assign->rank);
+        snprintf(place, sizeof place, "tp %u, pp %u, dp %u", at.t, at.p, at.d);
+    }
+    MU_LOGI("generation %llu: rank %u of %u (%s) in tp %u x pp %u x dp %u%s, from step %llu, %u moves",
+            (unsigned long long)generation, assign->rank, mu_layout_world(layout), place, layout->tp, layout->pp,
+            layout->dp, layout->sharded ? ", optimizer sharded" : "", (unsigned long long)assign->start_step,
+            assign->move_count);
+}
+
 static void do_engine(struct agent *agent, const struct mu_worker_action *action)
 {
     enum mu_status status = MU_OK;
@@ -132,9 +146,7 @@ static void do_engine(struct agent *agent, const struct mu_worker_action *action
         status = mu_engine_load(agent->engine, action->load.spec, action->load.uid);
         break;
     case MU_WA_PREPARE:
-        MU_LOGI("generation %llu: rank %u of %u, from step %llu", (unsigned long long)action->generation.generation,
-                action->generation.assign->rank, action->generation.assign->world,
-                (unsigned long long)action->generation.assign->start_step);
+        log_assign(action->generation.generation, action->generation.assign);
         status = mu_engine_prepare(agent->engine, action->generation.generation, mu_worker_incarnation(agent->worker),
                                    action->generation.assign);
         break;

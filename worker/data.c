@@ -12,6 +12,7 @@
 #include <xxhash.h>
 
 #include "common/rng.h"
+#include "worker/data_megatron.h"
 
 /* llm.c's shards: 256 int32 of header ([0] magic, [1] version, [2] number of tokens), then the tokens
  * (github.com/karpathy/llm.c, dev/data/data_common.py). */
@@ -156,7 +157,9 @@ static enum mu_status shard_open(struct mu_data *data, const struct mu_data_conf
         return mu_fail_errno(err, errno, "%s: cannot look at the data file", name);
     if (!S_ISREG(facts.st_mode))
         return mu_fail(err, MU_ERR_INVALID, "%s: is not a regular file; data.path must name %s", name,
-                       config->format == MU_TOKENS_LLMC ? "shards of llm.c" : "one file");
+                       config->format == MU_TOKENS_LLMC       ? "shards of llm.c"
+                       : config->format == MU_TOKENS_MEGATRON ? "the .bin files of a Megatron data set"
+                                                              : "one file");
     uint32_t width = 1;
     shard->token_count = (uint64_t)facts.st_size;
     if (config->format == MU_TOKENS_LLMC) {
@@ -164,6 +167,10 @@ static enum mu_status shard_open(struct mu_data *data, const struct mu_data_conf
         if (status != MU_OK)
             return status;
         shard->header_size = LLMC_HEADER_SIZE;
+    } else if (config->format == MU_TOKENS_MEGATRON) {
+        enum mu_status status = mu_data_megatron_index(name, (uint64_t)facts.st_size, &width, &shard->token_count, err);
+        if (status != MU_OK)
+            return status;
     }
     if (data->width && data->width != width)
         return mu_fail(err, MU_ERR_INVALID,
@@ -319,8 +326,9 @@ static enum mu_status open_glob(struct mu_data *data, const struct mu_data_confi
 
 static enum mu_status config_check(const struct mu_data_config *config, struct mu_error *err)
 {
-    if (config->format != MU_TOKENS_BYTES && config->format != MU_TOKENS_LLMC)
-        return mu_fail(err, MU_ERR_INVALID, "data.tokens: %d is not allowed; bytes or llmc", (int)config->format);
+    if (config->format != MU_TOKENS_BYTES && config->format != MU_TOKENS_LLMC && config->format != MU_TOKENS_MEGATRON)
+        return mu_fail(err, MU_ERR_INVALID, "data.tokens: %d is not allowed; bytes, llmc or megatron",
+                       (int)config->format);
     if (config->vocab == 0 || config->vocab > INT32_MAX)
         return mu_fail(err, MU_ERR_INVALID, "model.vocab: %" PRIu32 " is not allowed; 1 to %d", config->vocab,
                        INT32_MAX);
@@ -341,7 +349,7 @@ enum mu_status mu_data_open(const struct mu_data_config *config, struct mu_data 
     if (!data)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the data source");
     data->length = config->length;
-    if (config->format == MU_TOKENS_LLMC) {
+    if (config->format != MU_TOKENS_BYTES) {
         status = open_glob(data, config, err);
     } else {
         char *name = (char *)(uintptr_t)config->path; /* only read from */

@@ -30,7 +30,8 @@ enum {
 struct mu_data;
 
 struct mu_data_config {
-    const char *path; /* one file for MU_TOKENS_BYTES; a glob for MU_TOKENS_LLMC, files in byte order of their names */
+    const char *path; /* one file for MU_TOKENS_BYTES; else a glob, files in byte order of their names: shards of llm.c,
+                         or the NAME.bin of Megatron data sets, each with its NAME.idx beside it */
     enum mu_token_format format;
     uint32_t vocab;  /* every token must be below it */
     uint32_t length; /* T */

@@ -16,6 +16,7 @@ enum {
     COPY_FLOATS = 256 * 1024, /* in one task of the pool */
     KINDS = 3,                /* parameters and both moments */
 };
+#define BYTES_PER_ELEMENT ((uint64_t)KINDS * sizeof(float))
 
 /* The piece under way: filled by the engine while idle, owned by the writer while busy. */
 struct piece_job {
@@ -35,8 +36,8 @@ struct mu_snapshots {
     bool busy, abandoned, stop; /* under lock */
     atomic_bool abort;
     struct mu_arena *arena;
-    float *copy; /* [KINDS][copy_floats] */
-    uint64_t copy_floats;
+    float *copy; /* the entries of the piece in the order of the file, packed: written from here as they lie */
+    uint64_t copy_bytes;
     struct piece_job job;
 };
 
@@ -163,136 +164,204 @@ void mu_snapshots_abandon(struct mu_snapshots *snapshots)
     pthread_mutex_unlock(&snapshots->lock);
 }
 
-/* Chunks [first, first + count) lie in [*ret_begin, *ret_end) of the flat space; gaps between cells come along. */
-static void flat_range(const struct mu_model_spec *model, uint32_t first, uint32_t count, uint64_t *ret_begin,
-                       uint64_t *ret_end)
+/* ---- room ---- */
+
+uint64_t mu_snapshots_piece_bytes(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t piece)
 {
-    struct mu_chunk head = mu_model_chunk(model, first), tail = mu_model_chunk(model, first + count - 1);
-    *ret_begin = head.offset;
-    *ret_end = tail.offset + tail.size;
+    return BYTES_PER_ELEMENT * mu_layout_elements(model, layout, piece, MU_SHARE_PRIMARY);
+}
+
+uint64_t mu_snapshots_growth_bytes(struct mu_snapshots *snapshots, uint64_t piece_bytes)
+{
+    return piece_bytes > snapshots->copy_bytes ? piece_bytes - snapshots->copy_bytes : 0;
 }
 
 /* Not while busy. */
-static enum mu_status ensure_room(struct mu_snapshots *snapshots, uint64_t floats, struct mu_error *err)
+static enum mu_status ensure_room(struct mu_snapshots *snapshots, uint64_t size_bytes, struct mu_error *err)
 {
-    if (floats <= snapshots->copy_floats)
+    if (size_bytes <= snapshots->copy_bytes)
         return MU_OK;
     mu_arena_free(snapshots->arena);
     snapshots->arena = NULL;
-    snapshots->copy_floats = 0;
-    enum mu_status status = mu_arena_new(KINDS * floats * sizeof(float), err, &snapshots->arena);
+    snapshots->copy_bytes = 0;
+    enum mu_status status = mu_arena_new(size_bytes, err, &snapshots->arena);
     if (status != MU_OK)
         return mu_error_prefix(err, "snapshot");
-    snapshots->copy = mu_arena_take(snapshots->arena, KINDS * floats * sizeof(float));
-    snapshots->copy_floats = floats;
+    snapshots->copy = mu_arena_take(snapshots->arena, size_bytes);
+    snapshots->copy_bytes = size_bytes;
     return MU_OK;
 }
 
-static uint64_t largest_piece(const struct mu_model_spec *model, uint32_t piece_count)
+enum mu_status mu_snapshots_reserve(struct mu_snapshots *snapshots, uint64_t piece_bytes, struct mu_error *err)
 {
-    uint64_t most = 0;
-    for (uint32_t piece = 0; piece < piece_count; piece++) {
-        uint32_t first, count;
-        uint64_t begin = 0, end = 0;
-        mu_model_owned_chunks(model, piece_count, piece, &first, &count);
-        if (count > 0)
-            flat_range(model, first, count, &begin, &end);
-        most = end - begin > most ? end - begin : most;
+    return mu_snapshots_busy(snapshots) ? MU_OK : ensure_room(snapshots, piece_bytes, err);
+}
+
+/* ---- which chunks ---- */
+
+/* What the shares hold of one kind: a list of runs for each. */
+struct holding {
+    struct mu_chunk_run runs[MU_HELD_SHARES_MAX][MU_RUNS_MAX];
+    uint32_t counts[MU_HELD_SHARES_MAX], share_count;
+};
+
+static void list_holding(const struct mu_snapshot_state *state, bool moments, struct holding *holding)
+{
+    holding->share_count = state->share_count;
+    for (uint32_t i = 0; i < state->share_count; i++) {
+        const struct mu_held_share *share = &state->shares[i];
+        enum mu_share which = moments ? MU_SHARE_MOMENTS : share->owned_only ? MU_SHARE_OWNED : MU_SHARE_PARAMS;
+        holding->counts[i] = mu_layout_runs(state->model, &share->layout, share->rank, which, holding->runs[i]);
     }
-    return most;
 }
 
-uint64_t mu_snapshots_growth_bytes(struct mu_snapshots *snapshots, const struct mu_model_spec *model,
-                                   uint32_t piece_count)
+/* The first chunk of the runs that is not held; UINT32_MAX: all are. */
+static uint32_t first_missing(const struct holding *holding, const struct mu_chunk_run *runs, uint32_t count)
 {
-    uint64_t floats = largest_piece(model, piece_count);
-    return floats > snapshots->copy_floats ? KINDS * (floats - snapshots->copy_floats) * sizeof(float) : 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t chunk = runs[i].first, end = runs[i].first + runs[i].count;
+        while (chunk < end) {
+            bool is_held = false;
+            uint32_t next = chunk;
+            for (uint32_t k = 0; k < holding->share_count && !is_held; k++)
+                is_held = mu_runs_have(holding->runs[k], holding->counts[k], chunk, &next);
+            if (!is_held)
+                return chunk;
+            chunk = next;
+        }
+    }
+    return UINT32_MAX;
 }
 
-enum mu_status mu_snapshots_reserve(struct mu_snapshots *snapshots, const struct mu_model_spec *model,
-                                    uint32_t piece_count, struct mu_error *err)
+static enum mu_status check_covered(const struct mu_snapshot_state *state, const struct mu_snapshot *snapshot,
+                                    const struct mu_chunk_run *runs, uint32_t count, struct mu_error *err)
 {
-    if (mu_snapshots_busy(snapshots))
-        return MU_OK;
-    return ensure_room(snapshots, largest_piece(model, piece_count), err);
+    if (state->share_count > MU_HELD_SHARES_MAX)
+        return mu_fail(err, MU_ERR_INVALID, "%u shares are not allowed: at most %d", state->share_count,
+                       MU_HELD_SHARES_MAX);
+    struct holding *holding = malloc(sizeof *holding);
+    if (!holding)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory to look at the shares of this worker");
+    enum mu_status status = MU_OK;
+    for (int moments = 0; moments < 2 && status == MU_OK; moments++) {
+        list_holding(state, moments, holding);
+        uint32_t missing = first_missing(holding, runs, count);
+        if (missing != UINT32_MAX)
+            status = mu_fail(err, MU_ERR_NOT_FOUND,
+                             "piece %u of checkpoint %llu needs the %s of chunk %u, which this worker does not hold at "
+                             "step %llu; another worker must write it",
+                             snapshot->piece, (unsigned long long)snapshot->checkpoint,
+                             moments ? "moments" : "parameters", missing, (unsigned long long)state->step);
+    }
+    free(holding);
+    return status;
 }
 
-struct copy_job {
-    const float *from[KINDS];
-    float *to[KINDS];
-    uint64_t floats;
-    uint32_t tasks_per_kind;
+/* ---- the copy ---- */
+
+struct copy_part {
+    const float *from;
+    float *to;
+    size_t floats;
 };
 
 static void copy_task(void *arg, uint32_t task, const struct mu_lane *lane)
 {
     (void)lane;
-    const struct copy_job *job = arg;
-    uint32_t kind = task / job->tasks_per_kind;
-    uint64_t start = (uint64_t)(task % job->tasks_per_kind) * COPY_FLOATS;
-    uint64_t floats = job->floats - start < COPY_FLOATS ? job->floats - start : COPY_FLOATS;
-    memcpy(job->to[kind] + start, job->from[kind] + start, floats * sizeof(float));
+    const struct copy_part *part = (const struct copy_part *)arg + task;
+    memcpy(part->to, part->from, part->floats * sizeof(float));
+}
+
+/* Points the entries into the copy, one after the other, and lists what is to be copied; returns the number of parts.
+ * `parts` may be NULL: only counted. */
+static uint32_t place_entries(struct mu_snapshots *snapshots, const struct mu_snapshot_state *state,
+                              struct copy_part *parts)
+{
+    const float *const flats[KINDS] = {state->params, state->m, state->v};
+    const struct piece_job *job = &snapshots->job;
+    float *to = snapshots->copy;
+    uint32_t count = 0;
+    for (size_t i = 0; i < job->entry_count; i++) {
+        struct mu_piece_entry *entry = &job->entries[i];
+        entry->data = to;
+        for (uint64_t start = 0; start < entry->size; start += COPY_FLOATS, count++) {
+            uint64_t floats = entry->size - start < COPY_FLOATS ? entry->size - start : COPY_FLOATS;
+            if (parts)
+                parts[count] = (struct copy_part){
+                    .from = flats[entry->kind] + entry->offset + start, .to = to + start, .floats = (size_t)floats};
+        }
+        to += entry->size;
+    }
+    return count;
 }
 
 static enum mu_status copy_state(struct mu_snapshots *snapshots, struct mu_pool *pool,
-                                 const struct mu_snapshot_state *state, uint64_t begin, uint64_t floats,
-                                 struct mu_error *err)
+                                 const struct mu_snapshot_state *state, struct mu_error *err)
 {
-    struct copy_job job = {
-        .from = {state->params + begin, state->m + begin, state->v + begin},
-        .to = {snapshots->copy, snapshots->copy + floats, snapshots->copy + 2 * floats},
-        .floats = floats,
-        .tasks_per_kind = (uint32_t)((floats + COPY_FLOATS - 1) / COPY_FLOATS),
-    };
-    if (mu_pool_run(pool, KINDS * job.tasks_per_kind, copy_task, &job) != MU_OK)
+    uint32_t count = place_entries(snapshots, state, NULL);
+    struct copy_part *parts = calloc(count, sizeof *parts);
+    if (!parts)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the list of what a piece copies");
+    place_entries(snapshots, state, parts);
+    enum mu_status status = mu_pool_run(pool, count, copy_task, parts);
+    free(parts);
+    if (status != MU_OK)
         return mu_fail(err, MU_ERR_CANCELLED, "snapshot cancelled while the state of step %llu was being copied",
                        (unsigned long long)state->step);
     MU_FAULT("worker.snapshot.copy");
     return MU_OK;
 }
 
-/* The entries of the piece, pointing into the copy. */
-static enum mu_status make_entries(struct mu_snapshots *snapshots, const struct mu_model_spec *model, uint32_t first,
-                                   uint32_t count, struct mu_error *err)
+static enum mu_status make_entries(struct mu_snapshots *snapshots, const struct mu_model_spec *model,
+                                   const struct mu_chunk_run *runs, uint32_t count, struct mu_error *err)
 {
     struct piece_job *job = &snapshots->job;
-    uint64_t begin, end;
-    flat_range(model, first, count, &begin, &end);
-    job->entry_count = mu_piece_entries_of_chunks(model, first, count, NULL, NULL, NULL, NULL, 0);
+    job->entry_count = mu_piece_entries_of_runs(model, runs, count, NULL, 0);
     job->entries = calloc(job->entry_count, sizeof *job->entries);
     if (!job->entries)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the entries of a piece");
-    mu_piece_entries_of_chunks(model, first, count, NULL, NULL, NULL, job->entries, job->entry_count);
-    for (size_t i = 0; i < job->entry_count; i++) {
-        struct mu_piece_entry *entry = &job->entries[i];
-        uint64_t kind = entry->kind == MU_PIECE_PARAMETERS ? 0 : entry->kind == MU_PIECE_MOMENT1 ? 1 : 2;
-        entry->data = snapshots->copy + kind * (end - begin) + (entry->offset - begin);
-    }
+    mu_piece_entries_of_runs(model, runs, count, job->entries, job->entry_count);
     return MU_OK;
 }
 
+static enum mu_status copy_runs(struct mu_snapshots *snapshots, struct mu_pool *pool,
+                                const struct mu_snapshot_state *state, const struct mu_snapshot *snapshot,
+                                const struct mu_chunk_run *runs, uint32_t count, struct mu_error *err)
+{
+    enum mu_status status = check_covered(state, snapshot, runs, count, err);
+    if (status == MU_OK)
+        status =
+            ensure_room(snapshots, mu_snapshots_piece_bytes(state->model, &snapshot->layout, snapshot->piece), err);
+    if (status == MU_OK)
+        status = make_entries(snapshots, state->model, runs, count, err);
+    if (status == MU_OK)
+        status = copy_state(snapshots, pool, state, err);
+    if (status != MU_OK) {
+        free(snapshots->job.entries);
+        snapshots->job.entries = NULL;
+    }
+    return status;
+}
+
+/* *ret_empty: the piece has no chunks. */
 static enum mu_status copy_piece(struct mu_snapshots *snapshots, struct mu_pool *pool,
                                  const struct mu_snapshot_state *state, const struct mu_snapshot *snapshot,
-                                 struct mu_error *err)
+                                 bool *ret_empty, struct mu_error *err)
 {
     if (mu_snapshots_busy(snapshots))
         return mu_fail(err, MU_ERR_BUSY,
                        "piece %u of checkpoint %llu is still being written; order the snapshot again later",
                        snapshots->job.report.piece, (unsigned long long)snapshots->job.report.checkpoint);
-    if (snapshot->piece_count == 0 || snapshot->piece >= snapshot->piece_count ||
-        snapshot->piece_count > state->model->chunk_count)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "piece %u of %u is not allowed: at most one piece for each of the model's %u chunks",
-                       snapshot->piece, snapshot->piece_count, state->model->chunk_count);
-    uint32_t first, count;
-    uint64_t begin, end;
-    mu_model_owned_chunks(state->model, snapshot->piece_count, snapshot->piece, &first, &count);
-    flat_range(state->model, first, count, &begin, &end);
-    enum mu_status status = ensure_room(snapshots, end - begin, err);
-    if (status == MU_OK)
-        status = copy_state(snapshots, pool, state, begin, end - begin, err);
-    if (status == MU_OK)
-        status = make_entries(snapshots, state->model, first, count, err);
+    uint32_t pieces = mu_layout_working(&snapshot->layout);
+    if (snapshot->piece >= pieces)
+        return mu_fail(err, MU_ERR_INVALID, "piece %u of %u is not allowed", snapshot->piece, pieces);
+    struct mu_chunk_run *runs = calloc(MU_RUNS_MAX, sizeof *runs);
+    if (!runs)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the chunks of a piece");
+    uint32_t count = mu_layout_runs(state->model, &snapshot->layout, snapshot->piece, MU_SHARE_PRIMARY, runs);
+    *ret_empty = count == 0;
+    enum mu_status status = count == 0 ? MU_OK : copy_runs(snapshots, pool, state, snapshot, runs, count, err);
+    free(runs);
     return status;
 }
 
@@ -302,15 +371,16 @@ uint64_t mu_snapshots_take(struct mu_snapshots *snapshots, struct mu_pool *pool,
     struct mu_error err = {0};
     uint64_t start_us = mu_clock_mono_us();
     struct mu_piece_report report = {.checkpoint = snapshot->checkpoint, .piece = snapshot->piece, .step = state->step};
-    report.status = copy_piece(snapshots, pool, state, snapshot, &err);
+    bool empty = false;
+    report.status = copy_piece(snapshots, pool, state, snapshot, &empty, &err);
     report.stall_us = mu_clock_mono_us() - start_us;
-    if (report.status != MU_OK) {
+    if (report.status != MU_OK || empty) {
         snprintf(report.text, sizeof report.text, "%.*s", (int)sizeof report.text - 1, err.text);
         snapshots->done(snapshots->ctx, state->generation, &report);
         return report.stall_us;
     }
     snprintf(report.file, sizeof report.file, "piece-%05u-of-%05u-g%llx-%08x.safetensors", snapshot->piece,
-             snapshot->piece_count, (unsigned long long)state->generation, (unsigned)mu_id_random().low);
+             mu_layout_working(&snapshot->layout), (unsigned long long)state->generation, (unsigned)mu_id_random().low);
     struct piece_job *job = &snapshots->job;
     job->report = report;
     job->identity = (struct mu_checkpoint_identity){

@@ -51,9 +51,10 @@ uint64_t mu_snapshots_growth_bytes(struct mu_snapshots *snapshots, uint64_t piec
 enum mu_status mu_snapshots_reserve(struct mu_snapshots *snapshots, uint64_t piece_bytes,
                                     struct mu_error *err) MU_WARN_UNUSED;
 
-/* Copies the PRIMARY chunks of (snapshot->layout, snapshot->piece) on `pool` (which may be cancelled: then the piece
- * fails with MU_ERR_CANCELLED) and returns; always answered by one `done`. A piece without chunks is MU_OK at once,
- * with no file and no bytes. Returns the microseconds for which the caller was held up. */
+/* snapshot->layout has passed mu_layout_check. Copies the PRIMARY chunks of (snapshot->layout, snapshot->piece) on
+ * `pool` (which may be cancelled: then the piece fails with MU_ERR_CANCELLED) and returns; always answered by one
+ * `done`. A piece without chunks is MU_OK at once, with no file and no bytes. Returns the microseconds for which the
+ * caller was held up. */
 uint64_t mu_snapshots_take(struct mu_snapshots *snapshots, struct mu_pool *pool, const struct mu_snapshot_state *state,
                            const struct mu_snapshot *snapshot);
 

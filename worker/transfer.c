@@ -3,199 +3,200 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/clock.h"
 #include "common/hash.h"
 
 enum {
-    KINDS = 3,
-    BLOCK_CHUNKS = 32,
-    BLOCK_MESSAGES = KINDS * BLOCK_CHUNKS + 1, /* the last one is the table of checksums */
-    WINDOW = 3,                                /* blocks that have requests */
-    MESSAGE_BITS = 7,
-    EXCHANGE_STATE = 7 << 27, /* apart from the numbers of worker/reduce: kind 7 of sequence 0 */
+    KINDS = 2,     /* parameters; both moments */
+    PARTS_MAX = 2, /* flat spaces of one kind */
+    WINDOW = 16,   /* items of a stream that have requests: at most 3 * 16 small messages run ahead of a large one */
+    MESSAGE_BITS = 2,
+    LOOK_AGAIN_US = 1000, /* while one stream is waited for, the others are looked at so often */
 };
-#define TABLE_MAGIC 0x4b4c4253544d554dull
+#define HEADER_MAGIC 0x324556454d554dull
 
-_Static_assert(BLOCK_MESSAGES <= 1 << MESSAGE_BITS, "a message's number fits");
+static const struct {
+    uint32_t bit, first_flat, parts;
+    const char *name;
+} kinds[KINDS] = {{MU_MOVE_PARAMS, 0, 1, "parameters"}, {MU_MOVE_MOMENTS, 1, 2, "moments"}};
 
-/* As on the wire. */
-struct table {
+/* As on the wire; goes before the parts. */
+struct header {
     uint64_t magic, step;
-    uint32_t block, chunk_count;
-    struct mu_hash128 hashes[BLOCK_CHUNKS][KINDS];
+    uint32_t chunk, kind;
+    struct mu_hash128 hashes[PARTS_MAX];
 };
-_Static_assert(sizeof(struct table) <= MU_COMM_EAGER_SIZE && sizeof(struct table) == 24 + 16 * BLOCK_CHUNKS * KINDS,
-               "one small frame");
+_Static_assert(sizeof(struct header) == 24 + 16 * PARTS_MAX && sizeof(struct header) <= MU_COMM_EAGER_SIZE,
+               "one small frame without gaps");
+_Static_assert(WINDOW *(1 + PARTS_MAX) < MU_COMM_EAGER_HELD, "what overtakes a large part never stops the connection");
 
-struct block {
-    struct table table;
-    struct mu_comm_request receives[BLOCK_MESSAGES];
-    struct mu_comm_request *sends; /* [serve_count][BLOCK_MESSAGES] */
+/* One chunk of one kind under way. */
+struct item {
+    uint32_t chunk, kind;
+    struct header header;
+    struct mu_comm_request requests[1 + PARTS_MAX]; /* the header's, then the parts' */
+};
+
+/* Runs of one kind in one stream, ascending. */
+struct queue {
+    const struct mu_chunk_run *runs;
+    uint32_t run_count;
+    uint32_t run, chunk_in_run; /* the next one */
+};
+
+/* Everything between this rank and one other, one way, in ascending order of (chunk, kind). */
+struct stream {
+    uint32_t peer;
+    bool incoming;
+    struct queue queues[KINDS];
+    uint64_t total, posted, finished; /* items */
+    struct item items[WINDOW];
 };
 
 struct mu_transfer {
     struct mu_transfer_config config;
-    uint32_t block_count;
-    struct block blocks[WINDOW];
+    struct stream *streams;
+    uint32_t stream_count;
+    struct mu_chunk_run *runs; /* of all queues */
+    uint8_t *pending;          /* [chunks]: bit 1 << kind while it is still to be received */
 };
 
-static uint64_t number(uint32_t block, uint32_t message)
+/* ---- who moves what ---- */
+
+/* One move, one kind. */
+struct part {
+    uint32_t peer, kind;
+    bool incoming;
+    struct mu_chunk_run run;
+};
+
+static int by_stream(const void *a, const void *b)
 {
-    return (uint64_t)EXCHANGE_STATE | (uint64_t)block << MESSAGE_BITS | message;
+    const struct part *x = a, *y = b;
+    if (x->incoming != y->incoming)
+        return x->incoming ? -1 : 1;
+    if (x->peer != y->peer)
+        return x->peer < y->peer ? -1 : 1;
+    if (x->kind != y->kind)
+        return x->kind < y->kind ? -1 : 1;
+    return x->run.first < y->run.first ? -1 : x->run.first > y->run.first;
 }
 
-static uint32_t chunks_in(const struct mu_transfer *t, uint32_t block)
+static enum mu_status check_move(const struct mu_transfer_config *config, const struct mu_move *move,
+                                 struct mu_error *err)
 {
-    uint32_t left = t->config.model->chunk_count - block * BLOCK_CHUNKS;
-    return left < BLOCK_CHUNKS ? left : BLOCK_CHUNKS;
+    uint32_t chunks = config->model->chunk_count;
+    if (move->from == move->to || move->kinds == 0 || (move->kinds & ~(uint32_t)(MU_MOVE_PARAMS | MU_MOVE_MOMENTS)) ||
+        move->run.count == 0 || move->run.first >= chunks || move->run.count > chunks - move->run.first)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "a move of kinds %u of %u chunks from chunk %u on, from rank %u to rank %u, is not allowed: the "
+                       "model has %u chunks",
+                       move->kinds, move->run.count, move->run.first, move->from, move->to, chunks);
+    if (!config->group)
+        return mu_fail(err, MU_ERR_INVALID, "a move from rank %u to rank %u is not allowed: this rank is alone",
+                       move->from, move->to);
+    return MU_OK;
 }
 
-/* Message `kind * chunks + i` of a block: where its floats are. */
-static float *message_data(const struct mu_transfer *t, uint32_t block, uint32_t message, size_t *ret_size_bytes)
+/* The moves of this rank, kind by kind, in order of streams. */
+static enum mu_status list_parts(const struct mu_transfer_config *config, struct part **ret_parts, size_t *ret_count,
+                                 struct mu_error *err)
 {
-    uint32_t chunks = chunks_in(t, block);
-    struct mu_chunk chunk = mu_model_chunk(t->config.model, block * BLOCK_CHUNKS + message % chunks);
-    *ret_size_bytes = chunk.size * sizeof(float);
-    return t->config.flats[message / chunks] + chunk.offset;
-}
-
-static enum mu_status post_receives(struct mu_transfer *t, uint32_t b, struct mu_error *err)
-{
-    struct block *block = &t->blocks[b % WINDOW];
-    uint32_t count = KINDS * chunks_in(t, b), from = t->config.source_rank;
-    enum mu_status status = mu_comm_recv(t->config.group, from, number(b, BLOCK_MESSAGES - 1), &block->table,
-                                         sizeof block->table, &block->receives[BLOCK_MESSAGES - 1], err);
-    for (uint32_t i = 0; i < count && status == MU_OK; i++) {
-        size_t size_bytes;
-        float *into = message_data(t, b, i, &size_bytes);
-        status = mu_comm_recv(t->config.group, from, number(b, i), into, size_bytes, &block->receives[i], err);
-    }
-    return status;
-}
-
-static enum mu_status check_table(const struct mu_transfer *t, uint32_t b, struct mu_error *err)
-{
-    const struct table *table = &t->blocks[b % WINDOW].table;
-    if (table->magic == TABLE_MAGIC && table->step == t->config.step && table->block == b &&
-        table->chunk_count == chunks_in(t, b))
-        return MU_OK;
-    return mu_fail(
-        err, MU_ERR_CORRUPT, "rank %u serves block %u of the state of step %llu where block %u of step %llu is wanted",
-        t->config.source_rank, table->block, (unsigned long long)table->step, b, (unsigned long long)t->config.step);
-}
-
-static enum mu_status receive_block(struct mu_transfer *t, uint32_t b, struct mu_error *err)
-{
-    struct block *block = &t->blocks[b % WINDOW];
-    uint32_t chunks = chunks_in(t, b);
-    enum mu_status status = mu_comm_wait(t->config.group, &block->receives[BLOCK_MESSAGES - 1], MU_COMM_FOREVER, err);
-    if (status == MU_OK)
-        status = check_table(t, b, err);
-    for (uint32_t i = 0; i < KINDS * chunks && status == MU_OK; i++) {
-        status = mu_comm_wait(t->config.group, &block->receives[i], MU_COMM_FOREVER, err);
-        if (status != MU_OK)
-            break;
-        size_t size_bytes;
-        const float *data = message_data(t, b, i, &size_bytes);
-        struct mu_hash128 hash = mu_xxh3_128(data, size_bytes), expected = block->table.hashes[i % chunks][i / chunks];
-        if (hash.low != expected.low || hash.high != expected.high)
-            status = mu_fail(err, MU_ERR_CORRUPT, "state from rank %u: chunk %u does not match its checksum",
-                             t->config.source_rank, b * BLOCK_CHUNKS + i % chunks);
-    }
-    return status;
-}
-
-static void fill_table(struct mu_transfer *t, uint32_t b)
-{
-    struct table *table = &t->blocks[b % WINDOW].table;
-    uint32_t chunks = chunks_in(t, b);
-    memset(table, 0, sizeof *table);
-    table->magic = TABLE_MAGIC;
-    table->step = t->config.step;
-    table->block = b;
-    table->chunk_count = chunks;
-    for (uint32_t i = 0; i < KINDS * chunks; i++) {
-        size_t size_bytes;
-        const float *data = message_data(t, b, i, &size_bytes);
-        table->hashes[i % chunks][i / chunks] = mu_xxh3_128(data, size_bytes);
-    }
-}
-
-static enum mu_status post_sends(struct mu_transfer *t, uint32_t b, struct mu_error *err)
-{
-    struct block *block = &t->blocks[b % WINDOW];
-    uint32_t count = KINDS * chunks_in(t, b);
-    enum mu_status status = MU_OK;
-    for (uint32_t k = 0; k < t->config.serve_count && status == MU_OK; k++) {
-        struct mu_comm_request *requests = &block->sends[k * BLOCK_MESSAGES];
-        uint32_t to = t->config.serve_ranks[k];
-        status = mu_comm_send(t->config.group, to, number(b, BLOCK_MESSAGES - 1), &block->table, sizeof block->table,
-                              &requests[BLOCK_MESSAGES - 1], err);
-        for (uint32_t i = 0; i < count && status == MU_OK; i++) {
-            size_t size_bytes;
-            const float *data = message_data(t, b, i, &size_bytes);
-            status = mu_comm_send(t->config.group, to, number(b, i), data, size_bytes, &requests[i], err);
+    struct part *parts = calloc((size_t)config->move_count * KINDS + 1, sizeof *parts);
+    size_t count = 0;
+    enum mu_status status =
+        parts ? MU_OK : mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u moves of state", config->move_count);
+    for (uint32_t i = 0; i < config->move_count && status == MU_OK; i++) {
+        const struct mu_move *move = &config->moves[i];
+        if (move->from != config->rank && move->to != config->rank)
+            continue;
+        status = check_move(config, move, err);
+        bool incoming = move->to == config->rank;
+        for (uint32_t kind = 0; kind < KINDS && status == MU_OK; kind++) {
+            if (move->kinds & kinds[kind].bit)
+                parts[count++] = (struct part){
+                    .peer = incoming ? move->from : move->to, .kind = kind, .incoming = incoming, .run = move->run};
         }
     }
-    return status;
+    if (status != MU_OK) {
+        free(parts);
+        return status;
+    }
+    qsort(parts, count, sizeof *parts, by_stream);
+    *ret_parts = parts;
+    *ret_count = count;
+    return MU_OK;
 }
 
-static enum mu_status wait_sends(struct mu_transfer *t, uint32_t b, struct mu_error *err)
+static enum mu_status expect_run(struct mu_transfer *t, const struct part *part, struct mu_error *err)
 {
-    struct block *block = &t->blocks[b % WINDOW];
-    uint32_t count = KINDS * chunks_in(t, b);
+    uint8_t bit = (uint8_t)(1u << part->kind);
+    for (uint32_t i = 0; i < part->run.count; i++) {
+        uint8_t *pending = &t->pending[part->run.first + i];
+        if (*pending & bit)
+            return mu_fail(err, MU_ERR_INVALID, "chunk %u (%s) would come twice, the second time from rank %u",
+                           part->run.first + i, kinds[part->kind].name, part->peer);
+        *pending |= bit;
+    }
+    return MU_OK;
+}
+
+static bool same_stream(const struct part *a, const struct part *b)
+{
+    return a->incoming == b->incoming && a->peer == b->peer;
+}
+
+static enum mu_status make_streams(struct mu_transfer *t, const struct part *parts, size_t count, struct mu_error *err)
+{
+    uint32_t stream_count = 0;
+    for (size_t i = 0; i < count; i++)
+        stream_count += i == 0 || !same_stream(&parts[i - 1], &parts[i]);
+    t->streams = calloc(stream_count + 1u, sizeof *t->streams);
+    t->runs = calloc(count + 1, sizeof *t->runs);
+    t->pending = calloc(t->config.model->chunk_count + 1u, 1);
+    if (!t->streams || !t->runs || !t->pending)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory to move state between %u pairs of ranks", stream_count);
     enum mu_status status = MU_OK;
-    for (uint32_t k = 0; k < t->config.serve_count && status == MU_OK; k++) {
-        struct mu_comm_request *requests = &block->sends[k * BLOCK_MESSAGES];
-        status = mu_comm_wait(t->config.group, &requests[BLOCK_MESSAGES - 1], MU_COMM_FOREVER, err);
-        for (uint32_t i = 0; i < count && status == MU_OK; i++)
-            status = mu_comm_wait(t->config.group, &requests[i], MU_COMM_FOREVER, err);
+    for (size_t i = 0; i < count && status == MU_OK; i++) {
+        const struct part *part = &parts[i], *before = i > 0 ? part - 1 : NULL;
+        bool is_new = !before || !same_stream(before, part);
+        t->stream_count += is_new;
+        struct stream *stream = &t->streams[t->stream_count - 1];
+        struct queue *queue = &stream->queues[part->kind];
+        stream->peer = part->peer;
+        stream->incoming = part->incoming;
+        stream->total += part->run.count;
+        t->runs[i] = part->run;
+        if (queue->run_count++ == 0)
+            queue->runs = &t->runs[i];
+        else if (part->run.first - before->run.first < before->run.count)
+            status = mu_fail(err, MU_ERR_INVALID, "chunk %u (%s) would move twice between this rank and rank %u",
+                             part->run.first, kinds[part->kind].name, part->peer);
+        if (status == MU_OK && part->incoming)
+            status = expect_run(t, part, err);
     }
-    return status;
-}
-
-/* Receives of a block are posted one block ahead, into a slot whose sends are over. */
-enum mu_status mu_transfer_run(struct mu_transfer *t, struct mu_error *err)
-{
-    bool receive = t->config.receive;
-    if (!receive && t->config.serve_count == 0)
-        return MU_OK;
-    enum mu_status status = receive ? post_receives(t, 0, err) : MU_OK;
-    for (uint32_t b = 0; b < t->block_count && status == MU_OK; b++) {
-        if (b + 1 >= WINDOW)
-            status = wait_sends(t, b + 1 - WINDOW, err);
-        if (status == MU_OK && receive && b + 1 < t->block_count)
-            status = post_receives(t, b + 1, err);
-        if (status != MU_OK)
-            break;
-        if (receive)
-            status = receive_block(t, b, err);
-        else
-            fill_table(t, b);
-        if (status == MU_OK)
-            status = post_sends(t, b, err);
-        atomic_fetch_add_explicit(t->config.progress, 1, memory_order_relaxed);
-    }
-    for (uint32_t b = t->block_count > WINDOW - 1 ? t->block_count - (WINDOW - 1) : 0;
-         b < t->block_count && status == MU_OK; b++)
-        status = wait_sends(t, b, err);
     return status;
 }
 
 enum mu_status mu_transfer_new(const struct mu_transfer_config *config, struct mu_transfer **ret_transfer,
                                struct mu_error *err)
 {
+    struct part *parts;
+    size_t count;
+    enum mu_status status = list_parts(config, &parts, &count, err);
+    if (status != MU_OK)
+        return status;
     struct mu_transfer *t = calloc(1, sizeof *t);
-    if (!t)
-        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory to move the state");
-    t->config = *config;
-    t->block_count = (config->model->chunk_count + BLOCK_CHUNKS - 1) / BLOCK_CHUNKS;
-    MU_ASSERT(t->block_count < 1u << (27 - MESSAGE_BITS));
-    for (uint32_t i = 0; i < WINDOW; i++) {
-        t->blocks[i].sends = calloc((size_t)config->serve_count * BLOCK_MESSAGES + 1, sizeof(struct mu_comm_request));
-        if (!t->blocks[i].sends) {
-            mu_transfer_free(t);
-            return mu_fail(err, MU_ERR_NO_MEMORY, "no memory to move the state to %u ranks", config->serve_count);
-        }
+    if (t) {
+        t->config = *config;
+        status = make_streams(t, parts, count, err);
+    } else {
+        status = mu_fail(err, MU_ERR_NO_MEMORY, "no memory to move state");
+    }
+    free(parts);
+    if (status != MU_OK) {
+        mu_transfer_free(t);
+        return status;
     }
     *ret_transfer = t;
     return MU_OK;
@@ -205,7 +206,182 @@ void mu_transfer_free(struct mu_transfer *t)
 {
     if (!t)
         return;
-    for (uint32_t i = 0; i < WINDOW; i++)
-        free(t->blocks[i].sends);
+    free(t->streams);
+    free(t->runs);
+    free(t->pending);
     free(t);
+}
+
+/* ---- items ---- */
+
+static bool queue_peek(const struct queue *queue, uint32_t *ret_chunk)
+{
+    if (queue->run == queue->run_count)
+        return false;
+    *ret_chunk = queue->runs[queue->run].first + queue->chunk_in_run;
+    return true;
+}
+
+/* The stream's next item; there is one while posted < total. */
+static void stream_peek(const struct stream *stream, uint32_t *ret_chunk, uint32_t *ret_kind)
+{
+    uint32_t chunks[KINDS];
+    bool any = false;
+    for (uint32_t kind = 0; kind < KINDS; kind++) {
+        if (queue_peek(&stream->queues[kind], &chunks[kind]) && (!any || chunks[kind] < *ret_chunk)) {
+            any = true;
+            *ret_chunk = chunks[kind];
+            *ret_kind = kind;
+        }
+    }
+    MU_ASSERT(any);
+}
+
+static void queue_pop(struct queue *queue)
+{
+    if (++queue->chunk_in_run == queue->runs[queue->run].count) {
+        queue->run++;
+        queue->chunk_in_run = 0;
+    }
+}
+
+static float *part_data(const struct mu_transfer *t, const struct item *item, uint32_t part, size_t *ret_size_bytes)
+{
+    struct mu_chunk chunk = mu_model_chunk(t->config.model, item->chunk);
+    *ret_size_bytes = chunk.size * sizeof(float);
+    return t->config.flats[kinds[item->kind].first_flat + part] + chunk.offset;
+}
+
+static uint64_t number(uint64_t index, uint32_t message)
+{
+    return MU_TRANSFER_EXCHANGES | index << MESSAGE_BITS | message;
+}
+
+static void fill_header(const struct mu_transfer *t, struct item *item)
+{
+    item->header =
+        (struct header){.magic = HEADER_MAGIC, .step = t->config.step, .chunk = item->chunk, .kind = item->kind};
+    for (uint32_t part = 0; part < kinds[item->kind].parts; part++) {
+        size_t size_bytes;
+        const float *data = part_data(t, item, part, &size_bytes);
+        item->header.hashes[part] = mu_xxh3_128(data, size_bytes);
+    }
+}
+
+/* Requests for the stream's next item. */
+static enum mu_status post_item(struct mu_transfer *t, struct stream *stream, struct mu_error *err)
+{
+    struct mu_comm_group *group = t->config.group;
+    uint64_t index = stream->posted++;
+    struct item *item = &stream->items[index % WINDOW];
+    stream_peek(stream, &item->chunk, &item->kind);
+    queue_pop(&stream->queues[item->kind]);
+    struct mu_comm_request *requests = item->requests;
+    if (!stream->incoming)
+        fill_header(t, item);
+    enum mu_status status =
+        stream->incoming
+            ? mu_comm_recv(group, stream->peer, number(index, 0), &item->header, sizeof item->header, requests, err)
+            : mu_comm_send(group, stream->peer, number(index, 0), &item->header, sizeof item->header, requests, err);
+    for (uint32_t part = 0; part < kinds[item->kind].parts && status == MU_OK; part++) {
+        size_t size_bytes;
+        float *data = part_data(t, item, part, &size_bytes);
+        struct mu_comm_request *request = &requests[1 + part];
+        status = stream->incoming
+                     ? mu_comm_recv(group, stream->peer, number(index, 1 + part), data, size_bytes, request, err)
+                     : mu_comm_send(group, stream->peer, number(index, 1 + part), data, size_bytes, request, err);
+    }
+    return status;
+}
+
+/* The first request of the item that is not done; NULL: all are. */
+static const struct mu_comm_request *item_missing(const struct item *item)
+{
+    for (uint32_t i = 0; i < 1 + kinds[item->kind].parts; i++) {
+        if (!mu_comm_done(&item->requests[i]))
+            return &item->requests[i];
+    }
+    return NULL;
+}
+
+static enum mu_status verify_item(const struct mu_transfer *t, const struct stream *stream, const struct item *item,
+                                  struct mu_error *err)
+{
+    const struct header *header = &item->header;
+    if (header->magic != HEADER_MAGIC || header->step != t->config.step || header->chunk != item->chunk ||
+        header->kind != item->kind)
+        return mu_fail(err, MU_ERR_CORRUPT,
+                       "rank %u serves chunk %u (kind %u) of step %llu where chunk %u (kind %u) of step %llu is wanted",
+                       stream->peer, header->chunk, header->kind, (unsigned long long)header->step, item->chunk,
+                       item->kind, (unsigned long long)t->config.step);
+    for (uint32_t part = 0; part < kinds[item->kind].parts; part++) {
+        size_t size_bytes;
+        const float *data = part_data(t, item, part, &size_bytes);
+        struct mu_hash128 hash = mu_xxh3_128(data, size_bytes), expected = header->hashes[part];
+        if (hash.low != expected.low || hash.high != expected.high)
+            return mu_fail(err, MU_ERR_CORRUPT, "state from rank %u: chunk %u (%s) does not match its checksum",
+                           stream->peer, item->chunk, kinds[item->kind].name);
+    }
+    return MU_OK;
+}
+
+/* ---- the run ---- */
+
+/* Finishes and posts whatever the stream can; *moved if that was anything. */
+static enum mu_status turn(struct mu_transfer *t, struct stream *stream, bool *moved, struct mu_error *err)
+{
+    enum mu_status status = MU_OK;
+    while (status == MU_OK && stream->finished < stream->posted) {
+        const struct item *item = &stream->items[stream->finished % WINDOW];
+        if (item_missing(item))
+            break;
+        if (stream->incoming && (status = verify_item(t, stream, item, err)) == MU_OK)
+            t->pending[item->chunk] &= (uint8_t) ~(1u << item->kind);
+        stream->finished++;
+        atomic_fetch_add_explicit(t->config.progress, 1, memory_order_relaxed);
+        *moved = true;
+    }
+    while (status == MU_OK && stream->posted < stream->total && stream->posted - stream->finished < WINDOW) {
+        uint32_t chunk = 0, kind = 0;
+        stream_peek(stream, &chunk, &kind);
+        if (!stream->incoming && t->pending[chunk] & 1u << kind)
+            break; /* it comes from somebody else first */
+        status = post_item(t, stream, err);
+        *moved = true;
+    }
+    return status;
+}
+
+/* Sleeps until the oldest request of some stream is done, but not for long: any other may be the one that lets things
+ * go on. */
+static enum mu_status wait_some(struct mu_transfer *t, struct mu_error *err)
+{
+    const struct mu_comm_request *missing = NULL;
+    for (uint32_t i = 0; i < t->stream_count && !missing; i++) { /* incoming streams come first */
+        const struct stream *stream = &t->streams[i];
+        if (stream->finished < stream->posted)
+            missing = item_missing(&stream->items[stream->finished % WINDOW]);
+    }
+    MU_ASSERT(missing);
+    enum mu_status status = mu_comm_wait(t->config.group, missing, mu_clock_mono_us() + LOOK_AGAIN_US, err);
+    return status == MU_ERR_TIMEOUT ? MU_OK : status;
+}
+
+enum mu_status mu_transfer_run(struct mu_transfer *t, struct mu_error *err)
+{
+    enum mu_status status = MU_OK;
+    for (bool open = t->stream_count > 0; open && status == MU_OK;) {
+        bool moved = false;
+        open = false;
+        for (uint32_t i = 0; i < t->stream_count && status == MU_OK; i++) {
+            struct stream *stream = &t->streams[i];
+            if (stream->finished == stream->total)
+                continue;
+            status = turn(t, stream, &moved, err);
+            open |= stream->finished < stream->total;
+        }
+        if (status == MU_OK && open)
+            status = moved ? mu_comm_group_progress(t->config.group, err) : wait_some(t, err);
+    }
+    return status;
 }

@@ -48,7 +48,7 @@ static void emit_io(struct mu_coord *coord, const struct job *job, enum mu_coord
 static struct mu_snapshot snapshot_of(const struct checkpoint *checkpoint, uint32_t piece)
 {
     struct mu_snapshot snapshot = {
-        .checkpoint = checkpoint->record.number, .piece = piece, .piece_count = checkpoint->record.piece_count};
+        .checkpoint = checkpoint->record.number, .piece = piece, .layout = checkpoint->record.layout};
     memcpy(snapshot.dir, checkpoint->record.dir, sizeof snapshot.dir);
     return snapshot;
 }
@@ -66,11 +66,17 @@ uint64_t first_open_command(const struct job *job)
     return first;
 }
 
+/* Ordered by Snapshot, of a parked worker, and not by a command: piece_count (none) counts as the record says. */
+static bool by_snapshot(const struct job *job, const struct mu_checkpoint_record *record, uint32_t piece)
+{
+    return record->command == 0 || (piece < record->piece_count && job->pieces[piece].reassigned);
+}
+
 static void send_order(struct mu_coord *coord, const struct job *job, const struct checkpoint *checkpoint,
                        const struct worker *worker, uint32_t piece)
 {
     struct mu_coord_message message = {.generation = job->record.generation};
-    if (checkpoint->record.command) {
+    if (!by_snapshot(job, &checkpoint->record, piece)) {
         message.kind = MU_CM_COMMAND;
         message.command.number = checkpoint->record.command;
         message.command.kind = MU_COMMAND_CHECKPOINT;
@@ -94,34 +100,144 @@ static void add_writer(const struct mu_coord *coord, struct job *job, const stru
     job->piece_slots[index] = (uint32_t)(worker - coord->workers);
 }
 
-/* Who writes: every member (the first MU_PIECES_MAX), or whoever is parked with the newest state. */
-static uint32_t choose_writers(struct mu_coord *coord, struct job *job, bool parked)
+/* The layout of pieces for `replicas` writers in each column of `base`. False: too many pieces. */
+static bool piece_layout(const struct mu_layout *base, uint32_t replicas, struct mu_layout *ret)
 {
-    bool any;
-    uint32_t count = 0;
-    if (!parked) {
-        for (uint32_t rank = 0; rank < job->world && count < MU_PIECES_MAX; rank++) {
-            const struct worker *worker = member_at(coord, job, rank);
-            if (worker && !worker->lost)
-                add_writer(coord, job, worker, count++);
-        }
-        return count;
-    }
-    uint64_t newest = newest_held_step(coord, job, &any);
-    for (const struct worker *w = next_worker(coord, job, NULL); w && count < MU_PIECES_MAX;
-         w = next_worker(coord, job, w)) {
-        if (!w->lost && w->session != 0 && w->status.phase == MU_PHASE_PARKED && w->status.held.has_state &&
-            w->status.held.step == newest)
-            add_writer(coord, job, w, count++);
+    uint32_t columns = base->tp * base->pp;
+    *ret = *base;
+    ret->idle = 0;
+    if (columns > MU_PIECES_MAX)
+        return false;
+    uint32_t most = MU_PIECES_MAX / columns;
+    ret->dp = replicas < most ? replicas : most;
+    return ret->dp > 0 && (!base->sharded || ret->dp == base->dp); /* moments that only their owners have */
+}
+
+/* Every working rank writes its part (where there are very many replicas, the first ones write larger parts). */
+static uint32_t choose_members(struct mu_coord *coord, struct job *job, struct mu_layout *ret_layout)
+{
+    if (!piece_layout(&job->layout, job->layout.dp, ret_layout))
+        return 0;
+    uint32_t count = mu_layout_working(ret_layout);
+    for (uint32_t piece = 0; piece < count; piece++) {
+        uint32_t rank = mu_layout_rank(&job->layout, mu_layout_coords(ret_layout, piece));
+        const struct worker *worker = member_at(coord, job, rank);
+        if (!worker || worker->lost)
+            return 0;
+        add_writer(coord, job, worker, piece);
     }
     return count;
 }
 
+/* The first share of `step` that the worker has in the columns of `base`; NULL: none. */
+static const struct mu_held_share *share_of(const struct worker *worker, const struct mu_layout *base, uint64_t step)
+{
+    const struct mu_held *held = &worker->status.held;
+    if (worker->lost || worker->session == 0 || worker->status.phase != MU_PHASE_PARKED || !held->has_state ||
+        held->step != step)
+        return NULL;
+    for (uint32_t i = 0; i < held->share_count; i++) {
+        const struct mu_held_share *share = &held->shares[i];
+        bool fits = same_columns(&share->layout, base) && share->layout.sharded == base->sharded &&
+                    (!base->sharded || share->layout.dp == base->dp);
+        if (fits && !share->owned_only)
+            return share;
+    }
+    return NULL;
+}
+
+/* Writers for a layout in whose columns parked workers hold that step: each of them writes one piece. */
+static uint32_t choose_parked_in(struct mu_coord *coord, struct job *job, const struct mu_layout *base, uint64_t step,
+                                 struct mu_layout *ret_layout)
+{
+    uint32_t columns = base->tp * base->pp, fewest = UINT32_MAX;
+    uint32_t *counts = coord->column_holders;
+    memset(counts, 0, columns * sizeof *counts);
+    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
+        const struct mu_held_share *share = share_of(w, base, step);
+        if (share) {
+            struct mu_coords at = mu_layout_coords(&share->layout, share->rank);
+            counts[at.p * base->tp + at.t]++;
+        }
+    }
+    for (uint32_t column = 0; column < columns; column++)
+        fewest = counts[column] < fewest ? counts[column] : fewest;
+    uint32_t replicas = base->sharded ? base->dp : fewest < job->leaves ? fewest : job->leaves;
+    if (fewest == 0 || fewest < (base->sharded ? base->dp : 1) || !piece_layout(base, replicas, ret_layout))
+        return 0;
+    uint32_t count = mu_layout_working(ret_layout), chosen = 0;
+    memset(job->pieces, 0, count * sizeof job->pieces[0]);
+    memset(counts, 0, columns * sizeof *counts);
+    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
+        const struct mu_held_share *share = share_of(w, base, step);
+        if (!share)
+            continue;
+        struct mu_coords at = mu_layout_coords(&share->layout, share->rank);
+        if (!base->sharded)
+            at.d = counts[at.p * base->tp + at.t]++; /* any replica of the column will do */
+        if (at.d >= ret_layout->dp)
+            continue;
+        uint32_t piece = mu_layout_rank(ret_layout, at);
+        chosen += mu_id_is_zero(job->pieces[piece].writer);
+        add_writer(coord, job, w, piece);
+    }
+    return chosen == count ? count : 0;
+}
+
+/* Who is parked with `step`, in the layout of any of them that is whole: a generation that failed while it was prepared
+ * leaves shares of two. */
+static uint32_t choose_parked(struct mu_coord *coord, struct job *job, uint64_t step, struct mu_layout *ret_layout)
+{
+    enum { LAYOUTS_TRIED = 8 };
+    struct mu_layout tried[LAYOUTS_TRIED];
+    uint32_t tried_count = 0;
+    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
+        const struct mu_held *held = &w->status.held;
+        for (uint32_t i = 0; held->has_state && held->step == step && i < held->share_count; i++) {
+            const struct mu_layout *base = &held->shares[i].layout;
+            uint32_t at = 0;
+            while (at < tried_count && !mu_layout_equal(&tried[at], base))
+                at++;
+            if (at < tried_count || tried_count == LAYOUTS_TRIED)
+                continue;
+            tried[tried_count++] = *base;
+            uint32_t count = choose_parked_in(coord, job, base, step, ret_layout);
+            if (count)
+                return count;
+        }
+    }
+    return 0;
+}
+
+/* Which piece it has still to write; piece_count: none. */
+static uint32_t open_piece_of(const struct job *job, const struct mu_checkpoint_record *record,
+                              const struct worker *worker)
+{
+    uint32_t piece = 0;
+    while (piece < record->piece_count &&
+           (job->pieces[piece].done || !mu_id_equal(job->pieces[piece].writer, worker->incarnation)))
+        piece++;
+    return piece;
+}
+
+static bool may_order(const struct job *job)
+{
+    return job->record.spec.checkpoint.path[0] && job->intent == 0 && job->checkpoint_count < MU_CHECKPOINTS_MAX;
+}
+
+bool can_order_parked(struct mu_coord *coord, struct job *job, uint64_t step)
+{
+    struct mu_layout layout;
+    return may_order(job) && choose_parked(coord, job, step, &layout) > 0;
+}
+
 uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_before_step, bool parked)
 {
-    if (job->record.spec.checkpoint.path[0] == 0 || job->intent || job->checkpoint_count == MU_CHECKPOINTS_MAX)
+    struct mu_layout layout;
+    if (!may_order(job))
         return 0;
-    uint32_t writers = choose_writers(coord, job, parked);
+    uint32_t writers =
+        parked ? choose_parked(coord, job, not_before_step, &layout) : choose_members(coord, job, &layout);
     if (writers == 0)
         return 0;
     struct checkpoint *checkpoint = &job->checkpoints[job->checkpoint_count++];
@@ -137,6 +253,8 @@ uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_
     record->command = parked ? 0 : job->record.command.number;
     record->not_before_step = not_before_step;
     record->state = MU_CKPT_INTENT;
+    record->attempt = job->checkpoint_attempt;
+    record->layout = layout;
     record->piece_count = writers;
     record->pieces = job->pieces;
     format_into(record->dir, sizeof record->dir, "%s/%010llu-%010llu-%016llx%016llx", job->record.spec.checkpoint.path,
@@ -145,13 +263,16 @@ uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_
     job->intent = record->number;
     job->publishing = job->untaken = false;
     job->checkpoint_wanted = false;
+    job->checkpoint_attempt = 0;
     persist_job(coord, job);
     persist_checkpoint(coord, record);
     for (uint32_t piece = 0; piece < writers; piece++)
         send_order(coord, job, checkpoint, &coord->workers[job->piece_slots[piece]], piece);
-    for (uint32_t rank = writers; !parked && rank < job->world;
-         rank++) /* no piece, but its vote must know the command */
-        send_order(coord, job, checkpoint, member_at(coord, job, rank), writers);
+    for (uint32_t rank = 0; !parked && rank < job->world; rank++) { /* no piece, but its vote must know the command */
+        bool writes = !mu_layout_is_idle(&job->layout, rank) && mu_layout_coords(&job->layout, rank).d < layout.dp;
+        if (!writes)
+            send_order(coord, job, checkpoint, member_at(coord, job, rank), writers);
+    }
     return record->number;
 }
 
@@ -173,17 +294,12 @@ void checkpoint_policy(struct mu_coord *coord, struct job *job)
     uint64_t lead = 2 + (job->seconds_per_step > 0 ? (uint64_t)(0.3 / job->seconds_per_step) : 0);
     if (due >= spec->steps || job->steps_done + lead < due)
         return; /* the last one is taken when all are parked at the end */
-    if (order_checkpoint(coord, job, due, false))
-        job->next_due_step = due + spec->checkpoint.every;
-}
-
-/* Which piece it writes; piece_count: none. */
-static uint32_t piece_of(const struct job *job, const struct mu_checkpoint_record *record, const struct worker *worker)
-{
-    uint32_t piece = 0;
-    while (piece < record->piece_count && !mu_id_equal(job->pieces[piece].writer, worker->incarnation))
-        piece++;
-    return piece;
+    if (!order_checkpoint(coord, job, due, false))
+        event(
+            coord, MU_EVENT_ERROR, "checkpoint_failed", job, NULL,
+            "no checkpoint can be ordered for step %llu: too many are kept (%u), or the layout has more than %d pieces",
+            (unsigned long long)due, job->checkpoint_count, MU_PIECES_MAX);
+    job->next_due_step = due + spec->checkpoint.every;
 }
 
 void resend_checkpoint(struct mu_coord *coord, struct job *job, struct worker *worker)
@@ -192,12 +308,12 @@ void resend_checkpoint(struct mu_coord *coord, struct job *job, struct worker *w
     if (!checkpoint)
         return;
     const struct mu_checkpoint_record *record = &checkpoint->record;
-    if (record->command
-            ? record->generation != job->record.generation || worker->status.command_received >= record->command
-            : worker->status.phase != MU_PHASE_PARKED)
-        return;
-    uint32_t piece = piece_of(job, record, worker);
-    if (record->command || (piece < record->piece_count && !job->pieces[piece].done))
+    uint32_t piece = open_piece_of(job, record, worker);
+    bool wanted =
+        by_snapshot(job, record, piece)
+            ? piece < record->piece_count && worker->status.phase == MU_PHASE_PARKED
+            : record->generation == job->record.generation && worker->status.command_received < record->command;
+    if (wanted)
         send_order(coord, job, checkpoint, worker, piece);
 }
 
@@ -221,45 +337,101 @@ static void acknowledge_all(struct mu_coord *coord, const struct job *job, const
     }
 }
 
+/* What is not an intent fits any layout. */
+static void forget_pieces(struct mu_checkpoint_record *record)
+{
+    record->pieces = NULL;
+    record->piece_count = record->attempt = 0;
+    memset(&record->layout, 0, sizeof record->layout);
+}
+
 static void start_deleting(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint)
 {
     checkpoint->record.state = MU_CKPT_DELETING;
-    checkpoint->record.pieces = NULL;
-    checkpoint->record.piece_count = 0;
+    forget_pieces(&checkpoint->record);
     if (!MU_MUTANT(MU_MUT_DELETE_WITHOUT_RECORD))
         persist_checkpoint(coord, &checkpoint->record);
     emit_io(coord, job, MU_CA_DELETE, &checkpoint->record, false);
 }
 
+/* `again`: it is through no fault of the checkpoint's own; order it again at once, but not for ever: what keeps taking
+ * the writers away is then told as an error, and the next one comes when the policy says. */
 void abandon_checkpoint(struct mu_coord *coord, struct job *job, const char *text, bool again)
 {
     struct checkpoint *checkpoint = find_checkpoint(job, job->intent);
+    uint32_t attempt = checkpoint ? checkpoint->record.attempt + 1 : 1;
+    bool too_often = again && attempt >= MU_CHECKPOINT_ATTEMPTS_MAX;
+    again = again && !too_often;
     job->intent = 0;
     job->publishing = job->untaken = false;
     job->checkpoint_wanted = job->checkpoint_wanted || again;
+    job->checkpoint_attempt = again ? attempt : 0;
     if (again)
         job->checkpoint_retry_us = 0;
     else
         job->checkpoint_failures++;
     if (!checkpoint)
         return;
+    char often[48] = "";
+    if (too_often)
+        format_into(often, sizeof often, "; %u in a row, the next one by the policy", attempt);
     event(coord, again ? MU_EVENT_WARNING : MU_EVENT_ERROR, "checkpoint_failed", job, NULL,
-          "checkpoint %llu given up: %s%s", (unsigned long long)checkpoint->record.number, text,
-          again ? "; ordered again" : "");
+          "checkpoint %llu given up: %s%s%s", (unsigned long long)checkpoint->record.number, text,
+          again ? "; ordered again" : "", often);
     acknowledge_all(coord, job, &checkpoint->record);
     start_deleting(coord, job, checkpoint);
 }
 
+/* The boundary of the snapshot, as far as it is known. */
+static uint64_t snapshot_step(const struct mu_checkpoint_record *record)
+{
+    return record->command ? record->step : record->not_before_step;
+}
+
+static bool writer_is_there(const struct mu_coord *coord, const struct job *job, uint32_t piece)
+{
+    uint32_t slot = job->piece_slots[piece];
+    const struct worker *writer = slot == NONE ? NULL : &coord->workers[slot];
+    return writer && writer->used && !writer->lost && mu_id_equal(writer->incarnation, job->pieces[piece].writer);
+}
+
+/* Whoever is parked at the snapshot's boundary with the same chunks, and has no piece of it to write, takes a lost
+ * writer's piece over. False: nobody can. */
+static bool reassign(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint, uint32_t piece)
+{
+    struct mu_checkpoint_record *record = &checkpoint->record;
+    uint64_t step = snapshot_step(record);
+    for (struct worker *w = step ? next_worker(coord, job, NULL) : NULL; w; w = next_worker(coord, job, w)) {
+        if (!holds_piece(w, &record->layout, piece, step) || open_piece_of(job, record, w) < record->piece_count)
+            continue;
+        event(coord, MU_EVENT_INFO, "piece_reassigned", job, w,
+              "piece %u of checkpoint %llu is written by worker %s: its writer %s was lost", piece,
+              (unsigned long long)record->number, w->name, job->pieces[piece].writer_name);
+        add_writer(coord, job, w, piece);
+        job->pieces[piece].reassigned = true;
+        persist_checkpoint(coord, record);
+        send_order(coord, job, checkpoint, w, piece);
+        return true;
+    }
+    return false;
+}
+
+/* Members that still move may turn out to be at the boundary: then it is judged when they are parked. */
 void checkpoint_writer_lost(struct mu_coord *coord, struct job *job, const struct worker *worker)
 {
-    const struct checkpoint *checkpoint = job->intent && !job->publishing ? find_checkpoint(job, job->intent) : NULL;
-    for (uint32_t piece = 0; checkpoint && piece < checkpoint->record.piece_count; piece++) {
-        if (mu_id_equal(job->pieces[piece].writer, worker->incarnation) && !job->pieces[piece].done) {
-            char text[MU_TEXT_SIZE];
-            format_into(text, sizeof text, "worker %s was lost before its piece was written", worker->name);
-            abandon_checkpoint(coord, job, text, true);
-            return;
-        }
+    struct checkpoint *checkpoint = job->intent && !job->publishing ? find_checkpoint(job, job->intent) : NULL;
+    if (!checkpoint)
+        return;
+    bool moving = job->phase == MU_JP_PREPARING || job->phase == MU_JP_STEPPING || job->phase == MU_JP_PARKING;
+    bool later = moving && worker->rank != NONE && snapshot_step(&checkpoint->record) > 0;
+    for (uint32_t piece = 0; piece < checkpoint->record.piece_count; piece++) {
+        bool hit = mu_id_equal(job->pieces[piece].writer, worker->incarnation) && !job->pieces[piece].done;
+        if (!hit || reassign(coord, job, checkpoint, piece) || later)
+            continue;
+        char text[MU_TEXT_SIZE];
+        format_into(text, sizeof text, "worker %s was lost before its piece was written", worker->name);
+        abandon_checkpoint(coord, job, text, true);
+        return;
     }
 }
 
@@ -276,13 +448,15 @@ void checkpoint_writer_back(struct mu_coord *coord, struct job *job, struct work
 {
     const struct checkpoint *checkpoint = job->intent ? find_checkpoint(job, job->intent) : NULL;
     const struct mu_checkpoint_record *record = checkpoint ? &checkpoint->record : NULL;
-    uint32_t piece = record ? piece_of(job, record, worker) : 0;
-    if (!record || piece == record->piece_count || job->pieces[piece].done ||
-        worker->status.checkpoint_taken >= record->number)
+    uint32_t piece = record ? open_piece_of(job, record, worker) : 0;
+    if (!record || piece == record->piece_count)
         return;
-    if (record->command == 0 && worker->status.phase == MU_PHASE_PARKED)
-        resend_checkpoint(coord, job, worker);
-    else if (record->command == 0 || record->generation != job->record.generation)
+    bool taken = worker->status.checkpoint_taken >= record->number && !job->pieces[piece].reassigned;
+    if (taken)
+        return;
+    if (by_snapshot(job, record, piece) && worker->status.phase == MU_PHASE_PARKED)
+        resend_checkpoint(coord, job, worker); /* one that it has taken it does not take again */
+    else if (by_snapshot(job, record, piece) || record->generation != job->record.generation)
         not_taken(coord, job); /* it went on without having heard of it */
 }
 
@@ -290,9 +464,9 @@ void checkpoint_writer_back(struct mu_coord *coord, struct job *job, struct work
 static bool all_taken(const struct mu_coord *coord, const struct job *job, const struct mu_checkpoint_record *record)
 {
     for (uint32_t piece = 0; piece < record->piece_count; piece++) {
-        const struct worker *writer = job->piece_slots[piece] == NONE ? NULL : &coord->workers[job->piece_slots[piece]];
-        bool taken = writer && writer->used && mu_id_equal(writer->incarnation, job->pieces[piece].writer) &&
-                     writer->status.checkpoint_taken >= record->number;
+        bool taken = writer_is_there(coord, job, piece) &&
+                     (job->pieces[piece].reassigned ||
+                      coord->workers[job->piece_slots[piece]].status.checkpoint_taken >= record->number);
         if (!job->pieces[piece].done && !taken)
             return false;
     }
@@ -302,17 +476,27 @@ static bool all_taken(const struct mu_coord *coord, const struct job *job, const
 /* All are parked: give up what can no longer become complete, repeat what the parked may not have heard. */
 void checkpoint_after_park(struct mu_coord *coord, struct job *job)
 {
-    const struct checkpoint *checkpoint = job->intent ? find_checkpoint(job, job->intent) : NULL;
+    struct checkpoint *checkpoint = job->intent ? find_checkpoint(job, job->intent) : NULL;
     if (!checkpoint)
         return;
     const struct mu_checkpoint_record *record = &checkpoint->record;
-    if (record->command == 0) { /* ordered of parked workers, perhaps before a restart */
-        for (uint32_t piece = 0; piece < record->piece_count; piece++) {
-            if (!job->pieces[piece].done && job->piece_slots[piece] != NONE)
-                resend_checkpoint(coord, job, &coord->workers[job->piece_slots[piece]]);
-        }
-    } else if (!all_taken(coord, job, record)) {
+    for (uint32_t piece = 0; piece < record->piece_count && !job->publishing; piece++) {
+        if (job->pieces[piece].done || writer_is_there(coord, job, piece) || reassign(coord, job, checkpoint, piece))
+            continue;
+        char text[MU_TEXT_SIZE];
+        format_into(text, sizeof text, "worker %s was lost before its piece was written, and nobody else holds it",
+                    job->pieces[piece].writer_name);
+        abandon_checkpoint(coord, job, text, true);
+        return;
+    }
+    if (record->command && !all_taken(coord, job, record)) {
         not_taken(coord, job);
+        return;
+    }
+    for (uint32_t piece = 0; piece < record->piece_count;
+         piece++) { /* ordered of the parked, perhaps before a restart */
+        if (!job->pieces[piece].done && by_snapshot(job, record, piece) && job->piece_slots[piece] != NONE)
+            resend_checkpoint(coord, job, &coord->workers[job->piece_slots[piece]]);
     }
 }
 
@@ -420,16 +604,17 @@ static void commit(struct mu_coord *coord, struct job *job, struct checkpoint *c
     record->size_bytes = size_bytes;
     record->wall_us = coord->wall_us;
     job->record.checkpoint_seen = true;
-    job->checkpoint_failures = 0;
+    job->checkpoint_failures = job->checkpoint_attempt = 0;
     if (job->record.steps_done < step)
         job->record.steps_done = step;
+    record->attempt = 0;
+    memset(&record->layout, 0, sizeof record->layout);
     persist_job(coord, job);
     persist_checkpoint(coord, record);
     acknowledge_all(coord, job, record);
+    forget_pieces(record); /* the manifest has them from here on */
     event(coord, MU_EVENT_INFO, "checkpoint_committed", job, NULL, "checkpoint %llu committed at step %llu (%.1f MB)",
           (unsigned long long)record->number, (unsigned long long)step, (double)size_bytes * 1e-6);
-    record->pieces = NULL; /* the manifest has them from here on */
-    record->piece_count = 0;
     job->intent = 0;
     job->publishing = false;
     retain(coord, job);
@@ -440,10 +625,7 @@ static void commit(struct mu_coord *coord, struct job *job, struct checkpoint *c
 static void after_probe(struct mu_coord *coord, struct job *job, const struct mu_checkpoint_record *record)
 {
     for (uint32_t piece = 0; piece < record->piece_count; piece++) {
-        uint32_t slot = job->piece_slots[piece];
-        bool there = slot != NONE && coord->workers[slot].used && !coord->workers[slot].lost &&
-                     mu_id_equal(coord->workers[slot].incarnation, job->pieces[piece].writer);
-        if (!there && !job->pieces[piece].done) {
+        if (!writer_is_there(coord, job, piece) && !job->pieces[piece].done) {
             abandon_checkpoint(coord, job, "its writers did not survive", true);
             return;
         }

@@ -41,7 +41,6 @@ struct worker {
     uint32_t leaf_count;
     uint32_t accuser;            /* slot of a member whose exchange with it failed in this generation; NONE */
     enum mu_state_source source; /* of its Assign */
-    uint32_t source_rank;
 
     struct mu_worker_status status;                 /* as last reported */
     uint64_t assigned_generation, assigned_session; /* newest Assign sent, and over which stream */
@@ -66,9 +65,18 @@ struct bad_link {
     uint64_t until_us; /* lease clock: not used together before */
 };
 
+/* Who moves what in the generation being prepared. One allocation; freed at Go. */
+struct moves {
+    struct mu_move *moves; /* ascending by `to` */
+    uint32_t *by_from;     /* their indices, ascending by (from, index) */
+    uint32_t *first_from;  /* [world + 1]: where those of a rank begin in by_from */
+    uint32_t count;
+};
+
 struct job {
     bool used;
     struct mu_job_record record;
+    struct mu_model_spec model;
     enum mu_job_phase phase;
     uint64_t phase_since_us;
     uint32_t leaves;
@@ -76,10 +84,13 @@ struct job {
     uint32_t ready_count; /* upper bound of those that can take part */
 
     /* the current generation (record.generation), when has_generation */
-    bool has_generation, go, mesh, equal_leaves;
+    bool has_generation, go, equal_leaves;
+    struct mu_layout layout;
+    uint32_t leaf_counts[MU_COUNTED_REPLICAS_MAX]; /* by replica, unless equal_leaves */
+    struct moves moves;
     uint64_t start_step, command_base;
     uint8_t secret[32];
-    uint32_t world;
+    uint32_t world;                       /* of the layout, with idle ranks */
     uint32_t *members;                    /* slots by rank; NONE once a lost member's slot is gone */
     uint32_t arrived;                     /* members that have arrived or are lost */
     bool revoked;                         /* PARKING by Revoke, not by command */
@@ -89,11 +100,14 @@ struct job {
     char broken_text[MU_EVENT_TEXT_SIZE]; /* what was lost, for the line that says who continues */
 
     uint64_t plan_ticket;
-    uint32_t *plan_slots; /* workers in the plan's input, by member index */
-    uint32_t plan_count;
+    uint32_t *plan_slots;               /* workers in the plan's input, by member index */
+    uint32_t plan_count, plan_staying;  /* all, and those of them that do not leave */
+    uint64_t trial_ticket;              /* of a plan made only to see whether it would be larger; 0: none */
+    uint32_t considered;                /* workers that the newest plan could choose from */
     uint64_t plan_checkpoint;           /* number of the checkpoint the plan may start from; 0: none */
     struct mu_step_result roll_forward; /* of the current generation's Assign */
     uint64_t settle_until_us;           /* plan or regroup then; 0: nothing pending */
+    bool regroup_for_leaving;           /* then, whatever the new plan would be */
 
     uint64_t steps_done, replayed_steps;
     uint64_t progress_us; /* lease clock: when steps_done last grew, or Go */
@@ -111,6 +125,7 @@ struct job {
     bool publishing;                /* PUBLISH is out for it (or a probe, after a restart) */
     bool checkpoint_wanted;         /* on request, or one was given up and is to be ordered again */
     uint32_t checkpoint_failures;   /* in a row */
+    uint32_t checkpoint_attempt;    /* of the next one ordered: how many were given up before it */
     uint64_t checkpoint_retry_us;   /* after a failed one at the end: not before (lease clock) */
     uint64_t next_due_step;         /* by policy */
     struct mu_piece_record *pieces; /* [MU_PIECES_MAX], of the open intent */
@@ -157,7 +172,10 @@ struct mu_coord {
     struct mu_member_record *member_records;
     struct mu_plan_member *plan_members;
     uint64_t plan_count;
-    uint32_t *leaf_counts;
+    struct mu_move *assign_moves;      /* [MU_MOVES_MAX] */
+    struct mu_held_share *shares;      /* [max_workers * MU_HELD_SHARES_MAX] */
+    struct mu_reshard_holder *holders; /* [max_workers] */
+    uint32_t *column_holders;          /* [MU_SLICES_MAX * MU_STAGES_MAX] */
     struct mu_plan_link plan_links[MU_BAD_LINKS_MAX];
 };
 
@@ -226,16 +244,34 @@ void judge_links(struct mu_coord *coord, struct job *job);
 
 /* plan_io.c: from members to a plan's input, from a plan to Assign */
 void request_plan(struct mu_coord *coord, struct job *job);
+void request_trial(struct mu_coord *coord, struct job *job); /* STEPPING: would a new plan be larger? */
 void send_assign(struct mu_coord *coord, struct job *job, struct worker *worker);
+/* Copies the plan's moves. False: no memory, or an Assign would be larger than allowed; `why` says it. */
+bool take_moves(struct mu_coord *coord, struct job *job, const struct mu_plan *plan, char why[MU_TEXT_SIZE]);
+void drop_moves(struct job *job);
+/* The most ranks that so many workers could make; 0: too few. An upper bound where the planner chooses tp or pp. */
+uint32_t most_ranks(const struct job *job, uint32_t eligible);
+uint32_t fewest_ranks(const struct job *job);
+
+/* shares.c: who holds what */
+bool shares_fit(const struct job *job, const struct mu_held *held, struct mu_error *err);
+void holds_own_share(const struct job *job, struct worker *worker, uint64_t step); /* as a rank at a boundary does */
+bool others_are_whole(struct mu_coord *coord, const struct job *job, const struct worker *but, uint64_t step);
+bool staying_are_whole(struct mu_coord *coord, const struct job *job); /* STEPPING: without those that leave */
 bool draining_are_needed(struct mu_coord *coord, const struct job *job);
-uint64_t newest_held_step(struct mu_coord *coord, const struct job *job, bool *ret_any);
+/* The newest step of which those who hold still have everything, after rolling forward. */
+uint64_t newest_whole_step(struct mu_coord *coord, const struct job *job, bool *ret_any);
+bool same_columns(const struct mu_layout *a, const struct mu_layout *b); /* the same stages and slices */
+/* Can this worker write that piece from what it holds at `step`? */
+bool holds_piece(const struct worker *worker, const struct mu_layout *layout, uint32_t piece, uint64_t step);
 
 /* checkpoint.c */
 struct checkpoint *find_checkpoint(struct job *job, uint64_t number);
 const struct checkpoint *newest_committed(const struct job *job);
 void checkpoint_policy(struct mu_coord *coord, struct job *job); /* STEPPING: order one when it is due */
-uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_before_step,
-                          bool parked); /* 0: not possible */
+/* 0: not possible. `parked`: of whoever is parked with the state of exactly that step. */
+uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_before_step, bool parked);
+bool can_order_parked(struct mu_coord *coord, struct job *job, uint64_t step);
 void resend_checkpoint(struct mu_coord *coord, struct job *job, struct worker *worker);
 void checkpoint_writer_lost(struct mu_coord *coord, struct job *job, const struct worker *worker);
 uint64_t first_open_command(const struct job *job);

@@ -27,6 +27,7 @@ struct job *find_job(struct mu_coord *coord, const char *name)
 
 void clear_job(struct job *job)
 {
+    drop_moves(job);
     *job = (struct job){.used = true,
                         .first_worker = NONE,
                         .last_worker = NONE,
@@ -120,11 +121,10 @@ static uint32_t count_candidates(struct mu_coord *coord, const struct job *job, 
 static void settle_waiting(struct mu_coord *coord, struct job *job)
 {
     bool leaving;
-    const struct mu_job_spec *spec = &job->record.spec;
-    uint32_t most = spec->workers.max < job->leaves ? spec->workers.max : job->leaves;
-    if (mu_plan_world(spec, job->ready_count) == 0 || (job->settle_until_us && job->ready_count < most))
+    uint32_t most = most_ranks(job, UINT32_MAX);
+    if (most_ranks(job, job->ready_count) == 0 || (job->settle_until_us && job->ready_count < most))
         return;
-    uint32_t world = mu_plan_world(spec, count_candidates(coord, job, &leaving));
+    uint32_t world = most_ranks(job, count_candidates(coord, job, &leaving));
     if (world >= most)
         job->settle_until_us = lease_now(coord);
     else if (world > 0 && job->settle_until_us == 0)
@@ -135,21 +135,28 @@ static void settle_waiting(struct mu_coord *coord, struct job *job)
 static void settle_stepping(struct mu_coord *coord, struct job *job)
 {
     bool leaving;
-    const struct mu_job_spec *spec = &job->record.spec;
     uint32_t candidates = count_candidates(coord, job, &leaving) - count_isolated_spares(coord, job);
-    /* Regrouping helps who leaves only if its state can go somewhere: to another member, or to a checkpoint. */
-    bool state_can_go = spec->checkpoint.path[0] || (candidates > 0 && mu_plan_world(spec, candidates + 1) > 1);
-    if (leaving && state_can_go)
-        job->settle_until_us = lease_now(coord);
-    else if (mu_plan_world(spec, candidates) > job->world && job->settle_until_us == 0)
+    if (candidates < job->considered)
+        job->considered = candidates;      /* who comes in place of who left may change the plan again */
+    if (leaving || job->layout.idle > 0) { /* idle ranks have given away what they held: nothing keeps them */
+        /* Regrouping helps who leaves only if its state can go somewhere: to others, or to a checkpoint. */
+        bool state_can_go =
+            job->record.spec.checkpoint.path[0] || most_ranks(job, candidates) > 0 || staying_are_whole(coord, job);
+        if (state_can_go) {
+            job->regroup_for_leaving = true;
+            job->settle_until_us = lease_now(coord);
+            return;
+        }
+    }
+    if (candidates > job->considered && most_ranks(job, candidates) > mu_layout_working(&job->layout) &&
+        job->settle_until_us == 0)
         job->settle_until_us = lease_now(coord) + (uint64_t)coord->config.settle_ms * 1000;
 }
 
 void settle(struct mu_coord *coord, struct job *job)
 {
-    if (job->settle_until_us && lease_now(coord) >= job->settle_until_us)
-        return; /* due already */
-    if (job->phase == MU_JP_WAITING)
+    bool due = job->settle_until_us && lease_now(coord) >= job->settle_until_us;
+    if (job->phase == MU_JP_WAITING && !due)
         settle_waiting(coord, job);
     else if (job->phase == MU_JP_STEPPING)
         settle_stepping(coord, job);
@@ -162,8 +169,10 @@ static void go(struct mu_coord *coord, struct job *job);
 
 static bool has_finished(const struct job *job, const struct worker *worker)
 {
-    return worker->status.phase == MU_PHASE_PARKED && worker->status.park_reason == MU_PARK_FINISHED &&
-           worker->status.held.has_state && worker->status.held.step >= job->record.spec.steps;
+    if (worker->status.phase != MU_PHASE_PARKED || worker->status.park_reason != MU_PARK_FINISHED)
+        return false;
+    bool idle = job->has_generation && worker->rank != NONE && mu_layout_is_idle(&job->layout, worker->rank);
+    return idle || (worker->status.held.has_state && worker->status.held.step >= job->record.spec.steps);
 }
 
 static bool all_finished(struct mu_coord *coord, const struct job *job)
@@ -180,6 +189,16 @@ static bool all_finished(struct mu_coord *coord, const struct job *job)
     return any;
 }
 
+/* The last state can be saved, or is. (Where it was held in parts, a part may be gone: then steps are done again.) */
+static bool final_state_is_safe(struct mu_coord *coord, const struct job *job)
+{
+    bool any;
+    const struct checkpoint *newest = newest_committed(job);
+    if (job->record.spec.checkpoint.path[0] == 0 || (newest && newest->record.step >= job->record.spec.steps))
+        return true;
+    return newest_whole_step(coord, job, &any) >= job->record.spec.steps;
+}
+
 static void all_arrived(struct mu_coord *coord, struct job *job)
 {
     switch (job->phase) {
@@ -188,14 +207,18 @@ static void all_arrived(struct mu_coord *coord, struct job *job)
         break;
     case MU_JP_STEPPING:
         checkpoint_after_park(coord, job); /* one may have been ordered when the last boundary was past already */
-        if (all_finished(coord, job))
+        if (!all_finished(coord, job))
+            break;
+        if (final_state_is_safe(coord, job))
             finalize(coord, job);
+        else
+            park_all(coord, job);
         break;
     case MU_JP_PARKING:
         job->record.command.open = false;
         judge_links(coord, job);
         checkpoint_after_park(coord, job);
-        if (all_finished(coord, job))
+        if (all_finished(coord, job) && final_state_is_safe(coord, job))
             finalize(coord, job);
         else
             request_plan(coord, job);
@@ -255,7 +278,7 @@ static struct mu_coord_message park_command(const struct job *job)
 /* A planned change: everybody parks at the same boundary, nothing is torn. */
 static void regroup(struct mu_coord *coord, struct job *job)
 {
-    job->revoked = false;
+    job->revoked = job->regroup_for_leaving = false;
     job->record.command =
         (struct mu_command_record){.number = job->record.command.number + 1, .kind = MU_COMMAND_PARK, .open = true};
     persist_job(coord, job);
@@ -264,6 +287,18 @@ static void regroup(struct mu_coord *coord, struct job *job)
 }
 
 /* ---- a generation begins ---- */
+
+static uint32_t leaves_of_rank(const struct job *job, const struct mu_plan *plan, uint32_t rank)
+{
+    uint32_t count = 0;
+    if (mu_layout_is_idle(&plan->layout, rank))
+        return 0;
+    uint32_t replica = mu_layout_coords(&plan->layout, rank).d;
+    if (!plan->equal_leaves)
+        return plan->leaf_counts[replica];
+    mu_plan_leaf_range(job->leaves, plan->layout.dp, NULL, replica, &count);
+    return count;
+}
 
 /* Old members step back; new ones take their ranks. Slots of the lost are free from here on. */
 static void install_members(struct mu_coord *coord, struct job *job, const struct mu_plan *plan)
@@ -278,18 +313,18 @@ static void install_members(struct mu_coord *coord, struct job *job, const struc
             worker->rank = NONE;
     }
     job->has_generation = true;
-    job->world = plan->world;
+    job->layout = plan->layout;
+    job->world = mu_layout_world(&plan->layout);
     job->arrived = 0;
-    for (uint32_t rank = 0; rank < plan->world; rank++) {
+    for (uint32_t rank = 0; rank < job->world; rank++) {
         const struct mu_plan_rank *planned = &plan->ranks[rank];
         uint32_t slot = job->plan_slots[planned->member];
         struct worker *worker = &coord->workers[slot];
         job->members[rank] = slot;
         worker->rank = rank;
         worker->arrived = false;
-        worker->leaf_count = planned->leaf_count;
+        worker->leaf_count = leaves_of_rank(job, plan, rank);
         worker->source = planned->source;
-        worker->source_rank = planned->source_rank;
         worker->accuser = NONE;
         worker->progress_us = lease_now(coord);
     }
@@ -311,8 +346,11 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
         job->record.generation++;
     job->record.steps_done = plan->start_step;
     job->go = false;
-    job->mesh = plan->mesh;
+    job->considered = job->plan_staying > plan->left_out ? job->plan_staying - plan->left_out : 0;
+    job->regroup_for_leaving = false;
     job->equal_leaves = plan->equal_leaves;
+    if (!plan->equal_leaves)
+        memcpy(job->leaf_counts, plan->leaf_counts, plan->layout.dp * sizeof job->leaf_counts[0]);
     job->start_step = plan->start_step;
     job->roll_forward = plan->roll_forward;
     job->command_base = job->record.command.number;
@@ -326,12 +364,26 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
         send_assign(coord, job, member_at(coord, job, rank));
 }
 
+/* More workers have come than the last plan could choose from: parking everybody is worth it only for a larger world.
+ */
+static void trial_planned(struct mu_coord *coord, struct job *job, const struct mu_plan *plan)
+{
+    job->trial_ticket = 0;
+    if (job->phase == MU_JP_STEPPING && job->arrived == 0 && plan->status == MU_OK &&
+        mu_layout_working(&plan->layout) > mu_layout_working(&job->layout))
+        regroup(coord, job);
+}
+
 void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *plan, const uint8_t *secret)
 {
     uint64_t slot = ticket & UINT16_MAX;
     if (slot >= coord->job_count)
         return;
     struct job *job = &coord->jobs[slot];
+    if (job->trial_ticket && job->trial_ticket == ticket) {
+        trial_planned(coord, job, plan);
+        return;
+    }
     if (job->plan_ticket != ticket || job->phase != MU_JP_PLANNING)
         return; /* overtaken by events */
     const struct checkpoint *newest = newest_committed(job);
@@ -340,22 +392,24 @@ void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *p
         request_plan(coord, job); /* committed while the plan was made: nobody need go back that far */
         return;
     }
+    char why[MU_TEXT_SIZE];
     switch (plan->status) {
     case MU_OK:
-        assign(coord, job, plan, secret);
+        if (take_moves(coord, job, plan, why)) {
+            assign(coord, job, plan, secret);
+        } else {
+            drop_moves(job);
+            wait_for_workers(coord, job, why);
+        }
         break;
     case MU_ERR_NOT_FOUND:
         finish_job(coord, job, MU_JOB_FAILED, 1,
-                   "no worker holds its state and no checkpoint of it can be read, though there were some: a silent "
-                   "fresh start is refused");
+                   "no workers hold its whole state and no checkpoint of it can be read, though there were some: a "
+                   "silent fresh start is refused");
         break;
-    default: {
-        char why[MU_TEXT_SIZE];
-        format_into(why, sizeof why, "%u worker%s can take part, workers.min is %u", job->plan_count - plan->left_out,
-                    job->plan_count - plan->left_out == 1 ? "" : "s", job->record.spec.workers.min);
-        wait_for_workers(coord, job, why);
+    default:
+        wait_for_workers(coord, job, plan->text);
         break;
-    }
     }
 }
 
@@ -364,16 +418,29 @@ void send_go(struct mu_coord *coord, const struct job *job, const struct worker 
     send_simple(coord, worker, MU_CM_GO, job->record.generation);
 }
 
+/* "tp 2 x pp 2 x dp 1, optimizer sharded, 1 idle" */
+static void format_layout(const struct mu_layout *layout, char *out, size_t size)
+{
+    char idle[24] = "";
+    if (layout->idle)
+        format_into(idle, sizeof idle, ", %u idle", layout->idle);
+    format_into(out, size, "tp %u x pp %u x dp %u%s%s", layout->tp, layout->pp, layout->dp,
+                layout->sharded ? ", optimizer sharded" : "", idle);
+}
+
 static void tell_go(struct mu_coord *coord, struct job *job)
 {
+    char layout[96];
+    format_layout(&job->layout, layout, sizeof layout);
     char after[48] = "", cause[MU_EVENT_TEXT_SIZE] = "";
     if (job->broken_us)
         format_into(after, sizeof after, " after %.0f ms", (double)(coord->now_us - job->broken_us) * 1e-3);
     if (job->broken_text[0])
         format_into(cause, sizeof cause, "%s; ", job->broken_text);
     const char *verb = job->reformed ? "continue" : "start";
-    event(coord, MU_EVENT_INFO, "generation_go", job, NULL, "%s%u worker%s %s%s at step %llu%s (generation %llu)",
-          cause, job->world, job->world == 1 ? "" : "s", verb, job->world == 1 ? "s" : "",
+    uint32_t working = mu_layout_working(&job->layout);
+    event(coord, MU_EVENT_INFO, "generation_go", job, NULL, "%s%u worker%s %s%s as %s at step %llu%s (generation %llu)",
+          cause, working, working == 1 ? "" : "s", verb, working == 1 ? "s" : "", layout,
           (unsigned long long)job->start_step, after, (unsigned long long)job->record.generation);
     job->reformed = true;
     job->waiting_text[0] = 0;
@@ -385,6 +452,7 @@ static void go(struct mu_coord *coord, struct job *job)
 {
     job->go = true;
     job->arrived = 0;
+    drop_moves(job);
     job->record.state = MU_JOB_RUNNING;
     set_phase(coord, job, MU_JP_STEPPING);
     job->progress_us = lease_now(coord);
@@ -397,6 +465,7 @@ static void go(struct mu_coord *coord, struct job *job)
             start->loaded = true;
         worker->arrived = false;
         worker->status.phase = MU_PHASE_RUNNING;
+        holds_own_share(job, worker, job->start_step);
         worker->progress_us = lease_now(coord);
         send_go(coord, job, worker);
     }
@@ -462,7 +531,7 @@ void member_lost(struct mu_coord *coord, struct job *job, struct worker *worker)
             arrive(coord, job, worker);
         break;
     case MU_JP_FINALIZING:
-        if (!all_finished(coord, job))
+        if (!all_finished(coord, job) || !final_state_is_safe(coord, job))
             park_all(coord, job); /* nobody is left with the result: plan again */
         break;
     case MU_JP_WAITING:
@@ -621,6 +690,7 @@ void finish_job(struct mu_coord *coord, struct job *job, enum mu_job_state state
         else
             free_worker(coord, w);
     }
+    drop_moves(job);
     job->has_generation = false;
     job->world = 0;
 }
@@ -629,12 +699,13 @@ void finish_job(struct mu_coord *coord, struct job *job, enum mu_job_state state
  * checkpoints). */
 static void finalize(struct mu_coord *coord, struct job *job)
 {
-    const uint8_t *sha256 = NULL;
+    static const uint8_t unknown[32]; /* a rank with a part of the model need not know the whole */
+    const uint8_t *sha256 = unknown;
     for (uint32_t rank = 0; rank < job->world; rank++) {
         const struct worker *worker = member_at(coord, job, rank);
-        if (!worker || worker->lost)
+        if (!worker || worker->lost || memcmp(worker->status.weights_sha256, unknown, 32) == 0)
             continue;
-        if (sha256 && memcmp(sha256, worker->status.weights_sha256, 32) != 0) {
+        if (sha256 != unknown && memcmp(sha256, worker->status.weights_sha256, 32) != 0) {
             finish_job(coord, job, MU_JOB_FAILED, 1,
                        "ranks hold different final weights: one of these machines computes or copies wrongly");
             return;
@@ -651,10 +722,12 @@ static void finalize(struct mu_coord *coord, struct job *job)
     job_tick(coord, job);
 }
 
-/* Between attempts to save the state of parked workers: 1 s, doubling with each failure up to a minute. */
+/* Between attempts to save the state of parked workers, who do nothing meanwhile: 1 s, doubling with each failure. */
 static uint64_t checkpoint_pause_us(const struct job *job)
 {
-    return 1000000ull << (job->checkpoint_failures < 6 ? job->checkpoint_failures : 6);
+    enum { FIRST_US = 1000000, MOST_US = 10000000 };
+    uint64_t pause_us = (uint64_t)FIRST_US << (job->checkpoint_failures < 4 ? job->checkpoint_failures : 4);
+    return pause_us < MOST_US ? pause_us : MOST_US;
 }
 
 static void finalizing_tick(struct mu_coord *coord, struct job *job)
@@ -668,7 +741,11 @@ static void finalizing_tick(struct mu_coord *coord, struct job *job)
     if (job->intent || lease_now(coord) < job->checkpoint_retry_us)
         return;
     job->checkpoint_retry_us = lease_now(coord) + checkpoint_pause_us(job);
-    order_checkpoint(coord, job, job->record.spec.steps, true);
+    if (order_checkpoint(coord, job, job->record.spec.steps, true))
+        return;
+    job->checkpoint_failures++;
+    event(coord, MU_EVENT_ERROR, "checkpoint_failed", job, NULL,
+          "the final checkpoint cannot be ordered: not all of its state is held still");
 }
 
 /* Nobody of it is left: after a restart nobody is waited for. */
@@ -683,6 +760,7 @@ static void end_generation(struct mu_coord *coord, struct job *job)
     memcpy(record.job, job->record.spec.name, sizeof record.job);
     emit(coord, &(struct mu_coord_action){.kind = MU_CA_FORGET,
                                           .record = {.kind = MU_RECORD_GENERATION, .generation = &record}});
+    drop_moves(job);
     job->has_generation = job->go = false;
     job->world = job->arrived = 0;
 }
@@ -715,21 +793,22 @@ static void waiting_tick(struct mu_coord *coord, struct job *job)
     for (const struct worker *w = next_worker(coord, job, NULL); w && !leaving; w = next_worker(coord, job, w))
         leaving = w->draining && !w->lost && w->session && w->status.held.has_state; /* a spare that still holds some */
     if (leaving && !job->intent) {
-        uint64_t held = newest_held_step(coord, job, &any);
+        uint64_t held = newest_whole_step(coord, job, &any);
         const struct checkpoint *newest = newest_committed(job);
         bool saved = !any || held == 0 || (newest && newest->record.step >= held);
         if (saved || !draining_are_needed(coord, job)) {
             let_go(coord, job);
         } else if (job->record.spec.checkpoint.path[0]) {
-            if (now >= job->checkpoint_retry_us) {
-                job->checkpoint_retry_us = now + checkpoint_pause_us(job);
-                order_checkpoint(coord, job, held, true);
-            }
+            if (now < job->checkpoint_retry_us)
+                return;
+            job->checkpoint_retry_us = now + checkpoint_pause_us(job);
+            if (!order_checkpoint(coord, job, held, true))
+                request_plan(coord, job); /* some of them must roll forward first: in a generation */
             return;
         }
     }
     if (job->intent == 0 && job->settle_until_us == 0 && now - job->phase_since_us > 1000000 &&
-        mu_plan_world(&job->record.spec, candidates) > 0)
+        most_ranks(job, candidates) > 0)
         request_plan(coord, job);
 }
 
@@ -740,8 +819,10 @@ void job_tick(struct mu_coord *coord, struct job *job)
         job->settle_until_us = 0;
         if (job->phase == MU_JP_WAITING)
             request_plan(coord, job);
-        else if (job->phase == MU_JP_STEPPING)
+        else if (job->phase == MU_JP_STEPPING && job->regroup_for_leaving)
             regroup(coord, job);
+        else if (job->phase == MU_JP_STEPPING)
+            request_trial(coord, job);
     }
     switch (job->phase) {
     case MU_JP_STEPPING:

@@ -158,6 +158,36 @@ static void welcome(struct mu_coord *coord, struct worker *worker, const struct 
     send_to(coord, worker, &message);
 }
 
+/* Names the kernels whose parts differ, or are known on one side only. */
+static void name_differing_kernels(const struct mu_identity_parts *own, const struct mu_identity_parts *other,
+                                   char *out, size_t size)
+{
+    size_t used = 0;
+    uint32_t more = 0;
+    out[0] = 0;
+    for (uint32_t i = 0; i < other->count; i++) {
+        uint32_t at = 0;
+        while (at < own->count && strcmp(own->parts[at].name, other->parts[i].name) != 0)
+            at++;
+        if (at < own->count && own->parts[at].hash == other->parts[i].hash)
+            continue;
+        size_t length = strlen(other->parts[i].name);
+        if (used + length + 24 > size) {
+            more++;
+            continue;
+        }
+        format_into(out + used, size - used, "%s%s", used ? ", " : " in kernel ", other->parts[i].name);
+        used += strlen(out + used);
+    }
+    if (more)
+        format_into(out + used, size - used, " and %u more", more);
+}
+
+static bool same_hash(const struct mu_hash128 *a, const struct mu_hash128 *b)
+{
+    return a->low == b->low && a->high == b->high;
+}
+
 /* The first worker's kernels and data bind the job; every later one must agree. */
 static bool accept_identity(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session)
 {
@@ -165,23 +195,24 @@ static bool accept_identity(struct mu_coord *coord, struct job *job, const struc
     if (!record->identity_set) {
         record->identity_set = true;
         record->numeric_identity = hello->numeric_identity;
+        record->identity_parts = hello->identity_parts;
         record->data_hash = hello->data_hash;
         persist_job(coord, job);
         return true;
     }
     const struct mu_hash128 *a = &record->numeric_identity, *b = &hello->numeric_identity;
-    if (a->low != b->low || a->high != b->high) {
+    if (!same_hash(a, b)) {
+        char kernels[96];
+        name_differing_kernels(&record->identity_parts, &hello->identity_parts, kernels, sizeof kernels);
         reject(coord, session, MU_REJECT_IDENTITY,
-               "numeric identity %016llx%016llx of worker '%s' on %s differs from the job's %016llx%016llx: its "
-               "kernels would "
-               "give other bits; use the same muster build and instruction set as the other workers",
-               (unsigned long long)b->high, (unsigned long long)b->low, hello->name, hello->host,
-               (unsigned long long)a->high, (unsigned long long)a->low);
+               "numeric identity %016llx%016llx of worker '%s' on %s differs from the job's%s: its bits would differ; "
+               "use the build and instruction set of the others",
+               (unsigned long long)b->high, (unsigned long long)b->low, hello->name, hello->host, kernels);
         return false;
     }
     a = &record->data_hash;
     b = &hello->data_hash;
-    if (a->low != b->low || a->high != b->high) {
+    if (!same_hash(a, b)) {
         reject(coord, session, MU_REJECT_IDENTITY,
                "data %s has content hash %016llx%016llx on %s, but the job's is %016llx%016llx: give this host the "
                "same file",
@@ -234,6 +265,12 @@ static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const s
         reject(coord, session, MU_REJECT_JOB_OVER, "job '%s' was replaced by a new job of that name", hello->job);
         return NULL;
     }
+    struct mu_error err;
+    if (!shares_fit(job, &hello->status.held, &err)) {
+        reject(coord, session, MU_REJECT_INVALID,
+               "Hello.status: it holds a share of a layout that the job cannot have: %s", err.text);
+        return NULL;
+    }
     const struct mu_worker_record *record = hello->name[0] ? find_worker_record(coord, hello->name) : NULL;
     if (record && !holds_state(job, hello) && (record->quarantined || record->draining)) {
         if (!record->quarantined && !mu_id_is_zero(hello->job_uid)) { /* it was here when the drain was ordered: done */
@@ -269,22 +306,11 @@ static struct worker *take_back(struct mu_coord *coord, struct job *job, const s
     return worker;
 }
 
-static bool anybody_has(struct mu_coord *coord, const struct job *job, const struct worker *but, uint64_t step)
-{
-    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
-        const struct mu_held *held = &w->status.held;
-        if (w != but && !w->lost && w->session != 0 && held->has_state &&
-            (held->step >= step || (held->step + 1 == step && held->has_gradient)))
-            return true;
-    }
-    return false;
-}
-
 /* It parks and is planned with, at once where nobody else has what it holds. */
 static void taken_back(struct mu_coord *coord, struct job *job, struct worker *worker)
 {
     uint64_t step = worker->status.held.step;
-    bool only = !anybody_has(coord, job, worker, step);
+    bool only = !others_are_whole(coord, job, worker, step);
     event(coord, MU_EVENT_WARNING, "worker_returned", job, worker,
           "worker %s came back with %s step %llu: taken in again", worker->name,
           only ? "the only copy of" : "its state of", (unsigned long long)step);
@@ -404,8 +430,9 @@ static void note_accusation(struct mu_coord *coord, const struct worker *worker)
 static void on_step(struct mu_coord *coord, struct worker *worker, const struct mu_step_report *report)
 {
     struct job *job = job_of(coord, worker);
-    worker->status.held =
-        (struct mu_held){.has_state = true, .has_result = true, .step = report->steps_done, .result = report->result};
+    holds_own_share(job, worker, report->steps_done);
+    worker->status.held.has_result = true;
+    worker->status.held.result = report->result;
     worker->progress_us = lease_now(coord);
     struct mu_timing_view *timing = &worker->timings[worker->timing_count++ % MU_TIMINGS_KEPT];
     memcpy(timing->worker, worker->name, sizeof timing->worker);
@@ -491,10 +518,16 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
         }
         worker->waiting = message->heartbeat.waiting;
         break;
-    case MU_WM_STATUS:
+    case MU_WM_STATUS: {
         if (session == worker->assigned_session && message->status.generation < worker->assigned_generation &&
             !MU_MUTANT(MU_MUT_ACCEPT_STALE_PARK)) {
             coord->counters.fenced_messages++; /* said before it got its Assign: what it holds may change by that */
+            break;
+        }
+        struct mu_error err;
+        if (!shares_fit(job, &message->status.held, &err)) {
+            declare_lost(coord, worker, "it says that it holds a share of a layout that the job cannot have: %s",
+                         err.text);
             break;
         }
         worker->status = message->status;
@@ -502,6 +535,7 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
         worker->progress_us = lease_now(coord);
         reconcile(coord, worker);
         break;
+    }
     case MU_WM_STEP:
         if (current)
             on_step(coord, worker, &message->step);

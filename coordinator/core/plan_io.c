@@ -1,73 +1,84 @@
 /* From a job's workers to the input of a plan, and from a plan to what each rank is told. */
 #include "coordinator/core/internal.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-uint64_t newest_held_step(struct mu_coord *coord, const struct job *job, bool *ret_any)
+/* ---- how many ---- */
+
+static uint32_t least_columns(const struct mu_job_spec *spec)
 {
-    uint64_t newest = 0;
-    *ret_any = false;
-    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
-        const struct mu_held *held = &w->status.held;
-        if (w->lost || w->session == 0 || !is_still(w) || !held->has_state)
-            continue;
-        if (!*ret_any || held->step > newest)
-            newest = held->step;
-        *ret_any = true;
-    }
-    return newest;
+    return (spec->parallel.tp ? spec->parallel.tp : 1) * (spec->parallel.pp ? spec->parallel.pp : 1);
 }
 
-/* Draining workers stay out, unless nobody else has what they hold: then they are needed once more. */
-bool draining_are_needed(struct mu_coord *coord, const struct job *job)
+uint32_t fewest_ranks(const struct job *job)
 {
-    bool any;
-    uint64_t newest = newest_held_step(coord, job, &any);
-    if (MU_MUTANT(MU_MUT_RELEASE_LAST_HOLDER))
-        return false;
-    for (const struct worker *w = any ? next_worker(coord, job, NULL) : NULL; w; w = next_worker(coord, job, w)) {
-        const struct mu_held *held = &w->status.held;
-        if (may_take_part(w) && held->has_state &&
-            (held->step >= newest || (held->step + 1 == newest && held->has_gradient)))
-            return false;
-    }
-    return any;
+    uint32_t columns = least_columns(&job->record.spec);
+    return job->record.spec.workers.min > columns ? job->record.spec.workers.min : columns;
 }
 
-static bool takes_part(struct worker *worker, bool with_draining)
+uint32_t most_ranks(const struct job *job, uint32_t eligible)
 {
-    bool draining = worker->draining;
-    worker->draining = draining && !with_draining;
-    bool yes = may_take_part(worker);
-    worker->draining = draining;
-    return yes;
+    const struct mu_job_spec *spec = &job->record.spec;
+    uint32_t columns = least_columns(spec), fewest = fewest_ranks(job);
+    uint64_t tp = spec->parallel.tp ? spec->parallel.tp : job->model.config.slices;
+    uint64_t pp = spec->parallel.pp ? spec->parallel.pp : job->model.config.layers;
+    uint64_t dp = spec->parallel.dp ? spec->parallel.dp : job->leaves;
+    uint64_t most = (tp ? tp : 1) * pp * dp;
+    uint32_t wanted = eligible > spec->workers.spares ? eligible - spec->workers.spares : 0;
+    if (wanted < fewest)
+        wanted = fewest;
+    if (wanted > spec->workers.max)
+        wanted = spec->workers.max;
+    if (wanted > most)
+        wanted = (uint32_t)most;
+    wanted -= wanted % columns;
+    return eligible >= fewest && wanted <= eligible ? wanted : 0;
 }
 
-static void add_member(struct mu_coord *coord, struct job *job, const struct worker *worker)
+/* ---- the input ---- */
+
+static void add_member(struct mu_coord *coord, struct job *job, const struct worker *worker, bool leaving)
 {
     if (job->plan_count == coord->config.max_members)
         return;
     struct mu_plan_member *member = &coord->plan_members[job->plan_count];
     member->held = worker->status.held;
     member->seconds_per_leaf = worker->seconds_per_leaf;
+    member->memory_bytes = worker->memory_bytes;
     member->old_rank = worker->rank;
     member->old_leaf_count = worker->rank == NONE ? 0 : worker->leaf_count;
     member->host = (uint32_t)mu_xxh3_64(worker->host, strnlen(worker->host, sizeof worker->host), 0);
+    member->leaving = leaving;
+    job->plan_staying += !leaving;
     job->plan_slots[job->plan_count++] = (uint32_t)(worker - coord->workers);
 }
 
-/* Members keep their order, then the others by age: ranks move as little as they can. */
-static void collect_members(struct mu_coord *coord, struct job *job, bool with_draining)
+/* Draining workers are there to copy from, unless the rest cannot go on without them (`draining_stay`). */
+static void consider(struct mu_coord *coord, struct job *job, const struct worker *worker, bool draining_stay,
+                     bool trial)
 {
-    job->plan_count = 0;
+    bool still = trial ? worker->rank != NONE || is_still(worker) : is_still(worker);
+    if (!worker->ready || worker->lost || worker->session == 0 || !still)
+        return;
+    if (!worker->draining || draining_stay)
+        add_member(coord, job, worker, false);
+    else if (worker->status.held.has_state && !MU_MUTANT(MU_MUT_RELEASE_LAST_HOLDER))
+        add_member(coord, job, worker, true);
+}
+
+/* Members keep their order, then the others by age: ranks move as little as they can. */
+static void collect_members(struct mu_coord *coord, struct job *job, bool draining_stay, bool trial)
+{
+    job->plan_count = job->plan_staying = 0;
     for (uint32_t rank = 0; rank < job->world; rank++) {
-        struct worker *worker = member_at(coord, job, rank);
-        if (worker && takes_part(worker, with_draining))
-            add_member(coord, job, worker);
+        const struct worker *worker = member_at(coord, job, rank);
+        if (worker)
+            consider(coord, job, worker, draining_stay, trial);
     }
-    for (struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
-        if (w->rank == NONE && takes_part(w, with_draining))
-            add_member(coord, job, w);
+    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
+        if (w->rank == NONE)
+            consider(coord, job, w, draining_stay, trial);
     }
 }
 
@@ -94,6 +105,55 @@ static uint32_t collect_bad_links(struct mu_coord *coord, const struct job *job)
     return count;
 }
 
+/* `trial`: only the layout matters, not from where the state would come. */
+static uint64_t emit_plan(struct mu_coord *coord, struct job *job, bool trial)
+{
+    const struct checkpoint *newest = newest_committed(job);
+    if (MU_MUTANT(MU_MUT_START_FROM_SEED))
+        newest = NULL;
+    uint64_t ticket = ++coord->plan_count << 16 | (uint64_t)(job - coord->jobs);
+    struct mu_plan_input input = {
+        .spec = &job->record.spec,
+        .members = coord->plan_members,
+        .member_count = job->plan_count,
+        .bad_links = coord->plan_links,
+        .bad_link_count = collect_bad_links(coord, job),
+        .checkpoint = newest ? newest->record.number : 0,
+        .checkpoint_step = newest ? newest->record.step : 0,
+        .may_initialise = trial || !job->record.checkpoint_seen || MU_MUTANT(MU_MUT_START_FROM_SEED),
+        .has_old_layout = job->has_generation,
+        .old_layout = job->layout,
+    };
+    emit(coord, &(struct mu_coord_action){.kind = MU_CA_PLAN, .plan = {.ticket = ticket, .input = &input}});
+    return ticket;
+}
+
+static uint32_t count_staying(struct mu_coord *coord, const struct job *job)
+{
+    uint32_t count = 0;
+    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w))
+        count += may_take_part(w);
+    return count;
+}
+
+/* Those who leave have the only copy. Others copy it from them where there are enough others; else it goes to a
+ * checkpoint, and else they must stay. *ret_wait: the checkpoint comes first. */
+static bool draining_must_stay(struct mu_coord *coord, struct job *job, bool *ret_wait)
+{
+    *ret_wait = false;
+    if (!draining_are_needed(coord, job) || most_ranks(job, count_staying(coord, job)) > 0)
+        return false;
+    if (job->record.spec.checkpoint.path[0] == 0)
+        return true;
+    bool any;
+    uint64_t held = newest_whole_step(coord, job, &any);
+    const struct checkpoint *newest = newest_committed(job);
+    if (newest && newest->record.step >= held)
+        return false;
+    *ret_wait = job->intent != 0 || can_order_parked(coord, job, held);
+    return !*ret_wait;
+}
+
 void request_plan(struct mu_coord *coord, struct job *job)
 {
     for (uint32_t rank = 0; rank < job->world; rank++) {
@@ -103,76 +163,149 @@ void request_plan(struct mu_coord *coord, struct job *job)
             return;
         }
     }
-    bool needed = draining_are_needed(coord, job);
-    if (needed && job->record.spec.checkpoint.path[0]) {
-        const struct checkpoint *newest = newest_committed(job);
-        bool any;
-        if (!newest || newest->record.step < newest_held_step(coord, job, &any)) {
-            wait_for_workers(coord, job, "the only holder of its state is leaving; saving it first");
-            return; /* waiting_tick orders the checkpoint; planning goes on from there */
-        }
-        needed = false;
+    bool wait, draining_stay = draining_must_stay(coord, job, &wait);
+    if (wait) {
+        wait_for_workers(coord, job, "the only holder of its state is leaving; saving it first");
+        return; /* waiting_tick orders the checkpoint; planning goes on from there */
     }
-    collect_members(coord, job, needed);
+    collect_members(coord, job, draining_stay, false);
     const struct checkpoint *newest = newest_committed(job);
-    if (MU_MUTANT(MU_MUT_START_FROM_SEED))
-        newest = NULL;
-    job->plan_checkpoint = newest ? newest->record.number : 0;
-    struct mu_plan_input input = {
-        .spec = &job->record.spec,
-        .members = coord->plan_members,
-        .member_count = job->plan_count,
-        .bad_links = coord->plan_links,
-        .bad_link_count = collect_bad_links(coord, job),
-        .checkpoint = job->plan_checkpoint,
-        .checkpoint_step = newest ? newest->record.step : 0,
-        .may_initialise = !job->record.checkpoint_seen || MU_MUTANT(MU_MUT_START_FROM_SEED),
-    };
+    job->plan_checkpoint = newest && !MU_MUTANT(MU_MUT_START_FROM_SEED) ? newest->record.number : 0;
     job->phase = MU_JP_PLANNING;
     job->phase_since_us = lease_now(coord);
-    job->plan_ticket = ++coord->plan_count << 16 | (uint64_t)(job - coord->jobs);
-    emit(coord, &(struct mu_coord_action){.kind = MU_CA_PLAN, .plan = {.ticket = job->plan_ticket, .input = &input}});
+    job->trial_ticket = 0;
+    job->plan_ticket = emit_plan(coord, job, false);
 }
 
-/* Also sent again when a worker re-attaches that never got it. */
-void send_assign(struct mu_coord *coord, struct job *job, struct worker *worker)
+void request_trial(struct mu_coord *coord, struct job *job)
 {
-    uint32_t neighbours[MU_NEIGHBOURS_MAX], serve[MU_NEIGHBOURS_MAX];
-    struct mu_peer peers[MU_NEIGHBOURS_MAX];
-    struct mu_coord_message message = {.kind = MU_CM_ASSIGN, .generation = job->record.generation};
-    struct mu_assign *assign = &message.assign;
-    assign->rank = worker->rank;
-    assign->world = job->world;
-    assign->start_step = job->start_step;
-    memcpy(assign->secret, job->secret, sizeof assign->secret);
-    assign->mesh = job->mesh;
-    assign->peer_count = mu_plan_neighbours(job->world, job->mesh, worker->rank, neighbours);
-    assign->peers = peers;
-    assign->serve_ranks = serve;
-    for (uint32_t i = 0; i < assign->peer_count; i++) {
-        const struct worker *peer = member_at(coord, job, neighbours[i]);
-        if (!peer)
-            return; /* lost meanwhile: this generation is being given up */
-        peers[i] = (struct mu_peer){
-            .rank = neighbours[i], .incarnation = peer->incarnation, .name = peer->name, .address = peer->address};
-        if (peer->source == MU_SOURCE_PEER && peer->source_rank == worker->rank)
-            serve[assign->serve_count++] = neighbours[i];
+    collect_members(coord, job, false, true);
+    job->considered = job->plan_staying;
+    job->trial_ticket = emit_plan(coord, job, true);
+}
+
+/* ---- moves ---- */
+
+void drop_moves(struct job *job)
+{
+    free(job->moves.moves);
+    job->moves = (struct moves){0};
+}
+
+static bool copy_moves(struct moves *out, const struct mu_plan *plan)
+{
+    uint32_t count = plan->reshard.move_count, world = mu_layout_world(&plan->layout);
+    size_t moves_bytes = count * sizeof *out->moves;
+    uint8_t *memory = calloc(1, moves_bytes + ((size_t)count + world + 2) * sizeof *out->by_from);
+    if (!memory)
+        return false;
+    *out = (struct moves){
+        .moves = (struct mu_move *)memory, .by_from = (uint32_t *)(void *)(memory + moves_bytes), .count = count};
+    out->first_from = out->by_from + count;
+    if (count)
+        memcpy(out->moves, plan->reshard.moves, moves_bytes);
+    /* Sorted by counting: sizes first, one place further, so that filling moves each start to its place. */
+    for (uint32_t i = 0; i < count; i++)
+        out->first_from[out->moves[i].from + 2]++;
+    for (uint32_t rank = 0; rank < world; rank++)
+        out->first_from[rank + 2] += out->first_from[rank + 1];
+    for (uint32_t i = 0; i < count; i++)
+        out->by_from[out->first_from[out->moves[i].from + 1]++] = i;
+    return true;
+}
+
+static uint32_t first_to(const struct moves *moves, uint32_t rank)
+{
+    uint32_t low = 0, high = moves->count;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (moves->moves[middle].to < rank)
+            low = middle + 1;
+        else
+            high = middle;
     }
-    if (!job->equal_leaves && job->world <= MU_COUNTED_WORLD_MAX) {
-        for (uint32_t rank = 0; rank < job->world; rank++)
-            coord->leaf_counts[rank] = coord->workers[job->members[rank]].leaf_count;
-        assign->leaf_counts = coord->leaf_counts;
+    return low;
+}
+
+/* Those from or to the rank, in the plan's order. Returns how many there are; fills at most MU_MOVES_MAX. */
+static uint32_t moves_of(const struct moves *moves, uint32_t rank, struct mu_move *out)
+{
+    if (moves->count == 0)
+        return 0;
+    uint32_t to = first_to(moves, rank), to_end = first_to(moves, rank + 1);
+    uint32_t from = moves->first_from[rank], from_end = moves->first_from[rank + 1], count = 0;
+    while (to < to_end || from < from_end) {
+        bool take_to = from == from_end || (to < to_end && to < moves->by_from[from]);
+        uint32_t index = take_to ? to++ : moves->by_from[from++];
+        if (count < MU_MOVES_MAX)
+            out[count] = moves->moves[index];
+        count++;
     }
-    assign->source = worker->source;
-    assign->source_rank = worker->source_rank;
-    assign->roll_forward = job->roll_forward;
-    if (worker->source == MU_SOURCE_CHECKPOINT) {
-        const struct checkpoint *checkpoint = find_checkpoint(job, job->plan_checkpoint);
-        assign->checkpoint = job->plan_checkpoint;
-        if (checkpoint)
-            memcpy(assign->checkpoint_dir, checkpoint->record.dir, sizeof assign->checkpoint_dir);
+    return count;
+}
+
+/* Puts a rank into the ascending list; false: it is full. */
+static bool add_peer(uint32_t *peers, uint32_t *count, uint32_t rank)
+{
+    uint32_t low = 0, high = *count;
+    while (low < high) {
+        uint32_t middle = (low + high) / 2;
+        if (peers[middle] < rank)
+            low = middle + 1;
+        else
+            high = middle;
     }
-    assign->command_base = job->command_base;
+    if (low < *count && peers[low] == rank)
+        return true;
+    if (*count == MU_PEERS_MAX)
+        return false;
+    memmove(&peers[low + 1], &peers[low], (*count - low) * sizeof *peers);
+    peers[low] = rank;
+    ++*count;
+    return true;
+}
+
+/* Whom a rank exchanges messages with. False: more than can be told. */
+static bool peers_of(const struct job *job, const struct mu_layout *layout, uint32_t rank, const struct mu_move *moves,
+                     uint32_t move_count, uint32_t peers[MU_PEERS_MAX], uint32_t *ret_count)
+{
+    _Static_assert((int)MU_LAYOUT_NEIGHBOURS_MAX <= (int)MU_PEERS_MAX, "neighbours fit");
+    *ret_count = mu_layout_neighbours(&job->model, layout, rank, peers);
+    for (uint32_t i = 0; i < move_count; i++) {
+        if (!add_peer(peers, ret_count, moves[i].from == rank ? moves[i].to : moves[i].from))
+            return false;
+    }
+    return true;
+}
+
+bool take_moves(struct mu_coord *coord, struct job *job, const struct mu_plan *plan, char why[MU_TEXT_SIZE])
+{
+    uint32_t peers[MU_PEERS_MAX], peer_count = 0;
+    drop_moves(job);
+    if (!copy_moves(&job->moves, plan)) {
+        format_into(why, MU_TEXT_SIZE, "no memory for a plan of %u moves", plan->reshard.move_count);
+        return false;
+    }
+    for (uint32_t rank = 0; job->moves.count && rank < mu_layout_world(&plan->layout); rank++) {
+        uint32_t count = moves_of(&job->moves, rank, coord->assign_moves);
+        if (count > MU_MOVES_MAX) {
+            format_into(why, MU_TEXT_SIZE, "rank %u would take part in %u moves of state, at most %d are possible",
+                        rank, count, MU_MOVES_MAX);
+            return false;
+        }
+        if (!peers_of(job, &plan->layout, rank, coord->assign_moves, count, peers, &peer_count)) {
+            format_into(why, MU_TEXT_SIZE, "rank %u would need more than %d peers to move its state", rank,
+                        MU_PEERS_MAX);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* ---- Assign ---- */
+
+static void note_assigned(const struct job *job, struct worker *worker)
+{
     worker->status.phase = MU_PHASE_PREPARING; /* as it will be; its next Hello or Status tells what came of it */
     worker->status.generation = job->record.generation;
     worker->status.rank = worker->rank;
@@ -182,5 +315,44 @@ void send_assign(struct mu_coord *coord, struct job *job, struct worker *worker)
     worker->status.bad_checkpoint = 0;
     worker->assigned_generation = job->record.generation;
     worker->assigned_session = worker->session;
+}
+
+/* Also sent again when a worker re-attaches that never got it. */
+void send_assign(struct mu_coord *coord, struct job *job, struct worker *worker)
+{
+    uint32_t ranks[MU_PEERS_MAX];
+    struct mu_peer peers[MU_PEERS_MAX];
+    struct mu_coord_message message = {.kind = MU_CM_ASSIGN, .generation = job->record.generation};
+    struct mu_assign *assign = &message.assign;
+    assign->layout = job->layout;
+    assign->rank = worker->rank;
+    assign->start_step = job->start_step;
+    memcpy(assign->secret, job->secret, sizeof assign->secret);
+    assign->moves = coord->assign_moves;
+    assign->move_count = moves_of(&job->moves, worker->rank, coord->assign_moves);
+    MU_ASSERT(assign->move_count <= MU_MOVES_MAX);
+    bool fits =
+        peers_of(job, &job->layout, worker->rank, assign->moves, assign->move_count, ranks, &assign->peer_count);
+    MU_ASSERT(fits);
+    assign->peers = peers;
+    for (uint32_t i = 0; i < assign->peer_count; i++) {
+        const struct worker *peer = member_at(coord, job, ranks[i]);
+        if (!peer)
+            return; /* lost meanwhile: this generation is being given up */
+        peers[i] = (struct mu_peer){
+            .rank = ranks[i], .incarnation = peer->incarnation, .name = peer->name, .address = peer->address};
+    }
+    if (!job->equal_leaves && job->layout.dp <= MU_COUNTED_REPLICAS_MAX)
+        assign->leaf_counts = job->leaf_counts;
+    assign->source = worker->source;
+    assign->roll_forward = job->roll_forward;
+    if (worker->source == MU_SOURCE_CHECKPOINT) {
+        const struct checkpoint *checkpoint = find_checkpoint(job, job->plan_checkpoint);
+        assign->checkpoint = job->plan_checkpoint;
+        if (checkpoint)
+            memcpy(assign->checkpoint_dir, checkpoint->record.dir, sizeof assign->checkpoint_dir);
+    }
+    assign->command_base = job->command_base;
+    note_assigned(job, worker);
     send_to(coord, worker, &message);
 }

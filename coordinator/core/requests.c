@@ -88,6 +88,7 @@ void on_submit(struct mu_coord *coord, uint64_t cookie, const struct mu_job_spec
     memcpy(&job->record.spec, spec, sizeof *spec);
     job->record.command.number = command;
     job->leaves = mu_job_leaves(spec);
+    mu_model_spec_init(&job->model, &spec->model);
     job->phase = MU_JP_WAITING;
     job->phase_since_us = lease_now(coord);
     persist_job(coord, job);

@@ -14,10 +14,32 @@ static enum mu_status restore_job(struct mu_coord *coord, const struct mu_job_re
                        coord->config.max_jobs);
     job->record = *record;
     job->leaves = mu_job_leaves(&record->spec);
+    mu_model_spec_init(&job->model, &record->spec.model);
     job->steps_done = record->steps_done;
     bool over = record->state != MU_JOB_PENDING && record->state != MU_JOB_RUNNING;
     job->phase = over ? MU_JP_OVER : MU_JP_WAITING;
     return MU_OK;
+}
+
+/* The layout of a generation or an intent. `recorded`: its dp is 0 where it was written before there were layouts. */
+static enum mu_status restore_layout(const struct job *job, const struct mu_layout *recorded, uint32_t ranks,
+                                     const char *what, struct mu_layout *ret_layout, struct mu_error *err)
+{
+    if (recorded->dp == 0) {
+        mu_layout_init(ret_layout, ranks, job->model.config.layers);
+        return MU_OK;
+    }
+    if (mu_layout_check(recorded, &job->record.spec, err) != MU_OK || mu_layout_world(recorded) != ranks)
+        return mu_fail(err, MU_ERR_CORRUPT, "job '%s': %s is recorded with a layout that does not fit it (%u ranks)",
+                       job->record.spec.name, what, ranks);
+    *ret_layout = *recorded;
+    return MU_OK;
+}
+
+static void restore_leaf_counts(struct job *job, const struct mu_generation_record *record)
+{
+    for (uint32_t d = 0; !record->equal_leaves && d < job->layout.dp && d < MU_COUNTED_REPLICAS_MAX; d++)
+        job->leaf_counts[d] = record->members[mu_layout_rank(&job->layout, (struct mu_coords){.d = d})].leaf_count;
 }
 
 /* A generation whose Go is durable may be stepping right now; one without it, nobody has ever stepped: its members,
@@ -37,15 +59,18 @@ static enum mu_status restore_generation(struct mu_coord *coord, const struct mu
     if (record->world > coord->config.max_members)
         return mu_fail(err, MU_ERR_LIMIT, "job '%s' has %u members, --max-workers is %u: raise it", record->job,
                        record->world, coord->config.max_members);
+    enum mu_status status = restore_layout(job, &record->layout, record->world, "its generation", &job->layout, err);
+    if (status)
+        return status;
     job->has_generation = true;
     job->reformed = true;
     job->go = record->go;
-    job->mesh = record->mesh;
     job->equal_leaves = record->equal_leaves;
     job->start_step = record->start_step;
     job->command_base = record->command_base;
     job->world = record->world;
     memcpy(job->secret, record->secret, sizeof job->secret);
+    restore_leaf_counts(job, record);
     for (uint32_t rank = 0; rank < record->world; rank++) {
         const struct mu_member_record *member = &record->members[rank];
         struct worker *worker = add_worker(coord, job, member->name, member->incarnation);
@@ -57,6 +82,7 @@ static enum mu_status restore_generation(struct mu_coord *coord, const struct mu
         worker->leaf_count = member->leaf_count;
         worker->status.phase = record->go ? MU_PHASE_RUNNING : MU_PHASE_PREPARING;
         worker->status.generation = record->generation;
+        worker->status.rank = rank;
         job->members[rank] = (uint32_t)(worker - coord->workers);
     }
     bool stepping = record->go && !job->record.command.open;
@@ -74,12 +100,19 @@ static enum mu_status restore_checkpoint(struct mu_coord *coord, const struct mu
     if (job->checkpoint_count == MU_CHECKPOINTS_MAX || record->piece_count > MU_PIECES_MAX)
         return mu_fail(err, MU_ERR_LIMIT, "job '%s' has more checkpoints or pieces recorded than %d or %d", record->job,
                        MU_CHECKPOINTS_MAX, MU_PIECES_MAX);
+    struct mu_layout layout = {0};
+    if (record->state == MU_CKPT_INTENT) {
+        enum mu_status status = restore_layout(job, &record->layout, record->piece_count, "a checkpoint", &layout, err);
+        if (status)
+            return status;
+    }
     uint32_t at = job->checkpoint_count++;
     for (; at > 0 && job->checkpoints[at - 1].record.number > record->number; at--)
         job->checkpoints[at] = job->checkpoints[at - 1];
     job->checkpoints[at].loaded = false;
     struct mu_checkpoint_record *own = &job->checkpoints[at].record;
     *own = *record;
+    own->layout = layout;
     if (record->state == MU_CKPT_INTENT) {
         memcpy(job->pieces, record->pieces, record->piece_count * sizeof job->pieces[0]);
         own->pieces = job->pieces;

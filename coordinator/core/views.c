@@ -8,6 +8,21 @@ uint32_t mu_coord_job_count(const struct mu_coord *coord)
     return coord->job_count;
 }
 
+/* What a job waits for that has not even been planned. */
+static void view_waiting(const struct job *job, char out[MU_TEXT_SIZE])
+{
+    uint32_t needed = fewest_ranks(job);
+    if (job->ready_count >= needed)
+        copy_text(out, MU_TEXT_SIZE, job->waiting_text);
+    else
+        format_into(out, MU_TEXT_SIZE, "%u worker%s can take part, %u are needed (workers.min %u, tp %s%u x pp %s%u)",
+                    job->ready_count, job->ready_count == 1 ? "" : "s", needed, job->record.spec.workers.min,
+                    job->record.spec.parallel.tp ? "" : "at least ",
+                    job->record.spec.parallel.tp ? job->record.spec.parallel.tp : 1,
+                    job->record.spec.parallel.pp ? "" : "at least ",
+                    job->record.spec.parallel.pp ? job->record.spec.parallel.pp : 1);
+}
+
 static void view_job(const struct mu_coord *coord, const struct job *job, struct mu_job_view *ret)
 {
     memset(ret, 0, sizeof *ret);
@@ -16,6 +31,9 @@ static void view_job(const struct mu_coord *coord, const struct job *job, struct
     ret->generation = job->has_generation ? job->record.generation : 0;
     ret->world =
         job->phase == MU_JP_STEPPING || job->phase == MU_JP_PARKING || job->phase == MU_JP_PREPARING ? job->world : 0;
+    ret->layout = job->layout;
+    if (job->phase == MU_JP_WAITING)
+        view_waiting(job, ret->waiting_text);
     for (uint32_t slot = job->first_worker; slot != NONE; slot = coord->workers[slot].next) {
         const struct worker *worker = &coord->workers[slot];
         ret->attached += worker->session != 0;
@@ -94,6 +112,11 @@ bool mu_coord_worker_view(const struct mu_coord *coord, uint32_t slot, struct mu
     ret->session = worker->session;
     ret->rank = worker->rank;
     ret->leaf_count = worker->rank == NONE ? 0 : worker->leaf_count;
+    bool member = worker->rank != NONE && job->has_generation;
+    ret->idle = member && mu_layout_is_idle(&job->layout, worker->rank);
+    ret->has_coords = member && !ret->idle;
+    if (ret->has_coords)
+        ret->coords = mu_layout_coords(&job->layout, worker->rank);
     ret->threads = worker->threads;
     ret->step = worker->status.held.step;
     ret->age_us = lease_now(coord) - worker->seen_us;

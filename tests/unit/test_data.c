@@ -369,6 +369,134 @@ static void test_open_of_a_malformed_shard_is_refused(void **state)
     open_fails(&config, MU_ERR_INVALID, NEEDLES("b.bin", "32-bit", "a.bin", "16-bit"));
 }
 
+/* ---- Megatron data sets ---- */
+
+/* NAME.bin and NAME.idx, sequences of odd lengths (also empty ones) and a document for each. */
+static void write_megatron(struct place *place, const char *name, uint32_t width, const uint32_t *tokens,
+                           uint32_t count)
+{
+    enum { SEQUENCES_MAX = 64 };
+    uint8_t *bin = malloc((size_t)count * width + 1);
+    for (uint32_t i = 0; i < count; i++)
+        memcpy(bin + (size_t)i * width, &tokens[i], width);
+    int32_t lengths[SEQUENCES_MAX];
+    int64_t pointers[SEQUENCES_MAX], documents[SEQUENCES_MAX + 1] = {0};
+    uint64_t sequences = 0, at = 0;
+    for (uint32_t length = 0; at < count; length = length * 3 + 1) {
+        uint32_t here = count - at < length ? (uint32_t)(count - at) : length;
+        lengths[sequences] = (int32_t)here;
+        pointers[sequences] = (int64_t)(at * width);
+        at += here;
+        sequences++;
+        documents[sequences] = (int64_t)sequences;
+    }
+    uint8_t idx[34 + 12 * SEQUENCES_MAX + 8 * (SEQUENCES_MAX + 1)] = "MMIDIDX";
+    uint64_t version = 1, boundaries = sequences + 1;
+    size_t size = 34;
+    memcpy(idx + 9, &version, 8);
+    idx[17] = width == 2 ? 8 : 4;
+    memcpy(idx + 18, &sequences, 8);
+    memcpy(idx + 26, &boundaries, 8);
+    memcpy(idx + size, lengths, sequences * 4);
+    size += sequences * 4;
+    memcpy(idx + size, pointers, sequences * 8);
+    size += sequences * 8;
+    memcpy(idx + size, documents, boundaries * 8);
+    size += boundaries * 8;
+    char file[64];
+    snprintf(file, sizeof file, "%s.idx", name);
+    write_file(place, file, idx, size);
+    snprintf(file, sizeof file, "%s.bin", name);
+    write_file(place, file, bin, (size_t)count * width);
+    free(bin);
+}
+
+static void test_megatron_tokens_are_those_of_llmc_in_both_widths(void **state)
+{
+    enum { TOKENS = 100000, LENGTH = 1000 };
+    uint32_t *tokens = random_tokens(TOKENS, 60000, 5);
+    write_shard(*state, "reference", 4, tokens, TOKENS, TOKENS);
+    write_megatron(*state, "wide", 4, tokens, TOKENS);
+    write_megatron(*state, "narrow_0", 2, tokens, 40001);
+    write_megatron(*state, "narrow_1", 2, tokens + 40001, TOKENS - 40001);
+    const struct {
+        const char *path;
+        enum mu_token_format format;
+    } sources[] = {
+        {"reference", MU_TOKENS_LLMC}, {"wide.bin", MU_TOKENS_MEGATRON}, {"narrow_*.bin", MU_TOKENS_MEGATRON}};
+    struct mu_data_info infos[3];
+    int32_t samples[3][2][LENGTH];
+    for (int i = 0; i < 3; i++) {
+        struct mu_data *data = open_ok(&(struct mu_data_config){
+            .path = path_in(*state, sources[i].path), .format = sources[i].format, .vocab = 60000, .length = LENGTH});
+        mu_data_info(data, &infos[i]);
+        assert_int_equal(mu_data_sample(data, 7, 40, samples[i][0], samples[i][1], NULL), MU_OK);
+        mu_data_close(data);
+        assert_int_equal(infos[i].token_count, TOKENS);
+        assert_memory_equal(&infos[i].content, &infos[0].content, sizeof infos[0].content);
+        assert_memory_equal(samples[i], samples[0], sizeof samples[0]);
+    }
+    free(tokens);
+}
+
+/* Writes `size` bytes at `offset` of a file. */
+static void patch_file(struct place *place, const char *name, long offset, const void *bytes, size_t size)
+{
+    FILE *file = fopen(path_in(place, name), "r+b");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, offset, SEEK_SET), 0);
+    assert_int_equal(fwrite(bytes, 1, size, file), size);
+    assert_int_equal(fclose(file), 0);
+}
+
+static void test_open_of_a_malformed_megatron_set_is_refused(void **state)
+{
+    enum { TOKENS = 50 }; /* sequences of 0, 1, 4, 13, 32 tokens */
+    uint32_t tokens[TOKENS] = {0};
+    struct mu_data_config config = {.format = MU_TOKENS_MEGATRON, .vocab = 100, .length = 4};
+    char path[128];
+    snprintf(path, sizeof path, "%s", path_in(*state, "a.bin"));
+    config.path = path;
+    static const struct {
+        long offset;
+        uint64_t value;
+        size_t size;
+        enum mu_status status;
+        const char *needle;
+    } cases[] = {
+        {0, 'X', 1, MU_ERR_INVALID, "no Megatron index"},
+        {9, 2, 8, MU_ERR_INVALID, "version 2"},
+        {17, 5, 1, MU_ERR_INVALID, "token type 5"},
+        {17, 4, 1, MU_ERR_CORRUPT, "sequence"}, /* the other width: pointers do not fit */
+        {18, 0, 8, MU_ERR_CORRUPT, "0 sequences"},
+        {18, 6, 8, MU_ERR_CORRUPT, "6 sequences"},
+        {18, UINT64_MAX, 8, MU_ERR_CORRUPT, "18446744073709551615 sequences"},
+        {26, UINT64_MAX / 8 + 2, 8, MU_ERR_CORRUPT, "boundaries"},
+        {34 + 4 * 4, UINT32_MAX, 4, MU_ERR_CORRUPT, "sequence 4 has -1 tokens"},
+        {34 + 4 * 4, 33, 4, MU_ERR_CORRUPT, "sequence 4 has 33 tokens"},
+        {34 + 4 * 4, 31, 4, MU_ERR_CORRUPT, "end at byte 98, but the tokens have 100"},
+        {34 + 5 * 4 + 2 * 8, 4, 8, MU_ERR_CORRUPT, "sequence 2 has 4 tokens from byte 4 on"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_megatron(*state, "a", 2, tokens, TOKENS);
+        mu_data_close(open_ok(&config));
+        patch_file(*state, "a.idx", cases[i].offset, &cases[i].value, cases[i].size);
+        open_fails(&config, cases[i].status, NEEDLES("a.idx", cases[i].needle));
+    }
+    write_megatron(*state, "a", 2, tokens, TOKENS);
+    write_file(*state, "a.idx", tokens, 33);
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("a.idx", "33 bytes"));
+    assert_int_equal(unlink(path_in(*state, "a.idx")), 0);
+    open_fails(&config, MU_ERR_NOT_FOUND, NEEDLES("a.idx", "a.bin"));
+    write_megatron(*state, "a", 2, tokens, TOKENS);
+    tokens[7] = UINT32_MAX; /* a negative token */
+    write_megatron(*state, "a", 4, tokens, TOKENS);
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("a.bin", "byte 28 ", "token 4294967295"));
+    write_file(*state, "a", tokens, sizeof tokens);
+    snprintf(path, sizeof path, "%s", path_in(*state, "a"));
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("NAME.bin"));
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, place_setup, place_teardown)
@@ -383,6 +511,8 @@ int main(void)
         TEST(test_open_of_short_data_is_refused_with_numbers),
         TEST(test_open_of_a_token_outside_the_vocabulary_is_refused_with_its_place),
         TEST(test_open_of_a_malformed_shard_is_refused),
+        TEST(test_megatron_tokens_are_those_of_llmc_in_both_widths),
+        TEST(test_open_of_a_malformed_megatron_set_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -368,6 +368,106 @@ static void test_checkpoint_verifies_and_loads(void **state)
     checkpoint_fini(&checkpoint);
 }
 
+/* Random shares: every wanted chunk comes, no other byte of the destination changes. */
+static void test_load_of_runs_touches_the_wanted_chunks_only(void **state)
+{
+    (void)state;
+    struct checkpoint checkpoint;
+    struct mu_manifest *manifest;
+    struct mu_error err;
+    checkpoint_init(&checkpoint);
+    const struct mu_model_spec *spec = &checkpoint.spec;
+    assert_ok(mu_manifest_read(checkpoint.dir, &manifest, &err), &err);
+    size_t bytes = spec->flat_size * sizeof(float);
+    float *flats[3], *expected = malloc(bytes);
+    for (int kind = 0; kind < 3; kind++)
+        flats[kind] = malloc(bytes);
+    uint64_t random = 3;
+    for (int round = 0; round < 40; round++) {
+        struct mu_chunk_run runs[2][64];
+        struct mu_checkpoint_want want = {.flats = {flats[0], flats[1], flats[2]}};
+        uint32_t counts[2] = {0, 0};
+        for (int list = 0; list < 2; list++) {
+            uint64_t mask = mu_splitmix64(&random) | (round % 2 ? mu_splitmix64(&random) : 0);
+            for (uint32_t chunk = 0; chunk < spec->chunk_count; chunk++) {
+                if (round > 0 && !(mask >> chunk % 64 & 1)) /* the first round wants everything */
+                    continue;
+                if (counts[list] > 0 &&
+                    runs[list][counts[list] - 1].first + runs[list][counts[list] - 1].count == chunk)
+                    runs[list][counts[list] - 1].count++;
+                else
+                    runs[list][counts[list]++] = (struct mu_chunk_run){chunk, 1};
+            }
+        }
+        for (int kind = 0; kind < 3; kind++) {
+            want.runs[kind] = runs[kind > 0];
+            want.run_counts[kind] = counts[kind > 0];
+            memset(flats[kind], 0x5a, bytes);
+        }
+        atomic_uint_least64_t progress = 0;
+        assert_ok(mu_checkpoint_load_runs(checkpoint.dir, manifest, spec, &want, NULL, &progress, &err), &err);
+        assert_true(counts[0] + counts[1] == 0 || atomic_load(&progress) > 0);
+        for (int kind = 0; kind < 3; kind++) {
+            memset(expected, 0x5a, bytes);
+            for (uint32_t i = 0; i < want.run_counts[kind]; i++) {
+                for (uint32_t k = 0; k < want.runs[kind][i].count; k++) {
+                    struct mu_chunk chunk = mu_model_chunk(spec, want.runs[kind][i].first + k);
+                    memcpy(expected + chunk.offset, checkpoint.flat[kind] + chunk.offset, chunk.size * sizeof(float));
+                }
+            }
+            assert_memory_equal(flats[kind], expected, bytes);
+        }
+    }
+    free(expected);
+    for (int kind = 0; kind < 3; kind++)
+        free(flats[kind]);
+    mu_manifest_free(manifest);
+    checkpoint_fini(&checkpoint);
+}
+
+/* A share does not need the files that hold nothing of it, and finds damage in what it reads. */
+static void test_load_of_runs_opens_only_what_it_needs(void **state)
+{
+    (void)state;
+    struct checkpoint checkpoint;
+    struct mu_manifest *manifest;
+    struct mu_error err;
+    char first_piece[512], last_piece[512];
+    checkpoint_init(&checkpoint);
+    const struct mu_model_spec *spec = &checkpoint.spec;
+    path_join(first_piece, checkpoint.dir, "piece-0.safetensors");
+    path_join(last_piece, checkpoint.dir, "piece-2.safetensors");
+    assert_ok(mu_manifest_read(checkpoint.dir, &manifest, &err), &err);
+    float *p = calloc(spec->flat_size, sizeof(float));
+    struct mu_chunk_run one = {0, 1}, last = {spec->chunk_count - 1, 1};
+    struct mu_checkpoint_want want = {.runs = {&one}, .run_counts = {1}, .flats = {p}};
+    assert_int_equal(unlink(last_piece), 0);
+    assert_ok(mu_checkpoint_load_runs(checkpoint.dir, manifest, spec, &want, NULL, NULL, &err), &err);
+    want.runs[0] = &last;
+    assert_fails(mu_checkpoint_load_runs(checkpoint.dir, manifest, spec, &want, NULL, NULL, &err), MU_ERR_NOT_FOUND,
+                 &err, last_piece);
+    want.runs[0] = &one;
+    size_t size_bytes;
+    uint8_t *bytes = file_read(first_piece, &size_bytes);
+    bytes[size_bytes - 1] ^= 1; /* of the second moments: not read */
+    file_write(first_piece, bytes, size_bytes);
+    assert_ok(mu_checkpoint_load_runs(checkpoint.dir, manifest, spec, &want, NULL, NULL, &err), &err);
+    size_t data = size_bytes;
+    for (size_t i = 0; i < manifest->pieces[0].entry_count; i++) {
+        const struct mu_manifest_entry *entry = &manifest->pieces[0].entries[i];
+        for (uint32_t k = 0; k < entry->chunk_count; k++)
+            data -= mu_model_chunk(spec, entry->first_chunk + k).size * sizeof(float);
+    }
+    bytes[data] ^= 1; /* of the first entry */
+    file_write(first_piece, bytes, size_bytes);
+    free(bytes);
+    assert_fails(mu_checkpoint_load_runs(checkpoint.dir, manifest, spec, &want, NULL, NULL, &err), MU_ERR_CORRUPT, &err,
+                 first_piece);
+    free(p);
+    mu_manifest_free(manifest);
+    checkpoint_fini(&checkpoint);
+}
+
 static void test_verify_names_every_bad_piece(void **state)
 {
     (void)state;
@@ -394,9 +494,12 @@ static void test_verify_names_every_bad_piece(void **state)
     struct mu_manifest *manifest;
     assert_ok(mu_manifest_read(checkpoint.dir, &manifest, &err), &err);
     float *p = calloc(checkpoint.spec.flat_size, sizeof(float));
-    assert_fails(mu_checkpoint_load(checkpoint.dir, manifest, &checkpoint.spec, p, NULL, NULL, NULL, &err),
-                 MU_ERR_CORRUPT, &err, first);
+    float *m = calloc(checkpoint.spec.flat_size, sizeof(float)), *v = calloc(checkpoint.spec.flat_size, sizeof(float));
+    assert_fails(mu_checkpoint_load(checkpoint.dir, manifest, &checkpoint.spec, p, m, v, NULL, &err), MU_ERR_CORRUPT,
+                 &err, first);
     free(p);
+    free(m);
+    free(v);
     mu_manifest_free(manifest);
     checkpoint_fini(&checkpoint);
 }
@@ -493,6 +596,8 @@ int main(void)
         cmocka_unit_test(test_tiling_names_the_first_gap_or_overlap),
         cmocka_unit_test(test_tiling_catches_any_single_wrong_entry),
         cmocka_unit_test(test_checkpoint_verifies_and_loads),
+        cmocka_unit_test(test_load_of_runs_touches_the_wanted_chunks_only),
+        cmocka_unit_test(test_load_of_runs_opens_only_what_it_needs),
         cmocka_unit_test(test_verify_names_every_bad_piece),
         cmocka_unit_test(test_verify_compares_the_entries_of_each_piece),
         cmocka_unit_test(test_missing_or_damaged_manifest_is_told),

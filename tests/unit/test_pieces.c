@@ -91,19 +91,34 @@ static struct written write_piece(const struct model *model, const char *dir)
     return written;
 }
 
-/* Gathers the entries into flat spaces; skips every second one when told to. */
+/* Gathers the entries into flat spaces; skips every second one when told to, and with `holes` every second chunk of the
+ * others. */
 struct gathered {
     const struct mu_model_spec *spec;
     float *flat[3];
-    size_t count, skip_odd;
+    size_t count;
+    bool skip_odd, holes;
 };
 
-static float *gather(void *arg, const struct mu_piece_entry *entry)
+static bool gather_wants(void *arg, const struct mu_piece_entry *entry)
 {
     struct gathered *gathered = arg;
     assert_true(mu_piece_entry_fits(entry, gathered->spec));
     size_t index = gathered->count++;
-    return gathered->skip_odd && index % 2 ? NULL : gathered->flat[entry->kind] + entry->offset;
+    return !(gathered->skip_odd && index % 2);
+}
+
+static float *gather_place(void *arg, const struct mu_piece_entry *entry, uint64_t first, uint64_t *count)
+{
+    struct gathered *gathered = arg;
+    assert_true(first<entry->size && * count> 0 && *count <= entry->size - first);
+    if (gathered->holes) {
+        uint64_t left = MU_CHUNK_ELEMENTS - first % MU_CHUNK_ELEMENTS;
+        *count = *count < left ? *count : left;
+        if (first / MU_CHUNK_ELEMENTS % 2)
+            return NULL;
+    }
+    return gathered->flat[entry->kind] + entry->offset + first;
 }
 
 static void gathered_init(struct gathered *gathered, const struct mu_model_spec *spec)
@@ -185,7 +200,8 @@ static void test_written_piece_reads_back_bit_for_bit(void **state)
 
     struct mu_piece_expected expected = {
         .size_bytes = written.result.size_bytes, .xxh3 = written.result.xxh3, .identity = &identity};
-    struct mu_piece_read_options options = {.resolve = gather, .arg = &gathered, .expected = &expected};
+    struct mu_piece_read_options options = {
+        .wants = gather_wants, .place = gather_place, .arg = &gathered, .expected = &expected};
     assert_ok(mu_piece_read(written.path, &options, &read, &err), &err);
     assert_string_equal(read.job, "kjv");
     assert_true(read.seq == 12 && read.step == 1200 && read.generation == identity.generation);
@@ -308,9 +324,9 @@ static void test_partial_read_touches_only_what_is_wanted(void **state)
     free(bytes);
 
     gathered_init(&gathered, &model.spec);
-    gathered.skip_odd = 1;
+    gathered.skip_odd = true;
     struct mu_piece_read_options options = {
-        .resolve = gather, .arg = &gathered, .expected = &expected, .partial = true};
+        .wants = gather_wants, .place = gather_place, .arg = &gathered, .expected = &expected, .partial = true};
     assert_ok(mu_piece_read(written.path, &options, NULL, &err), &err);
     for (size_t i = 0; i < written.count; i++) {
         const struct mu_piece_entry *entry = &written.entries[i];
@@ -660,6 +676,94 @@ static void test_abort_ends_a_throttled_write_and_leaves_no_file(void **state)
     scratch_remove(&scratch);
 }
 
+static void test_part_of_an_entry_goes_to_its_place_and_the_rest_is_verified(void **state)
+{
+    (void)state;
+    struct scratch scratch = scratch_make();
+    struct model model;
+    struct gathered gathered;
+    struct mu_error err;
+    model_init(&model);
+    struct written written = write_piece(&model, scratch.path);
+    gathered_init(&gathered, &model.spec);
+    gathered.holes = true;
+    struct mu_piece_expected expected = {.size_bytes = written.result.size_bytes, .xxh3 = written.result.xxh3};
+    atomic_uint_least64_t progress = 0;
+    struct mu_piece_read_options options = {
+        .wants = gather_wants, .place = gather_place, .arg = &gathered, .expected = &expected, .progress = &progress};
+    assert_ok(mu_piece_read(written.path, &options, NULL, &err), &err);
+    uint64_t blocks = 0, holes = 0;
+    for (size_t i = 0; i < written.count; i++) {
+        const struct mu_piece_entry *entry = &written.entries[i];
+        const float *got = gathered.flat[entry->kind] + entry->offset;
+        for (uint64_t first = 0; first < entry->size; first += MU_CHUNK_ELEMENTS, blocks++) {
+            uint64_t size = entry->size - first < MU_CHUNK_ELEMENTS ? entry->size - first : MU_CHUNK_ELEMENTS;
+            bool is_hole = first / MU_CHUNK_ELEMENTS % 2;
+            holes += is_hole;
+            for (uint64_t k = 0; k < size; k++)
+                assert_true(memcmp(&got[first + k], is_hole ? &(float){0} : &entry->data[first + k], 4) == 0);
+        }
+    }
+    assert_true(holes > 0);
+    assert_int_equal(atomic_load(&progress), blocks);
+    /* A hole is verified like the rest. */
+    size_t size_bytes;
+    uint8_t *bytes = file_read(written.path, &size_bytes);
+    size_t at = size_bytes, large = 0;
+    for (size_t i = 0; i < written.count; i++)
+        at -= written.entries[i].size * sizeof(float);
+    for (; written.entries[large].size <= MU_CHUNK_ELEMENTS + 1; large++)
+        at += written.entries[large].size * sizeof(float);
+    bytes[at + MU_CHUNK_ELEMENTS * sizeof(float) + 4] ^= 1;
+    file_write(written.path, bytes, size_bytes);
+    free(bytes);
+    options.partial = true;
+    assert_fails(mu_piece_read(written.path, &options, NULL, &err), MU_ERR_CORRUPT, &err, "checksum is");
+    gathered_fini(&gathered);
+    free(written.entries);
+    model_fini(&model);
+    scratch_remove(&scratch);
+}
+
+static void test_runs_are_found_by_any_chunk(void **state)
+{
+    (void)state;
+    static const struct mu_chunk_run runs[] = {{2, 3}, {5, 1}, {9, 4}};
+    static const bool in[] = {0, 0, 1, 1, 1, 1, 0, 0, 0, 1, 1, 1, 1, 0, 0};
+    static const uint32_t ends[] = {2, 2, 5, 5, 5, 6, 9, 9, 9, 13, 13, 13, 13, UINT32_MAX, UINT32_MAX};
+    uint32_t end;
+    for (uint32_t chunk = 0; chunk < sizeof in; chunk++) {
+        assert_int_equal(mu_runs_have(runs, 3, chunk, &end), in[chunk]);
+        assert_int_equal(end, ends[chunk]);
+    }
+    assert_false(mu_runs_have(NULL, 0, 7, &end));
+    assert_int_equal(end, UINT32_MAX);
+}
+
+static void test_entries_of_runs_are_those_of_each_run_kind_by_kind(void **state)
+{
+    (void)state;
+    struct model model;
+    model_init(&model);
+    uint32_t chunks = model.spec.chunk_count;
+    assert_true(chunks >= 6);
+    const struct mu_chunk_run runs[] = {{0, 1}, {2, 2}, {chunks - 1, 1}};
+    size_t count = mu_piece_entries_of_runs(&model.spec, runs, 3, NULL, 0), at = 0;
+    struct mu_piece_entry entries[64], one[64];
+    assert_true(count > 0 && count <= 64);
+    assert_int_equal(mu_piece_entries_of_runs(&model.spec, runs, 3, entries, 64), count);
+    for (int kind = 0; kind < 3; kind++) {
+        for (int i = 0; i < 3; i++) {
+            size_t of_run =
+                mu_piece_entries_of_chunks(&model.spec, runs[i].first, runs[i].count, NULL, NULL, NULL, one, 64);
+            for (size_t k = of_run / 3 * (size_t)kind; k < of_run / 3 * (size_t)(kind + 1); k++, at++)
+                assert_memory_equal(&entries[at], &one[k], sizeof one[k]);
+        }
+    }
+    assert_int_equal(at, count);
+    model_fini(&model);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -669,6 +773,9 @@ int main(void)
         cmocka_unit_test(test_piece_is_a_plain_safetensors_file),
         cmocka_unit_test(test_entries_across_blocks_read_back),
         cmocka_unit_test(test_partial_read_touches_only_what_is_wanted),
+        cmocka_unit_test(test_part_of_an_entry_goes_to_its_place_and_the_rest_is_verified),
+        cmocka_unit_test(test_runs_are_found_by_any_chunk),
+        cmocka_unit_test(test_entries_of_runs_are_those_of_each_run_kind_by_kind),
         cmocka_unit_test(test_damage_is_always_found_and_named),
         cmocka_unit_test(test_index_checksum_finds_every_changed_number),
         cmocka_unit_test(test_piece_of_another_checkpoint_is_refused),

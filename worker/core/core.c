@@ -6,7 +6,7 @@
 #include "common/mutant.h"
 #include "common/rng.h"
 
-enum { PENDING_PIECES_MAX = 8, OPEN_COMMANDS_MAX = 4 };
+enum { PENDING_PIECES_MAX = 8, OPEN_COMMANDS_MAX = 4, TAKEN_PIECES_MAX = 8 };
 
 struct command {
     uint64_t number, not_before_step, first_open;
@@ -29,12 +29,20 @@ struct mu_worker {
 
     enum stream_state stream;
     uint64_t next_connect_us, backoff_ms, alone_since_us; /* alone: without a Welcome since then */
+    uint64_t backoff_most_ms;                             /* the configured one, or what Welcome leaves room for */
     uint64_t heartbeat_us, next_heartbeat_us;
 
     struct mu_id job_uid;
     struct mu_job_spec spec; /* of job_uid; given to LOAD_JOB */
+    uint32_t chunk_count;    /* of its model */
     bool loading, loaded;
     struct mu_hash128 numeric_identity, data_hash;
+    struct mu_identity_parts identity_parts;
+
+    struct mu_layout layout; /* of status.generation */
+    uint64_t start_step;
+    uint32_t taken_pieces[TAKEN_PIECES_MAX]; /* of checkpoint status.checkpoint_taken */
+    uint32_t taken_count;
 
     struct command commands[OPEN_COMMANDS_MAX]; /* received, not executed, ascending numbers */
     uint32_t command_count;
@@ -70,6 +78,7 @@ struct mu_worker *mu_worker_new(const struct mu_worker_config *config)
     worker->config = *config;
     worker->incarnation = config->incarnation;
     worker->backoff_ms = config->backoff_min_ms;
+    worker->backoff_most_ms = config->backoff_max_ms;
     return worker;
 }
 
@@ -125,6 +134,7 @@ static void send_hello(struct mu_worker *worker, const struct mu_worker_sink *si
     hello->job_uid = worker->job_uid;
     hello->prepared_job = worker->loaded;
     hello->numeric_identity = worker->numeric_identity;
+    hello->identity_parts = worker->identity_parts;
     hello->data_hash = worker->data_hash;
     hello->status = worker->status;
     send(worker, sink, &message);
@@ -170,8 +180,15 @@ static void schedule_connect(struct mu_worker *worker)
     uint64_t jitter_us = mu_splitmix64(&worker->config.jitter_seed) % (backoff_us / 2 + 1);
     worker->next_connect_us = worker->now_us + backoff_us - jitter_us;
     worker->backoff_ms *= 2;
-    if (worker->backoff_ms > worker->config.backoff_max_ms)
-        worker->backoff_ms = worker->config.backoff_max_ms;
+    if (worker->backoff_ms > worker->backoff_most_ms)
+        worker->backoff_ms = worker->backoff_most_ms;
+}
+
+/* A coordinator that comes back waits lost_ms for its workers: none may sleep through that. */
+static void bound_backoff(struct mu_worker *worker, uint32_t lost_ms)
+{
+    uint64_t most_ms = lost_ms / 2 > worker->config.backoff_min_ms ? lost_ms / 2 : worker->config.backoff_min_ms;
+    worker->backoff_most_ms = most_ms < worker->config.backoff_max_ms ? most_ms : worker->config.backoff_max_ms;
 }
 
 static void stream_lost(struct mu_worker *worker)
@@ -209,7 +226,7 @@ static void become_new(struct mu_worker *worker, struct mu_id random, const stru
     worker->command_count = 0;
     worker->revoked = 0;
     worker->report.step_count = 0;
-    worker->piece_count = 0;
+    worker->piece_count = worker->taken_count = 0;
     worker->backoff_ms = worker->config.backoff_min_ms;
     emit(sink, &(struct mu_worker_action){.kind = MU_WA_DISCONNECT});
     connect_now(worker, sink);
@@ -220,6 +237,7 @@ static void on_welcome(struct mu_worker *worker, const struct mu_coord_message *
 {
     worker->stream = STREAM_UP;
     worker->backoff_ms = worker->config.backoff_min_ms;
+    bound_backoff(worker, message->welcome.lost_ms);
     worker->heartbeat_us = (uint64_t)message->welcome.heartbeat_ms * 1000;
     worker->next_heartbeat_us = worker->now_us + worker->heartbeat_us;
     worker->named_by_coordinator = worker->named_by_coordinator || worker->config.hello.name[0] == 0;
@@ -228,6 +246,9 @@ static void on_welcome(struct mu_worker *worker, const struct mu_coord_message *
         worker->loading = true;
         worker->job_uid = message->welcome.job_uid;
         worker->spec = *message->welcome.spec;
+        struct mu_model_spec model;
+        mu_model_spec_init(&model, &worker->spec.model);
+        worker->chunk_count = model.chunk_count;
         emit(sink, &(struct mu_worker_action){.kind = MU_WA_LOAD_JOB,
                                               .load = {.spec = &worker->spec, .uid = worker->job_uid}});
     }
@@ -269,6 +290,29 @@ static void on_reject(struct mu_worker *worker, const struct mu_worker_event *ev
 
 /* ---- generations ---- */
 
+/* The wire has judged it as far as one can without the job. */
+static enum mu_status judge_assign(const struct mu_worker *worker, const struct mu_assign *assign, struct mu_error *err)
+{
+    enum mu_status status = mu_layout_check(&assign->layout, &worker->spec, err);
+    for (uint32_t i = 0; i < assign->move_count && status == MU_OK; i++) {
+        const struct mu_chunk_run *run = &assign->moves[i].run;
+        if (run->count == 0 || run->first >= worker->chunk_count || run->count > worker->chunk_count - run->first)
+            status = mu_fail(err, MU_ERR_INVALID, "a move of chunks %u to %u: the model has %u", run->first,
+                             run->first + run->count, worker->chunk_count);
+    }
+    return status;
+}
+
+static void refuse_assign(struct mu_worker *worker, const struct mu_error *err, const struct mu_worker_sink *sink)
+{
+    worker->status.phase = MU_PHASE_PARKED;
+    worker->status.park_reason = MU_PARK_PREPARE;
+    worker->status.peer_failure = MU_PEER_FAILURE_NONE;
+    worker->status.bad_checkpoint = 0;
+    copy_text(worker->status.text, sizeof worker->status.text, err->text);
+    send_status(worker, sink);
+}
+
 static void on_assign(struct mu_worker *worker, const struct mu_coord_message *message,
                       const struct mu_worker_sink *sink)
 {
@@ -287,9 +331,32 @@ static void on_assign(struct mu_worker *worker, const struct mu_coord_message *m
     status->command_received = status->command_executed = message->assign.command_base;
     status->park_reason = MU_PARK_NONE;
     worker->command_count = 0; /* a new generation cancels what was not done */
+    worker->layout = message->assign.layout;
+    worker->start_step = message->assign.start_step;
+    struct mu_error err;
+    if (judge_assign(worker, &message->assign, &err) != MU_OK) {
+        refuse_assign(worker, &err, sink);
+        return;
+    }
     emit(sink,
          &(struct mu_worker_action){.kind = MU_WA_PREPARE,
                                     .generation = {.generation = message->generation, .assign = &message->assign}});
+}
+
+/* At a boundary of the generation it runs in. */
+static void holds_own_share(struct mu_worker *worker, uint64_t step)
+{
+    struct mu_held *held = &worker->status.held;
+    bool idle = mu_layout_is_idle(&worker->layout, worker->status.rank);
+    held->has_state = !idle;
+    held->has_gradient = false;
+    held->step = step;
+    held->share_count = idle ? 0 : 1;
+    memset(held->shares, 0, sizeof held->shares);
+    if (!idle) {
+        held->shares[0].layout = worker->layout;
+        held->shares[0].rank = worker->status.rank;
+    }
 }
 
 static void on_go(struct mu_worker *worker, uint64_t generation, const struct mu_worker_sink *sink)
@@ -297,6 +364,7 @@ static void on_go(struct mu_worker *worker, uint64_t generation, const struct mu
     if (generation != worker->status.generation || worker->status.phase != MU_PHASE_PREPARED)
         return;
     worker->status.phase = MU_PHASE_RUNNING;
+    holds_own_share(worker, worker->start_step);
     emit_generation(sink, MU_WA_RUN, generation);
 }
 
@@ -338,14 +406,31 @@ static void on_command(struct mu_worker *worker, const struct mu_coord_message *
                                                                  .snapshot = message->command.snapshot};
 }
 
+/* False: it has that piece already, or a newer checkpoint. It may get a second piece, that of a writer who was lost. */
+static bool note_taken(struct mu_worker *worker, const struct mu_snapshot *snapshot)
+{
+    if (snapshot->checkpoint < worker->status.checkpoint_taken)
+        return false;
+    if (snapshot->checkpoint > worker->status.checkpoint_taken)
+        worker->taken_count = 0;
+    for (uint32_t i = 0; i < worker->taken_count; i++) {
+        if (worker->taken_pieces[i] == snapshot->piece)
+            return false;
+    }
+    if (worker->taken_count == TAKEN_PIECES_MAX)
+        return false;
+    worker->status.checkpoint_taken = snapshot->checkpoint;
+    worker->taken_pieces[worker->taken_count++] = snapshot->piece;
+    return true;
+}
+
 static void on_snapshot(struct mu_worker *worker, const struct mu_coord_message *message,
                         const struct mu_worker_sink *sink)
 {
     if (worker->status.phase != MU_PHASE_PARKED || message->generation != worker->status.generation)
         return;
-    if (message->snapshot.checkpoint <= worker->status.checkpoint_taken)
+    if (!note_taken(worker, &message->snapshot))
         return; /* asked again after a lost stream; its report is on the way, or was sent again, too */
-    worker->status.checkpoint_taken = message->snapshot.checkpoint;
     emit(sink,
          &(struct mu_worker_action){.kind = MU_WA_SNAPSHOT,
                                     .snapshot = {.generation = message->generation, .snapshot = message->snapshot}});
@@ -412,6 +497,7 @@ static void on_job_loaded(struct mu_worker *worker, const struct mu_worker_event
     }
     worker->loaded = true;
     worker->numeric_identity = event->job_loaded.numeric_identity;
+    worker->identity_parts = event->job_loaded.identity_parts;
     worker->data_hash = event->job_loaded.data_hash;
     if (worker->stream == STREAM_UP)
         send_hello(worker, sink);
@@ -605,8 +691,9 @@ struct mu_boundary mu_worker_boundary(struct mu_worker *worker, uint64_t now_us,
     if (generation != worker->status.generation)
         return decision;
     worker->now_us = now_us;
-    worker->status.held =
-        (struct mu_held){.has_state = true, .has_result = true, .step = steps_done, .result = *result};
+    holds_own_share(worker, steps_done);
+    worker->status.held.has_result = true;
+    worker->status.held.result = *result;
     uint32_t kept = 0;
     uint64_t first_open =
         0; /* what was given up may not have reached everybody; that it was, did, as far as the vote says */
@@ -627,8 +714,8 @@ struct mu_boundary mu_worker_boundary(struct mu_worker *worker, uint64_t now_us,
         worker->status.command_executed = command->number;
         if (command->kind == MU_COMMAND_PARK) {
             decision.park = true;
-        } else if (!decision.take_snapshot && command->snapshot.piece < command->snapshot.piece_count) {
-            worker->status.checkpoint_taken = command->snapshot.checkpoint;
+        } else if (!decision.take_snapshot && command->snapshot.piece < mu_layout_working(&command->snapshot.layout) &&
+                   note_taken(worker, &command->snapshot)) {
             decision.take_snapshot = true; /* a rank without a piece executes the command all the same */
             decision.snapshot = command->snapshot;
         }
