@@ -127,6 +127,7 @@ static void io_happens(struct mu_sim *sim, struct mu_sim_event *event)
 
 static void release(struct mu_sim *sim, struct mu_sim_output *output)
 {
+    sim->coord.judged_turn = output->turn;
     switch (output->kind) {
     case MU_CA_SEND:
         if (output->message->kind == MU_CM_ASSIGN) {
@@ -169,6 +170,7 @@ static void apply(struct mu_sim *sim, uint64_t turn)
         if (!output->record || (output->kind != MU_CA_PERSIST && output->kind != MU_CA_FORGET))
             continue;
         const struct mu_record *before = mu_sim_store_find(sim->store, output->record);
+        coord->judged_turn = output->turn;
         if (output->kind == MU_CA_PERSIST) {
             mu_sim_oracle_durable(sim, output->record, before);
             mu_sim_store_put(sim->store, output->record);

@@ -123,6 +123,8 @@ void mu_sim_oracle_fini(struct mu_sim *sim)
         return;
     for (uint32_t i = 0; i < oracle->generation_count; i++)
         free(oracle->generations[i].ranks);
+    for (uint32_t i = 0; i < oracle->generation_count; i++)
+        free(oracle->generations[i].before);
     free(oracle->generations);
     free(oracle->ghosts);
     free(oracle->values);
@@ -160,6 +162,10 @@ struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint6
     generation->world = mu_layout_world(layout);
     memcpy(generation->secret, secret, 32);
     generation->ranks = mu_sim_alloc((generation->world + 1) * sizeof *generation->ranks);
+    generation->before = mu_sim_alloc((sim->params.slots < 200 ? sim->params.slots : 1) * sizeof *generation->before);
+    for (uint32_t slot = 0; slot < sim->params.slots && sim->params.slots < 200; slot++)
+        generation->before[slot] =
+            (struct mu_sim_ghost){.session = sim->workers[slot].session, .held = sim->workers[slot].engine.held};
     sim->stats.generations++;
     return generation;
 }
@@ -182,7 +188,8 @@ void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t number, const struct mu
     if (number < sim->oracle->newest_assigned)
         mu_sim_violate(sim, "generation %" PRIu64 " is assigned after %" PRIu64, number, sim->oracle->newest_assigned);
     sim->oracle->newest_assigned = number;
-    if (assign->source == MU_SOURCE_INIT && sim->oracle->committed_once)
+    uint64_t committed = sim->oracle->committed_turn;
+    if (assign->source == MU_SOURCE_INIT && committed && committed < sim->coord.judged_turn)
         mu_sim_violate(sim, "worker %u is told to start from the seed although a checkpoint was committed", slot);
     struct mu_sim_rank *rank = &generation->ranks[assign->rank];
     if (rank->assigned && (rank->slot != slot || rank->life != life) && rank->prepared)
@@ -406,18 +413,14 @@ void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot)
         (struct mu_sim_ghost){sim->workers[slot].session, sim->now_us, sim->workers[slot].engine.held};
 }
 
-void mu_sim_oracle_attached(struct mu_sim *sim, uint32_t but, struct mu_sim_union *u)
+bool mu_sim_oracle_attached(struct mu_sim *sim, uint32_t slot)
 {
     enum { SETTLED_US = 8000000 }; /* its Hello has certainly been heard */
-    for (uint32_t slot = 0; slot < sim->params.slots; slot++) {
-        const struct mu_sim_engine *engine = &sim->workers[slot].engine;
-        const struct mu_sim_node *node = &sim->nodes[MU_SIM_NODE_WORKER + slot];
-        const struct mu_sim_session *session = mu_sim_session(sim, sim->workers[slot].session);
-        bool attached = node->alive && !node->stopped && session && session->coord_open && !session->cut &&
-                        session->opened_us + SETTLED_US < sim->now_us;
-        if (slot != but && attached && !engine->was_hung && !sim->workers[slot].exited)
-            mu_sim_union_add(u, &engine->held);
-    }
+    const struct mu_sim_node *node = &sim->nodes[MU_SIM_NODE_WORKER + slot];
+    const struct mu_sim_session *session = mu_sim_session(sim, sim->workers[slot].session);
+    return node->alive && !node->stopped && session && session->coord_open && !session->cut &&
+           session->opened_us + SETTLED_US < sim->now_us && !sim->workers[slot].engine.was_hung &&
+           !sim->workers[slot].exited;
 }
 
 /* An order that was right when it was given may arrive when another holder has just died: the dead count for a while.
@@ -449,8 +452,11 @@ void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held
     if (engine->generation < sim->oracle->newest_go)
         return; /* a newer generation went on without it: its state is history */
     struct mu_sim_union certain = {0}, possible = {0};
-    mu_sim_oracle_attached(sim, slot, &certain);
     mu_sim_union_add(&certain, &engine->held);
+    for (uint32_t other = 0; other < sim->params.slots; other++) {
+        if (other != slot && mu_sim_oracle_attached(sim, other))
+            mu_sim_union_add(&certain, &sim->workers[other].engine.held);
+    }
     bool has_before = mu_sim_union_newest(sim, &certain, &before);
     gather_possible(sim, slot, &possible);
     if (kept)

@@ -52,19 +52,21 @@ static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, con
 
 /* ---- generations ---- */
 
-/* What those who have been attached for a while hold together is not left behind. */
-static void check_start(struct mu_sim *sim, const struct mu_generation_record *record)
+/* What those held together who are attached all the while from the decision to Go is not left behind. */
+static void check_start(struct mu_sim *sim, const struct mu_sim_generation *generation, uint64_t start_step)
 {
     struct mu_sim_union u = {0};
     uint64_t newest = 0;
-    if (sim->params.slots >= 200)
-        return;
-    mu_sim_oracle_attached(sim, UINT32_MAX, &u);
-    if (mu_sim_union_newest(sim, &u, &newest) && newest > record->start_step)
+    for (uint32_t slot = 0; slot < sim->params.slots && sim->params.slots < 200; slot++) {
+        const struct mu_sim_ghost *before = &generation->before[slot];
+        if (before->session && before->session == sim->workers[slot].session && mu_sim_oracle_attached(sim, slot))
+            mu_sim_union_add(&u, &before->held);
+    }
+    if (mu_sim_union_newest(sim, &u, &newest) && newest > start_step)
         mu_sim_violate(sim,
                        "generation %" PRIu64 " starts at step %" PRIu64
-                       " although the attached workers together hold step %" PRIu64,
-                       record->generation, record->start_step, newest);
+                       " although the attached workers together held step %" PRIu64,
+                       generation->number, start_step, newest);
     free(u.held);
 }
 
@@ -86,13 +88,12 @@ static void generation_durable(struct mu_sim *sim, const struct mu_generation_re
                            record->world, mu_layout_world(&record->layout));
         generation = mu_sim_oracle_add_generation(sim, record->generation, &record->layout, record->secret);
         oracle->newest_generation = record->generation;
-        check_start(sim, record);
     }
     if (!record->go || generation->go)
         return;
     generation->go = true;
     oracle->newest_go = record->generation;
-    check_start(sim, record);
+    check_start(sim, generation, record->start_step);
     if (oracle->newest_step > record->start_step)
         sim->stats.replayed += oracle->newest_step - record->start_step;
     oracle->newest_step = record->start_step;
@@ -138,7 +139,8 @@ static void committed(struct mu_sim *sim, const struct mu_checkpoint_record *rec
     const char *why = "";
     struct mu_sim_values values = {{0}, {0}};
     uint64_t step = 0;
-    sim->oracle->committed_once = true;
+    if (sim->oracle->committed_turn == 0)
+        sim->oracle->committed_turn = sim->coord.judged_turn;
     sim->stats.commits++;
     bool reported = true; /* false: found after a restart, by its manifest */
     for (uint32_t i = 0; i < record->piece_count; i++)

@@ -235,6 +235,7 @@ struct mu_sim_coordinator {
     uint64_t syncs;                    /* over all lives */
     bool syncing;
     uint64_t durable_turn, sync_turn;
+    uint64_t judged_turn; /* of what becomes durable or is released just now */
     int64_t wall_jump_us;
     uint64_t starts;
 };
