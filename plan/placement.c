@@ -41,7 +41,7 @@ struct placer {
     uint32_t *owner_first, *owner_entries;
     uint32_t *column;       /* [count]: chosen column, or NONE */
     uint32_t *room;         /* [columns] */
-    uint32_t *column_set;   /* [sets]: the column that it is, or NONE */
+    uint32_t *column_set;   /* [sets]: the column that it is, or whose tied copy; or NONE */
     uint8_t *atom_roles;    /* [atoms]: what the present profile has */
     uint32_t *atom_list;    /* [atoms] */
     uint64_t *column_bytes; /* [columns] */
@@ -114,8 +114,8 @@ static uint32_t mark_atoms(struct placer *p, uint32_t member)
     uint32_t count = 0;
     for (uint32_t i = p->owner_first[member]; i < p->owner_first[member + 1]; i++) {
         uint32_t entry = p->owner_entries[i], set = index->entry_sets[entry];
-        uint32_t roles = index->entries[entry].roles & (MU_HAS_PARAMS | MU_HAS_MOMENTS);
-        for (uint32_t r = index->set_ranges[set]; roles && r < index->set_ranges[set + 1]; r++) {
+        uint32_t roles = index->entries[entry].roles;
+        for (uint32_t r = index->set_ranges[set]; r < index->set_ranges[set + 1]; r++) {
             for (uint32_t k = 0; k < index->ranges[r].count; k++) {
                 uint32_t atom = index->ranges[r].first + k;
                 if (p->atom_roles[atom] == 0)
@@ -141,6 +141,14 @@ static bool add_match(struct placer *p, struct match match)
     return true;
 }
 
+/* Bytes of an element that a member with `roles` need not receive for a column that has it in `share`. */
+static uint32_t bytes_saved(uint32_t roles, enum mu_share share)
+{
+    if (share == MU_SHARE_COPY)
+        return roles & (MU_HAS_PARAMS | MU_HAS_COPY) ? sizeof(float) : 0;
+    return (roles & MU_HAS_PARAMS ? sizeof(float) : 0) + (roles & MU_HAS_MOMENTS ? 2 * sizeof(float) : 0);
+}
+
 static bool match_profile(struct placer *p, uint32_t profile)
 {
     const struct mu_share_index *index = &p->index;
@@ -148,16 +156,16 @@ static bool match_profile(struct placer *p, uint32_t profile)
     uint32_t atoms = mark_atoms(p, member), columns = 0;
     for (uint32_t i = 0; i < atoms; i++) {
         uint32_t atom = p->atom_list[i], first = index->bounds[atom], roles = p->atom_roles[atom];
-        uint64_t bytes = mu_share_index_elements(index, first, index->bounds[atom + 1] - first) * sizeof(float) *
-                         ((roles & MU_HAS_PARAMS ? 1u : 0u) + (roles & MU_HAS_MOMENTS ? 2u : 0u));
+        uint64_t elements = mu_share_index_elements(index, first, index->bounds[atom + 1] - first);
         p->atom_roles[atom] = 0;
         for (uint32_t k = index->atom_first[atom]; k < index->atom_first[atom + 1]; k++) {
-            uint32_t column = p->column_set[index->atom_sets[k]];
-            if (column == NONE)
+            uint32_t set = index->atom_sets[k], column = p->column_set[set];
+            uint32_t saved = column == NONE ? 0 : bytes_saved(roles, index->entries[index->set_entries[set]].share);
+            if (saved == 0)
                 continue;
             if (p->column_bytes[column] == 0)
                 p->column_list[columns++] = column;
-            p->column_bytes[column] += bytes;
+            p->column_bytes[column] += elements * saved;
         }
     }
     bool good = true;
@@ -251,7 +259,7 @@ static uint32_t wanted_replica(const struct placer *p, uint32_t member)
             share->layout.stage_first[old.p + 1] != layout->stage_first[stage + 1])
             continue;
         if (layout->sharded && share->layout.dp != layout->dp)
-            return (uint32_t)((uint64_t)old.d * layout->dp / share->layout.dp);
+            return (uint32_t)((2ull * old.d + 1) * layout->dp / (2ull * share->layout.dp));
         return old.d < layout->dp ? old.d : NONE;
     }
     return NONE;
@@ -404,7 +412,7 @@ static enum mu_status place_all(struct placer *p)
     const struct mu_layout *layout = p->layout;
     for (uint32_t i = 0; i < p->count; i++) {
         for (uint32_t k = 0; p->in[i] && k < p->members[i].share_count; k++)
-            mu_share_index_add_held(&p->index, &p->members[i].shares[k], i, true);
+            mu_share_index_add_held(&p->index, &p->members[i].shares[k], i, p->members[i].stale_copies);
     }
     for (uint32_t column = 0; column < p->columns; column++)
         mu_share_index_add_need(&p->index, layout, rank_of(p, column, 0), p->count + column);
@@ -421,7 +429,7 @@ static enum mu_status place_all(struct placer *p)
     memset(p->column_set, 0xff, p->index.set_count * sizeof *p->column_set);
     for (uint32_t i = 0; i < p->index.entry_count; i++) {
         const struct mu_share_entry *entry = &p->index.entries[i];
-        if (entry->owner >= p->count && entry->share == MU_SHARE_PARAMS)
+        if (entry->owner >= p->count && entry->share != MU_SHARE_OWNED)
             p->column_set[p->index.entry_sets[i]] = entry->owner - p->count;
     }
     status = choose_columns(p);
@@ -488,15 +496,18 @@ enum mu_status mu_placement_make(const struct mu_model_spec *model, const struct
                                  const struct mu_reshard_holder *members, const bool *in, uint32_t count,
                                  uint32_t *ret_members)
 {
-    uint32_t columns = layout->tp * layout->pp, placed = 0;
+    uint32_t columns = layout->tp * layout->pp, candidates = 0;
     size_t shares = 0;
     for (uint32_t i = 0; i < count; i++) {
         shares += in[i] ? members[i].share_count : 0;
-        if (columns == 1 && !layout->sharded && in[i] && placed < layout->dp)
-            ret_members[placed++] = i;
+        candidates += in[i];
     }
-    if (columns == 1 && !layout->sharded) {
-        MU_ASSERT(placed == layout->dp);
+    MU_ASSERT(candidates >= mu_layout_working(layout));
+    if (columns == 1 && !layout->sharded && candidates == layout->dp) { /* any rank suits anybody */
+        for (uint32_t i = 0, rank = 0; i < count; i++) {
+            if (in[i])
+                ret_members[rank++] = i;
+        }
         return MU_OK;
     }
     struct placer p = {

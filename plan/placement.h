@@ -6,8 +6,8 @@
  * 3. The others, in order of preference, fill the ranks that are left, whole tensor groups from one host where a host
  *    has enough of them.
  *
- * In a layout of one column without sharding every rank is as good as any other: members take them in order of
- * preference. Pure and deterministic. */
+ * In a layout of one column without sharding every rank is as good as any other: where all members find room they take
+ * them in order of preference. Pure and deterministic. */
 #ifndef MU_PLAN_PLACEMENT_H
 #define MU_PLAN_PLACEMENT_H
 

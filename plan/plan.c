@@ -285,6 +285,22 @@ static void drop_surplus(struct planning *p, uint32_t wanted)
     }
 }
 
+/* Replicas of everything, now and before: who holds state holds all of it, and any rank suits anybody. */
+static bool is_plain(const struct planning *p)
+{
+    const struct mu_layout *layout = &p->plan->layout;
+    if (layout->tp * layout->pp != 1 || layout->sharded)
+        return false;
+    for (uint32_t i = 0; i < p->input->member_count; i++) {
+        for (uint32_t k = 0; k < p->holders[i].share_count; k++) {
+            const struct mu_held_share *share = &p->holders[i].shares[k];
+            if (share->layout.tp * share->layout.pp != 1 || share->layout.sharded || share->owned_only)
+                return false;
+        }
+    }
+    return true;
+}
+
 /* Members get their ranks; those in surplus go, except where nobody else has what they hold: they and leaving ones
  * become idle ranks. */
 static enum mu_status choose_ranks(struct planning *p)
@@ -294,8 +310,8 @@ static enum mu_status choose_ranks(struct planning *p)
     bool *candidates = calloc(count ? count : 1, sizeof *candidates);
     if (!candidates)
         return MU_ERR_NO_MEMORY;
-    if (layout->tp == 1 && layout->pp == 1 && !layout->sharded)
-        drop_surplus(p, working); /* any rank suits anybody: by preference alone */
+    if (is_plain(p))
+        drop_surplus(p, working); /* by preference alone */
     for (uint32_t i = 0; i < count; i++)
         candidates[i] = p->in[i] && !p->input->members[i].leaving;
     enum mu_status status = mu_placement_make(&p->model, layout, p->holders, candidates, count, p->chosen);
