@@ -16,8 +16,14 @@
 uint32_t mu_plan_wanted(const struct mu_job_spec *spec, uint32_t eligible)
 {
     uint32_t wanted = eligible > spec->workers.spares ? eligible - spec->workers.spares : 0;
+    uint32_t given = 1; /* what the degrees of the job need: they come before spares */
+    given *= spec->parallel.tp ? spec->parallel.tp : 1;
+    given *= spec->parallel.pp ? spec->parallel.pp : 1;
+    given *= spec->parallel.dp ? spec->parallel.dp : 1;
     if (wanted < spec->workers.min)
         wanted = spec->workers.min;
+    if (wanted < given)
+        wanted = given;
     if (wanted > spec->workers.max)
         wanted = spec->workers.max;
     return wanted <= eligible ? wanted : 0;

@@ -328,11 +328,17 @@ static void next_fault(struct mu_sim *sim, struct mu_sim_event *event)
     mu_sim_after(sim, pause_us, MU_SIM_NODE_NONE, next_fault, NULL, 0, 0);
 }
 
-/* As an operator and a supervisor would: everything that is down and wanted is started. */
+/* As an operator and a supervisor would: everything that is down and wanted is started; who was told to leave and
+ * cannot (there are too few others to take over what it holds) is killed in the end. */
 static void repair(struct mu_sim *sim)
 {
+    enum { STOP_LIMIT_US = 90000000 };
     uint32_t alive = 0;
     mu_sim_coord_restart_later(sim);
+    for (uint32_t slot = 0; slot < sim->params.slots; slot++) {
+        if (sim->workers[slot].leaving && sim->now_us > sim->workers[slot].leaving_us + STOP_LIMIT_US)
+            mu_sim_worker_kill(sim, slot, false);
+    }
     for (uint32_t slot = 0; slot < sim->params.slots; slot++)
         alive += (mu_sim_worker_alive(sim, slot) && !sim->workers[slot].leaving) || sim->workers[slot].restart_planned;
     for (uint32_t slot = 0; slot < sim->params.slots && alive < sim->params.workers; slot++) {

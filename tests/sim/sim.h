@@ -366,7 +366,8 @@ struct mu_sim_worker {
     char name[MU_WORKER_NAME_SIZE];
     bool exited; /* by its own EXIT action */
     int exit_code;
-    bool restart_planned, stranger, leaving; /* leaving: SIGTERM was sent */
+    bool restart_planned, stranger, leaving; /* leaving: SIGTERM was sent ... */
+    uint64_t leaving_us;                     /* ... then */
     uint32_t speed_percent;
     uint32_t host;
 };

@@ -319,6 +319,8 @@ void mu_sim_worker_terminate(struct mu_sim *sim, uint32_t slot)
     if (!mu_sim_worker_alive(sim, slot) || sim->nodes[node_of(slot)].stopped)
         return;
     mu_sim_trace(sim, "w%u   SIGTERM", slot);
+    if (!sim->workers[slot].leaving)
+        sim->workers[slot].leaving_us = sim->now_us;
     sim->workers[slot].leaving = true;
     mu_sim_worker_event(sim, slot, &(struct mu_worker_event){.kind = MU_WE_TERMINATE, .text = "SIGTERM"});
 }
