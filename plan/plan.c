@@ -101,9 +101,11 @@ static void fill_holders(struct planning *p)
             count = held->share_count < MU_HELD_SHARES_MAX ? held->share_count : MU_HELD_SHARES_MAX;
         else if (source == MU_SOURCE_ROLL_FORWARD)
             count = held->share_count > 0;
+        if (MU_MUTANT(MU_MUT_IGNORE_PARTIAL) && count > 0 && held->shares[0].layout.pp > 1)
+            count = 0;
         memcpy(shares, held->shares, count * sizeof *shares);
         if (source == MU_SOURCE_ROLL_FORWARD && shares->layout.sharded)
-            shares->owned_only = true;
+            shares->owned_only = !MU_MUTANT(MU_MUT_ROLL_FORWARD_WHOLE);
         p->holders[i] = (struct mu_reshard_holder){.shares = shares,
                                                    .share_count = count,
                                                    .host = p->input->members[i].host,

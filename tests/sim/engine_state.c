@@ -222,7 +222,9 @@ void mu_sim_engine_write_piece(struct mu_sim *sim, uint32_t slot, const struct m
     snprintf(piece->file, sizeof piece->file, "piece-%u-of-%u-step-%" PRIu64 "-%016" PRIx64, piece->piece,
              piece->piece_count, piece->step, mu_worker_incarnation(sim->workers[slot].core).low);
     if (!mu_sim_mask_covers(mu_sim_held_mask(sim, &engine->held, piece->step), primary)) {
-        post_piece(sim, slot, piece, MU_ERR_CONFLICT, "this worker does not hold all of the piece");
+        mu_sim_violate(sim, "worker %u is told to write piece %u of checkpoint %" PRIu64 " and does not hold it", slot,
+                       piece->piece, piece->checkpoint);
+        post_piece(sim, slot, piece, MU_ERR_NOT_FOUND, "this worker does not hold all of the piece");
         free(piece);
         return;
     }
