@@ -7,7 +7,10 @@ enum {
     ELEMENT = sizeof(float),    /* bytes */
     SUM_BYTES = 3 * ELEMENT,    /* an addition of gradients: two read, one written */
     UPDATE_BYTES = 7 * ELEMENT, /* AdamW: parameter, gradient, moments read; parameter and moments written */
-    EXCHANGES = 4,              /* of a layer in one direction, tp > 1 */
+    FORWARD_EXCHANGES = 4,      /* of a layer: gather and scatter around attention and MLP */
+    BACKWARD_EXCHANGES = 6,     /* the same, and the inputs of two products are gathered again */
+    AGAIN_EXCHANGES = 3,        /* full recomputation: forward, but for the last one */
+    HEAD_TOKENS = 512,          /* tokens whose loss is computed at one time */
 };
 
 void mu_cost_rates_init(struct mu_cost_rates *rates)
@@ -44,18 +47,19 @@ struct mu_cost_unit mu_cost_unit_of(const struct mu_job_spec *spec, const struct
         .layer = flops / r->flops * (1 + r->slice_cost * log2_ceil(m->slices)) + rows + r->fixed_s,
         .head = 2 * tokens * vocabulary * c / r->flops + r->fixed_s,
         .embedding = 3 * wide / tp / r->memory_bytes_per_second + r->fixed_s,
-        .layer_exchange = EXCHANGES * exchange,
-        .head_exchange = exchange,
+        .exchange = exchange,
+        .head_exchanges = tp > 1 ? 2 * ((tokens + HEAD_TOKENS - 1) / HEAD_TOKENS) * r->latency_s : 0,
         .transfer = r->latency_s + wide / tp / r->link_bytes_per_second,
         .backward = full ? 3 : 2,
-        .exchanges = full ? 2 : 1,
+        .exchange_count = FORWARD_EXCHANGES + BACKWARD_EXCHANGES + (full ? AGAIN_EXCHANGES : 0),
     };
 }
 
 /* Forward and backward of one micro-batch through a stage. */
 static double stage_seconds(const struct mu_cost_unit *u, double layers, bool first, bool last, double *ret_tensor)
 {
-    double tensor = layers * u->layer_exchange * (1 + u->exchanges) + (last ? 2 * u->head_exchange : 0);
+    double tensor = (layers * u->exchange_count + (first ? 2 : 0) + (last ? 2 : 0)) * u->exchange;
+    tensor += last ? u->head_exchanges : 0;
     if (ret_tensor)
         *ret_tensor = tensor;
     return layers * u->layer * (1 + u->backward) + tensor + (first ? 2 * u->embedding : 0) + (last ? 3 * u->head : 0);
@@ -198,7 +202,7 @@ void mu_cost_calibrate(struct mu_cost_rates *rates, const struct mu_job_spec *sp
     fast.flops = rates->flops * 1e6;
     struct mu_cost_unit slow_unit = mu_cost_unit_of(spec, &model, rates, layout->tp);
     struct mu_cost_unit fast_unit = mu_cost_unit_of(spec, &model, &fast, layout->tp);
-    slow_unit.layer_exchange = slow_unit.head_exchange = fast_unit.layer_exchange = fast_unit.head_exchange = 0;
+    slow_unit.exchange = slow_unit.head_exchanges = fast_unit.exchange = fast_unit.head_exchanges = 0;
     double with = 0, without = 0;
     for (uint32_t p = 0; p < layout->pp; p++) {
         double now = seconds_of(&slow_unit, layout, p, NULL);

@@ -8,10 +8,11 @@
 /* Seconds of one micro-batch, forward; what follows from the job and tp alone. */
 struct mu_cost_unit {
     double layer, head, embedding; /* products and rows, without exchanges */
-    double layer_exchange, head_exchange;
-    double transfer;  /* of own rows to the next stage */
-    double backward;  /* how many times forward the backward pass of layers takes, recomputation counted */
-    double exchanges; /* the same for exchanges */
+    double exchange;               /* of all rows between the tensor ranks; 0 without */
+    double head_exchanges;         /* of small messages about the loss, forward and backward */
+    double transfer;               /* of own rows to the next stage */
+    double backward;               /* times of a layer's forward pass that its backward pass takes */
+    double exchange_count;         /* of a layer, forward and backward */
 };
 struct mu_cost_unit mu_cost_unit_of(const struct mu_job_spec *spec, const struct mu_model_spec *model,
                                     const struct mu_cost_rates *rates, uint32_t tp);

@@ -30,7 +30,7 @@ static struct layer_kept layer_kept(const struct mu_model_config *m, uint64_t to
     return (struct layer_kept){
         .input = own * c,
         .dear = own * (c + (llama ? 2 : 4)) + tokens * (qkv + m->heads + c + (llama ? 2 : 1) * hidden) / tp,
-        .cheap = tokens * (2 * c + hidden / tp),
+        .cheap = own * 2 * c + tokens * hidden / tp,
     };
 }
 
@@ -49,27 +49,51 @@ static uint64_t layers_kept(const struct mu_job_spec *spec, const struct layer_k
     return times * (k->input + k->dear + k->cheap);
 }
 
+/* Final norm, logits, losses. */
+static uint64_t head_elements(const struct mu_job_spec *spec, const struct mu_model_config *m, uint64_t tp)
+{
+    uint64_t n = (uint64_t)spec->batch.micro * spec->batch.length, own = n / tp, slices = m->slices / tp;
+    uint64_t block = n < HEAD_TOKENS ? n : HEAD_TOKENS, rows = mu_model_vocab_slice_rows(m);
+    uint64_t norms = spec->parallel.recompute == MU_RECOMPUTE_NONE ? 2 : 1;
+    uint64_t elements = own * (norms * m->channels + (m->family == MU_FAMILY_LLAMA ? 1 : 2)) + 2 * tp * n;
+    elements += slices * block * ((rows + 15) / 16 * 16);
+    return elements + (m->slices > 1 ? 3 * (tp + slices) * block : 0);
+}
+
+/* T > 1: gradients of shared cells, one for each own token slice, and all ranks' where they are added up. */
+static uint64_t token_slice_elements(const struct mu_job_spec *spec, const struct mu_model_spec *model, uint64_t layers,
+                                     bool first, bool last, uint64_t tp)
+{
+    uint64_t slices = model->config.slices / tp, levels = 1, layer = model->extents[MU_CELL_L_SHARED].size;
+    uint64_t final = last ? model->extents[MU_CELL_F_SHARED].size : 0;
+    if (model->config.slices == 1)
+        return 0;
+    uint64_t elements = slices * (layers * layer + final) + (tp > 1 ? tp * (layer > final ? layer : final) : 0);
+    for (uint64_t s = slices; s > 1; s /= 2)
+        levels++;
+    if (tp > 1 && levels < 2)
+        levels = 2;
+    if (first && model->extents[MU_CELL_E_SHARED].count > 0)
+        elements += levels * spec->batch.length * model->config.channels;
+    return elements;
+}
+
 static uint64_t activations(const struct mu_job_spec *spec, const struct mu_model_spec *model,
                             const struct mu_layout *layout, uint32_t stage, uint32_t slots)
 {
     const struct mu_model_config *m = &model->config;
-    uint64_t n = (uint64_t)spec->batch.micro * spec->batch.length, c = m->channels, tp = layout->tp;
-    uint64_t layers = layout->stage_first[stage + 1] - layout->stage_first[stage];
+    uint64_t n = (uint64_t)spec->batch.micro * spec->batch.length, c = m->channels, tp = layout->tp, own = n / tp;
+    uint64_t layers = layout->stage_first[stage + 1] - layout->stage_first[stage], hidden = m->hidden;
     uint64_t qkv = (m->heads + 2ull * m->kv_heads) * (c / m->heads);
     bool first = stage == 0, last = stage + 1 == layout->pp;
     struct layer_kept kept = layer_kept(m, n, layout->tp);
-    uint64_t elements = layers_kept(spec, &kept, layers, slots) + n * c;
-    if (last)
-        elements += n * (2 * c + 2) + 2 * n + (n < HEAD_TOKENS ? n : HEAD_TOKENS) * ((m->vocab / tp + 15) / 16 * 16);
-    elements += n * (c + ((m->family == MU_FAMILY_LLAMA ? 3ull : 1ull) * m->hidden + qkv) / tp);
-    elements += (m->dropout > 0.0f ? n * c : 0) + (n + NORM_ROWS - 1) / NORM_ROWS * 2 * c;
-    elements += first ? spec->batch.accumulate * n * (c + 1) : n * c;
-    if (m->slices > 1)
-        elements +=
-            m->slices / tp *
-            (layers * model->extents[MU_CELL_L_SHARED].size + (first ? model->extents[MU_CELL_E_SHARED].size : 0) +
-             (last ? model->extents[MU_CELL_F_SHARED].size : 0));
-    return elements;
+    uint64_t elements = layers_kept(spec, &kept, layers, slots) + (tp > 1 ? 2 : 1) * n * c;
+    elements += last ? head_elements(spec, m, tp) : 2 * own;
+    elements += n * ((hidden > c ? hidden : c) + qkv) / tp + (m->dropout > 0.0f ? own * c : 0);
+    elements += (n / m->slices + NORM_ROWS - 1) / NORM_ROWS * 2 * c;
+    elements += m->family == MU_FAMILY_LLAMA ? spec->batch.length * (c / m->heads / 2 * 2) : 0;
+    elements += first ? spec->batch.accumulate * (own * c + n) : 0;
+    return elements + token_slice_elements(spec, model, layers, first, last, tp);
 }
 
 uint64_t mu_memory_stage_activation_bytes(const struct mu_job_spec *spec, const struct mu_layout *layout,
@@ -222,7 +246,7 @@ struct mu_memory_need mu_memory_of_stage(const struct mu_job_spec *spec, const s
         .gradient_bytes = (eager ? sums->any_depth : sums->depth) * (held + copy.elements * ELEMENT),
         .staging_bytes = staging < MU_MEMORY_STAGING_BYTES ? staging : MU_MEMORY_STAGING_BYTES,
         .activation_bytes = activations(spec, model, layout, stage, slots) * ELEMENT,
-        .exchange_bytes = (layout->pp > 1 ? 4 * rows / layout->tp : 0) + (layout->tp > 1 ? 3 * rows : 0),
+        .exchange_bytes = layout->pp > 1 ? 4 * rows / layout->tp : 0,
         .snapshot_bytes = spec->checkpoint.path[0] ? 3 * (eager ? held : owned) : 0,
         .scratch_bytes = threads * MU_MEMORY_SCRATCH_BYTES,
         .process_bytes = MU_MEMORY_PROCESS_BYTES,

@@ -1,34 +1,35 @@
 /* The memory model of a CPU worker in fp32: what a rank of a layout allocates, from the job record alone.
  *
  * Of its column (plan/layout.h) a rank holds P elements, of which it owns at most O = ceil(chunks / dp) chunks. With
- * t = tp, n = micro * length tokens and n / t own rows, C channels, H heads, Q = (heads + 2 kv_heads) channels a head,
- * F the MLP's width (h = 2 F kept for gpt2: before and after GELU; 3 F for llama: gate, up and their product), L layers
- * of the stage, A accumulate, T slices, S micro-batches held at once (mu_pipeline_slots), V vocabulary rounded up to
- * 16, in elements of 4 bytes:
+ * t = tp, n = micro * length tokens and o = n / t own rows, C channels, H heads, Q = (heads + 2 kv_heads) channels a
+ * head, F the MLP's width (U = F for gpt2, 2 F for llama: gate and up), L layers of the stage, A accumulate, T slices,
+ * S micro-batches held at once (mu_pipeline_slots), V rows of a slice of the vocabulary rounded up to 16, B = min(n,
+ * 512), in elements of 4 bytes:
  *
  *   state        P + 2 P (2 O sharded)    parameters and two moments (Adam); the tied copy's parameters apart
  *   gradients    depth P                  one buffer per pending subtree of leaf sums (mu_tree_buffers); the lowest
  *                                         receives the reduced gradient; with the tied copy's cells
  *   staging      inputs O                 partial sums received for the chunks it adds up, one for each subtree root of
  *                                         the other replicas; at most MU_MEMORY_STAGING_BYTES
- *   activations  S L (n / t (2 C + 4)     per layer: residuals and statistics of norms (4: gpt2; 2: llama), ...
- *                + n 2 C                  ... norms' outputs (gathered), ...
- *                + n / t (Q + H + C + h)) ... q|k|v, attention's output and log-sum-exp, the MLP
- *                + n C                    the branch that is added to the residual stream
- *                + n (2 C + 2) + 2 n      last stage: final norm, losses per token (double)
- *                + min(n, 512) V / t      last stage: logits exist for 512 tokens at a time
- *                + n (C + (Q + h - F) / t) [+ n C]   gradients of activations, shared by all layers [with dropout]
- *                + A n (C + 1) + n C / 32 first stage: gradient of the embedding's output of each micro-batch of a leaf
- *                                         (others: n C); partial sums of the norms' gradients
- *                + T / t shared           T > 1: gradients of shared cells, one for each slice of the tokens
- *   exchange     4 n / t C [pp], 3 n C [tp]   messages between stages, two each way; gathered rows and partial sums
+ *   activations  S L (o (2 C + 4)         per layer: residuals and statistics of norms (4: gpt2; 2: llama), ...
+ *                + o 2 C + n F / t        ... outputs of norms and of GELU or SwiGLU (the cheap ones), ...
+ *                + n (Q + H + C + U) / t) ... q|k|v, attention's output and log-sum-exp, the MLP before GELU
+ *                + n C [2 n C: t > 1]     rows of all ranks; what comes from them
+ *                + o (2 C + 2) + 2 t n    last stage: final norm (2: gpt2; 1: llama), losses per token (double)
+ *                + T / t B V              last stage: logits exist for 512 tokens at a time
+ *                                         [+ 3 (t + T / t) B: maxima and sums of slices]; others: 2 o
+ *                + n (max(F, C) + Q) / t [+ o C]   gradients of activations, shared by all layers [dropout]
+ *                + n C / 32 T             partial sums of the norms' gradients
+ *                + A (o C + n)            first stage: gradient of the embedding's output of each micro-batch of a leaf
+ *                + T / t shared + ...     T > 1: gradients of shared cells, one for each own slice of the tokens
+ *   exchange     4 o C [pp > 1]           messages between stages, two each way
  *   snapshot     3 O                      own share of a checkpoint, copied at the boundary, written in the background
  *
- * With selective recomputation the outputs of norms and of GELU or SwiGLU exist once, not S L times; with full
- * recomputation each of the S L keeps n / t C (the layer's input), and all else exists once.
+ * With selective recomputation the cheap outputs exist once, not S L times; with full recomputation each of the S L
+ * keeps o C (the layer's input), and all else exists once.
  *
- * A small model reserves for every possible split of the leaves at once: when (depth of any range + 4) P fits into
- * MU_MEMORY_EAGER_BYTES, gradients are that depth, staging at least P, snapshot 3 P.
+ * A small model that one worker holds whole reserves for every possible split of the leaves at once: when (depth of any
+ * range + 4) P fits into MU_MEMORY_EAGER_BYTES, gradients are that depth, staging at least P, snapshot 3 P.
  *
  * In bytes: 4 MiB of scratch per thread, and MU_MEMORY_PROCESS_BYTES for the process. Buffers only grow: after a
  * time with fewer workers they stay as large as they were then. A second state comes on top while a worker that

@@ -272,13 +272,13 @@ static enum mu_status choose_layout(struct planning *p, uint32_t eligible)
         if (p->in[i] && !input->members[i].leaving && own && (!memory_bytes || own < memory_bytes))
             memory_bytes = own;
     }
-    struct mu_error err = {0};
-    if (mu_layout_choose(input->spec, wanted, memory_bytes, input->has_old_layout ? &input->old_layout : NULL,
-                         &plan->layout, &err)) {
-        mu_text_put(&text, err.text);
-        return MU_ERR_UNAVAILABLE;
-    }
-    plan->layout.idle = 0;
+    struct mu_cost_rates rates;
+    mu_cost_rates_init(&rates);
+    enum mu_status status = mu_layout_choose(input->spec, &rates, wanted, memory_bytes, 1,
+                                             input->has_old_layout ? &input->old_layout : NULL, &plan->layout,
+                                             plan->text, sizeof plan->text);
+    if (status)
+        return status;
     MU_ASSERT(mu_layout_working(&plan->layout) <= eligible);
     return MU_OK;
 }

@@ -97,10 +97,10 @@ static void test_cost_tensor_exchanges_and_slices(void **state)
     r.link_bytes_per_second = 1e9;
     double rows = 1024.0 * 512 * 4 * 3 / 4 / 1e9;
     struct mu_cost cost = mu_cost_of_layout(&s, &layout, &r);
-    near(cost.step_s, 8 * (6 * 8 + 2) * rows);
+    near(cost.step_s, 8 * (6 * 10 + 4) * rows);
     near(cost.tensor_s, cost.step_s);
     s.parallel.recompute = MU_RECOMPUTE_FULL;
-    near(mu_cost_of_layout(&s, &layout, &r).step_s, 8 * (6 * 12 + 2) * rows);
+    near(mu_cost_of_layout(&s, &layout, &r).step_s, 8 * (6 * 13 + 4) * rows);
     s.parallel.recompute = MU_RECOMPUTE_NONE;
     r = free_rates;
     r.flops = 1e11;
