@@ -65,8 +65,7 @@ static void merge_runs(const struct engine_runs *a, const struct engine_runs *b,
     }
 }
 
-/* What a rank's parameters and gradients need: its column, and the copy of a tied embedding. */
-static void touched_runs(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
+void engine_touched_runs(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
                          struct engine_runs *out)
 {
     struct engine_runs column, copy;
@@ -183,7 +182,7 @@ enum mu_status engine_commit_state(struct mu_engine *engine, struct engine_state
                                    uint32_t rank, struct mu_error *err)
 {
     struct engine_runs params, moments;
-    touched_runs(&engine->job.model, layout, rank, &params);
+    engine_touched_runs(&engine->job.model, layout, rank, &params);
     engine_runs_of(&engine->job.model, layout, rank, MU_SHARE_MOMENTS, &moments);
     uint64_t growth = growth_bytes(engine, state->spaces[0], &params, MU_SHARE_PARAMS) +
                       2 * growth_bytes(engine, state->spaces[1], &moments, MU_SHARE_MOMENTS);
@@ -199,7 +198,7 @@ enum mu_status engine_commit_stack(struct mu_engine *engine, uint32_t depth, con
     struct engine_job *job = &engine->job;
     struct engine_runs runs;
     MU_ASSERT(depth <= MU_TREE_ROOTS_MAX);
-    touched_runs(&job->model, layout, rank, &runs);
+    engine_touched_runs(&job->model, layout, rank, &runs);
     for (uint32_t i = 0; i < depth; i++) {
         enum mu_status status = MU_OK;
         if (i == job->stack_count) {
@@ -223,7 +222,7 @@ void engine_release_unshared(struct mu_engine *engine, const struct mu_layout *l
 {
     struct engine_job *job = &engine->job;
     struct engine_runs params, moments;
-    touched_runs(&job->model, layout, rank, &params);
+    engine_touched_runs(&job->model, layout, rank, &params);
     engine_runs_of(&job->model, layout, rank, MU_SHARE_MOMENTS, &moments);
     for (uint32_t i = 0; i < ENGINE_KINDS; i++)
         release_between(&job->model, job->state.spaces[i], i == 0 ? &params : &moments);

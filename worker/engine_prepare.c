@@ -253,6 +253,6 @@ void engine_prepare(struct mu_engine *engine, const struct engine_command *comma
     engine->phase = ENGINE_PREPARED;
     MU_FAULT("worker.prepared");
     struct mu_worker_event event = {.kind = MU_WE_PREPARED,
-                                    .parked = {.generation = command->generation, .held = engine->held}};
+                                    .parked = {.generation = command->generation, .held = engine_reported(engine)}};
     engine_post(engine, &event);
 }

@@ -26,7 +26,7 @@
 #include "storage/manifest.h"
 #include "worker/engine.h"
 
-enum { WORKERS_MAX = 8, EVENTS_MAX = 4096, LEDGER_MAX = 8192, PATIENCE_S = 60 };
+enum { WORKERS_MAX = 8, EVENTS_MAX = 4096, LEDGER_MAX = 8192, PATIENCE_S = 40 };
 
 /* When a point of some worker is reached for the `hit`-th time, every worker's generation is aborted: a revoke at that
  * instant. */
@@ -280,6 +280,17 @@ static inline void fleet_free(struct fleet *fleet)
     free(fleet);
 }
 
+/* Somebody else's trouble may be why nothing happens here. */
+static inline void print_troubles(const struct fleet *fleet)
+{
+    for (uint32_t i = 0; i < fleet->count; i++) {
+        const struct worker *worker = &fleet->workers[i];
+        const struct mu_worker_event *last = worker->event_count ? &worker->events[worker->event_count - 1] : NULL;
+        if (last && last->kind == MU_WE_PARKED && last->parked.text[0])
+            print_error("worker %u parked in generation %d: %s\n", i, (int)last->parked.generation, last->parked.text);
+    }
+}
+
 /* The next event of the worker among `kinds` (a bit set); others are passed over. NULL: none within PATIENCE_S. */
 static inline const struct mu_worker_event *next_event(struct worker *worker, uint32_t kinds)
 {
@@ -298,6 +309,8 @@ static inline const struct mu_worker_event *next_event(struct worker *worker, ui
         if (found || pthread_cond_timedwait(&worker->fleet->changed, &worker->fleet->lock, &until) != 0)
             break;
     }
+    if (!found)
+        print_troubles(worker->fleet);
     pthread_mutex_unlock(&worker->fleet->lock);
     if (!found)
         fail_msg("worker %u: nothing happened (events wanted: %x)", worker->index, kinds);
@@ -416,6 +429,7 @@ static inline bool can_begin(const struct mu_model_spec *model, struct beginning
         } else if (held->has_state && held->step + 1 == step && held->has_gradient && known) {
             begin->source[rank] = MU_SOURCE_ROLL_FORWARD;
             begin->holders[rank].share_count = 1;
+            begin->holders[rank].stale_copies = true;
         }
     }
     return mu_reshard_complete(model, begin->holders, world);
