@@ -46,6 +46,7 @@ struct fake {
     struct answers answers;
     struct mu_step_result result; /* of the last step */
     uint64_t generation, step, progress, next_step_us;
+    struct mu_held_share share; /* of that generation */
     bool running, attached, exited;
     atomic_uint_fast64_t deadline_us; /* the main thread steps it then */
 };
@@ -154,6 +155,7 @@ static void prepare(struct fake *fake, uint64_t generation, const struct mu_assi
 {
     fake->generation = generation;
     fake->step = assign->start_step;
+    fake->share = (struct mu_held_share){.layout = assign->layout, .rank = assign->rank};
     fake->result = (struct mu_step_result){.command = assign->command_base, .finite = true};
     fake->answers.prepared = true;
     fake->answers.generation = generation;
@@ -201,6 +203,7 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
         set_running(fake, false);
         fake->answers = (struct answers){0};
         fake->step = 0;
+        fake->share = (struct mu_held_share){0};
         break;
     case MU_WA_EXIT:
         fake->exited = true;
@@ -216,7 +219,13 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
 static struct mu_held held_now(const struct fake *fake)
 {
     bool stepped = fake->step > 0 && fake->result.step == fake->step - 1;
-    return (struct mu_held){.has_state = true, .has_result = stepped, .step = fake->step, .result = fake->result};
+    bool has_state = fake->share.layout.dp > 0 && !mu_layout_is_idle(&fake->share.layout, fake->share.rank);
+    return (struct mu_held){.has_state = has_state,
+                            .has_result = stepped,
+                            .step = fake->step,
+                            .result = fake->result,
+                            .share_count = has_state,
+                            .shares = {fake->share}};
 }
 
 static void give(struct turn *turn, struct mu_worker_event *event)

@@ -14,7 +14,7 @@
 
 struct bench {
     struct mu_coord *coord;
-    uint64_t assigns, gos, most_peers, most_serves, persists, generation;
+    uint64_t assigns, gos, most_peers, persists, generation;
     uint64_t ticket;
     struct mu_plan plan;
     bool planned;
@@ -83,6 +83,8 @@ static void send_status(struct bench *bench, uint32_t worker, enum mu_worker_pha
     message.status.phase = phase;
     message.status.generation = bench->generation;
     message.status.held.has_state = true;
+    message.status.held.share_count = 1;
+    message.status.held.shares[0] = (struct mu_held_share){.layout = bench->plan.layout, .rank = worker};
     step(bench,
          &(struct mu_coord_event){.kind = MU_CE_MESSAGE, .message = {.session = worker + 1, .message = &message}});
 }
@@ -116,7 +118,8 @@ int main(int argc, char **argv)
     struct mu_coord_config config;
     mu_coord_config_init(&config);
     config.max_workers = config.max_members = workers;
-    struct bench bench = {.plan = {.ranks = calloc(workers, sizeof(struct mu_plan_rank))}};
+    struct bench bench = {.plan = {.ranks = calloc(workers, sizeof(struct mu_plan_rank)),
+                                   .leaf_counts = calloc(MU_COUNTED_REPLICAS_MAX, sizeof(uint32_t))}};
     uint64_t mark = mu_clock_mono_us();
     bench.coord = mu_coord_new(&config);
     const struct mu_coord_sink sink = {.emit = on_action, .ctx = &bench};
@@ -148,6 +151,8 @@ int main(int argc, char **argv)
     printf("%7u  %7.1f  %7.1f  %9.1f  %5.1f  %8.1f  %16llu  %14.1f\n", workers, join_ms, plan_ms, assign_ms, go_ms,
            join_ms + plan_ms + assign_ms, (unsigned long long)bench.most_peers, (double)usage.ru_maxrss / workers);
     mu_coord_free(bench.coord);
+    mu_plan_fini(&bench.plan);
     free(bench.plan.ranks);
+    free(bench.plan.leaf_counts);
     return 0;
 }

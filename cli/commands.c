@@ -66,7 +66,7 @@ int mu_cmd_submit(struct mu_cli *cli, int argc, char **argv)
 
 static void add_job_row(struct mu_cli_table *table, const Muster__V1__Job *job)
 {
-    char tokens[16] = "-", age[16], loss[16] = "-", ckpt[40] = "-";
+    char tokens[16] = "-", age[16], loss[16] = "-", ckpt[40] = "-", layout[MU_CLI_LAYOUT_SIZE];
     mu_cli_age(job->last_checkpoint_wall_us, age);
     if (job->tokens_per_second > 0)
         mu_cli_count(job->tokens_per_second, tokens);
@@ -80,7 +80,9 @@ static void add_job_row(struct mu_cli_table *table, const Muster__V1__Job *job)
     mu_cli_table_add(table, "%" PRIu64 "/%" PRIu64, job->steps_done, job->spec ? job->spec->steps : 0);
     mu_cli_table_add(table, "%s", loss);
     mu_cli_table_add(table, "%s", tokens);
+    mu_cli_layout(job->layout, layout);
     mu_cli_table_add(table, "%u+%u", job->world, job->spares);
+    mu_cli_table_add(table, "%s", layout);
     mu_cli_table_add(table, "%" PRIu64, job->generation);
     mu_cli_table_add(table, "%s", ckpt);
 }
@@ -93,8 +95,24 @@ static struct mu_cli_table *new_table(const char *const *heading, int columns)
     return table;
 }
 
-static const char *const job_heading[] = {"JOB",      "STATE",   "PHASE",      "STEP",      "LOSS",
-                                          "TOKENS/S", "WORKERS", "GENERATION", "CHECKPOINT"};
+static const char *const job_heading[] = {"JOB",      "STATE",   "PHASE",  "STEP",       "LOSS",
+                                          "TOKENS/S", "WORKERS", "LAYOUT", "GENERATION", "CHECKPOINT"};
+
+/* "layout tp 2 x pp 2 x dp 1: stages of layers 0-2, 3-5; optimizer sharded; 1 idle worker gives its state away" */
+static void print_layout(const Muster__V1__Layout *layout)
+{
+    if (layout->tp * layout->pp == 1 && !layout->sharded && layout->idle == 0)
+        return; /* the table says it all */
+    printf("layout tp %u x pp %u x dp %u", layout->tp, layout->pp, layout->dp);
+    for (size_t i = 0; i + 1 < layout->n_stage_first && layout->pp > 1; i++)
+        printf("%s%u-%u", i == 0 ? ": stages of layers " : ", ", layout->stage_first[i],
+               layout->stage_first[i + 1] - 1);
+    if (layout->sharded)
+        printf("; optimizer sharded");
+    if (layout->idle)
+        printf("; %u idle worker%s state away", layout->idle, layout->idle == 1 ? " gives its" : "s give their");
+    printf("\n");
+}
 
 static int status_of_one(struct mu_cli *cli, const char *name)
 {
@@ -114,6 +132,8 @@ static int status_of_one(struct mu_cli *cli, const char *name)
     mu_cli_table_print_free(table);
     if (job->text && job->text[0])
         printf("%s\n", job->text);
+    if (job->layout)
+        print_layout(job->layout);
     if (job->eval_step)
         printf("evaluation at step %" PRIu64 ": loss %.4f\n", job->eval_step, job->eval_loss);
     if (job->workers_lost || job->replayed_steps)
@@ -157,7 +177,7 @@ int mu_cmd_status(struct mu_cli *cli, int argc, char **argv)
 
 static void add_worker_row(struct mu_cli_table *table, const Muster__V1__Worker *worker)
 {
-    bool member = worker->leaves > 0;
+    bool member = worker->coordinates || worker->idle;
     mu_cli_table_add(table, "%s", worker->name);
     mu_cli_table_add(table, "%s", worker->job);
     mu_cli_table_add(table, "%s", worker->host);
@@ -168,6 +188,10 @@ static void add_worker_row(struct mu_cli_table *table, const Muster__V1__Worker 
         mu_cli_table_add(table, "%u", worker->rank);
     else
         mu_cli_table_add(table, "-");
+    if (worker->coordinates)
+        mu_cli_table_add(table, "%u,%u,%u", worker->coordinates->dp, worker->coordinates->tp, worker->coordinates->pp);
+    else
+        mu_cli_table_add(table, "%s", worker->idle ? "idle" : "-");
     mu_cli_table_add(table, "%u", worker->leaves);
     mu_cli_table_add(table, "%" PRIu64, worker->step);
     if (worker->seconds_per_leaf > 0)
@@ -180,8 +204,8 @@ static void add_worker_row(struct mu_cli_table *table, const Muster__V1__Worker 
 
 int mu_cmd_workers(struct mu_cli *cli, int argc, char **argv)
 {
-    static const char *const heading[] = {"WORKER", "JOB",    "HOST", "PID",     "STATE", "PHASE",
-                                          "RANK",   "LEAVES", "STEP", "MS/LEAF", "SEEN",  "REASON"};
+    static const char *const heading[] = {"WORKER",   "JOB",    "HOST", "PID",     "STATE", "PHASE", "RANK",
+                                          "DP,TP,PP", "LEAVES", "STEP", "MS/LEAF", "SEEN",  "REASON"};
     Muster__V1__ListWorkersRequest request = MUSTER__V1__LIST_WORKERS_REQUEST__INIT;
     const char *job = "";
     const struct mu_cli_option options[] = {{"--job", &job, NULL}};

@@ -222,3 +222,19 @@ void mu_cli_age(uint64_t wall_us, char out[16])
     else
         snprintf(out, 16, "%llud", (unsigned long long)(seconds / 86400));
 }
+
+void mu_cli_layout(const Muster__V1__Layout *layout, char out[MU_CLI_LAYOUT_SIZE])
+{
+    char degrees[32], idle[20] = "";
+    if (!layout) {
+        snprintf(out, MU_CLI_LAYOUT_SIZE, "-");
+        return;
+    }
+    if (layout->tp * layout->pp > 1)
+        snprintf(degrees, sizeof degrees, "tp%u pp%u dp%u", layout->tp, layout->pp, layout->dp);
+    else
+        snprintf(degrees, sizeof degrees, "dp%u", layout->dp);
+    if (layout->idle)
+        snprintf(idle, sizeof idle, " +%u idle", layout->idle);
+    snprintf(out, MU_CLI_LAYOUT_SIZE, "%s%s%s", degrees, layout->sharded ? " sharded" : "", idle);
+}

@@ -70,7 +70,8 @@ static void *events_thread(void *arg)
 
 static void format_progress(const Muster__V1__Job *job, char *out, size_t size)
 {
-    char tokens[16] = "-", loss[16] = "-", ckpt[32] = "-";
+    char tokens[16] = "-", loss[16] = "-", ckpt[32] = "-", layout[MU_CLI_LAYOUT_SIZE];
+    mu_cli_layout(job->layout, layout);
     if (job->tokens_per_second > 0)
         mu_cli_count(job->tokens_per_second, tokens);
     if (job->has_result)
@@ -78,9 +79,10 @@ static void format_progress(const Muster__V1__Job *job, char *out, size_t size)
     if (job->last_checkpoint)
         snprintf(ckpt, sizeof ckpt, "%" PRIu64, job->last_checkpoint_step);
     snprintf(out, size,
-             "%s step %" PRIu64 "/%" PRIu64 "  loss %s  %s tokens/s  %u workers  generation %" PRIu64 "  checkpoint %s",
-             job->name, job->steps_done, job->spec ? job->spec->steps : 0, loss, tokens, job->world, job->generation,
-             ckpt);
+             "%s step %" PRIu64 "/%" PRIu64 "  loss %s  %s tokens/s  %u workers (%s)  generation %" PRIu64
+             "  checkpoint %s",
+             job->name, job->steps_done, job->spec ? job->spec->steps : 0, loss, tokens, job->world, layout,
+             job->generation, ckpt);
 }
 
 static void show_progress(struct follower *follower, const Muster__V1__Job *job, uint64_t *next_line_us,

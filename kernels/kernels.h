@@ -221,6 +221,7 @@ enum mu_status mu_kernel_rotary(struct mu_pool *pool, uint32_t first_row, uint32
 struct mu_attention {
     uint32_t sequences, length, heads, kv_heads, head_channels;
     uint32_t first_head; /* number of head 0 in the whole model: for dropout */
+    uint32_t slices; /* 0 and 1: one; else the slices lie behind each other in all buffers, each with `heads` heads */
     const float *qkv;
     const struct mu_dropout *drop; /* of the probabilities; may be NULL */
     size_t qkv_stride, out_stride; /* floats between rows of qkv and dqkv, and of out and dout; 0: rows are dense */

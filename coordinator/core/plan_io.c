@@ -105,7 +105,8 @@ static uint32_t collect_bad_links(struct mu_coord *coord, const struct job *job)
     return count;
 }
 
-static uint64_t emit_plan(struct mu_coord *coord, struct job *job)
+/* `trial`: only the layout matters, not from where the state would come. */
+static uint64_t emit_plan(struct mu_coord *coord, struct job *job, bool trial)
 {
     const struct checkpoint *newest = newest_committed(job);
     if (MU_MUTANT(MU_MUT_START_FROM_SEED))
@@ -119,7 +120,7 @@ static uint64_t emit_plan(struct mu_coord *coord, struct job *job)
         .bad_link_count = collect_bad_links(coord, job),
         .checkpoint = newest ? newest->record.number : 0,
         .checkpoint_step = newest ? newest->record.step : 0,
-        .may_initialise = !job->record.checkpoint_seen || MU_MUTANT(MU_MUT_START_FROM_SEED),
+        .may_initialise = trial || !job->record.checkpoint_seen || MU_MUTANT(MU_MUT_START_FROM_SEED),
         .has_old_layout = job->has_generation,
         .old_layout = job->layout,
     };
@@ -173,14 +174,14 @@ void request_plan(struct mu_coord *coord, struct job *job)
     job->phase = MU_JP_PLANNING;
     job->phase_since_us = lease_now(coord);
     job->trial_ticket = 0;
-    job->plan_ticket = emit_plan(coord, job);
+    job->plan_ticket = emit_plan(coord, job, false);
 }
 
 void request_trial(struct mu_coord *coord, struct job *job)
 {
     collect_members(coord, job, false, true);
     job->considered = job->plan_staying;
-    job->trial_ticket = emit_plan(coord, job);
+    job->trial_ticket = emit_plan(coord, job, true);
 }
 
 /* ---- moves ---- */

@@ -148,10 +148,12 @@ MU_INLINE vf mask_future(vf x, uint32_t row, uint32_t column, vf masked)
     return v_select(vi_less(vi_set1(row), columns), masked, x);
 }
 
+/* Sequences of further slices follow those of the first. */
 static void drop_factors(const struct mu_attention *at, uint32_t sequence, uint32_t head, uint32_t query, uint32_t key,
                          float *keep)
 {
-    mu_isa_ops()->dropout_factors(at->drop, sequence, query, (at->first_head + head) << 20 | key, TILE, keep);
+    uint32_t number = at->first_head + sequence / at->sequences * at->heads + head;
+    mu_isa_ops()->dropout_factors(at->drop, sequence % at->sequences, query, number << 20 | key, TILE, keep);
 }
 
 /* ---- forward ---- */

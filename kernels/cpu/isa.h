@@ -51,7 +51,7 @@ struct mu_isa_ops {
     void (*swiglu_backward)(uint32_t hidden, const float *gate_up, const float *dy, float *d_gate_up);
     void (*rotary_row)(uint32_t heads, uint32_t head_channels, const float *cosines, const float *sines, bool inverse,
                        float *x);
-    /* one query head */
+    /* one query head; sequences of further slices follow those of the first */
     void (*attention_forward)(const struct mu_attention *attention, uint32_t sequence, uint32_t head,
                               const struct mu_lane *lane);
     /* one key and value head, with its query heads */

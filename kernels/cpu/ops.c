@@ -247,6 +247,7 @@ static struct mu_attention checked_attention(const struct mu_attention *attentio
     size_t tokens = (size_t)divide_up(run.length, MU_ATTENTION_TILE) * MU_ATTENTION_TILE;
     MU_ASSERT(run.head_channels <= MU_ATTENTION_HEAD_MAX && tokens * padded <= MU_ATTENTION_ELEMENTS_MAX);
     run.drop = in_effect(run.drop);
+    run.slices = run.slices ? run.slices : 1;
     if (run.qkv_stride == 0)
         run.qkv_stride = ((size_t)run.heads + 2 * (size_t)run.kv_heads) * run.head_channels;
     if (run.out_stride == 0)
@@ -263,7 +264,7 @@ static void attention_forward_task(void *arg, uint32_t task, const struct mu_lan
 enum mu_status mu_kernel_attention_forward(struct mu_pool *pool, const struct mu_attention *attention)
 {
     struct mu_attention run = checked_attention(attention);
-    return mu_pool_run(pool, run.sequences * run.heads, attention_forward_task, &run);
+    return mu_pool_run(pool, run.slices * run.sequences * run.heads, attention_forward_task, &run);
 }
 
 static void attention_backward_task(void *arg, uint32_t task, const struct mu_lane *lane)
@@ -275,7 +276,7 @@ static void attention_backward_task(void *arg, uint32_t task, const struct mu_la
 enum mu_status mu_kernel_attention_backward(struct mu_pool *pool, const struct mu_attention *attention)
 {
     struct mu_attention run = checked_attention(attention);
-    return mu_pool_run(pool, run.sequences * run.kv_heads, attention_backward_task, &run);
+    return mu_pool_run(pool, run.slices * run.sequences * run.kv_heads, attention_backward_task, &run);
 }
 
 /* ---- loss ---- */

@@ -202,6 +202,7 @@ struct fake {
     bool closed;
     enum mu_rpc_code code;
     char text[MU_ERROR_TEXT_SIZE];
+    struct mu_held_share share; /* of its generation */
 };
 
 static void on_stream(void *user, const struct mu_rpc_stream_event *event)
@@ -278,7 +279,7 @@ static void say_status(struct fake *fake, enum mu_worker_phase phase, uint64_t g
     struct mu_worker_message message = {.kind = MU_WM_STATUS, .generation = generation};
     message.status.phase = phase;
     message.status.generation = generation;
-    message.status.held = (struct mu_held){.has_state = true, .step = step};
+    message.status.held = (struct mu_held){.has_state = true, .step = step, .share_count = 1, .shares = {fake->share}};
     fake->hello.status = message.status;
     say(fake, &message);
 }
@@ -330,6 +331,7 @@ static uint64_t join(struct fake *fake)
     fake->hello.prepared_job = true;
     say_hello(fake);
     struct mu_coord_message assign = hear(fake, MU_CM_ASSIGN);
+    fake->share = (struct mu_held_share){.layout = assign.assign.layout, .rank = assign.assign.rank};
     say_status(fake, MU_PHASE_PREPARED, assign.generation, assign.assign.start_step);
     struct mu_coord_message go = hear(fake, MU_CM_GO);
     assert_true(go.generation == assign.generation);
@@ -510,6 +512,12 @@ static void test_worker_attaches_is_assigned_and_shown(void **state)
     assert_int_equal(workers->n_workers, 1);
     assert_string_equal(workers->workers[0]->name, "w0");
     assert_int_equal(workers->workers[0]->state, MUSTER__V1__WORKER_STATE__WORKER_STATE_MEMBER);
+    assert_non_null(workers->workers[0]->coordinates);
+    assert_int_equal(workers->workers[0]->coordinates->pp, 0);
+    assert_non_null(job->layout);
+    assert_true(job->layout->tp == 1 && job->layout->pp == 1 && job->layout->dp == 1 && job->layout->idle == 0);
+    assert_int_equal(job->layout->n_stage_first, 2);
+    assert_int_equal(job->layout->stage_first[1], 2);
     Muster__V1__GetTimingsRequest timings = MUSTER__V1__GET_TIMINGS_REQUEST__INIT;
     timings.job = "job";
     const Muster__V1__GetTimingsResponse *got = (const Muster__V1__GetTimingsResponse *)call(

@@ -149,6 +149,48 @@ static void take_heads(size_t tokens, uint32_t first, uint32_t count, uint32_t c
                (size_t)count * channels * sizeof *out);
 }
 
+/* All slices in one call, behind each other in all buffers; `whole` is what run_attention made of t. */
+static void check_slices_in_one_call(const struct attention_case *t, const float *whole)
+{
+    enum { SLICES = 2 };
+    struct mu_attention at = t->at;
+    const uint32_t heads = at.heads / SLICES, kv = at.kv_heads / SLICES, head = at.head_channels;
+    const size_t tokens = (size_t)at.sequences * at.length, row = (at.heads + 2 * at.kv_heads) * head,
+                 row_s = row / SLICES, out_s = (size_t)heads * head;
+    struct sizes size = sizes_of(&at);
+    float *qkv = kt_alloc(size.qkv, sizeof *qkv), *dqkv = kt_alloc(size.qkv, sizeof *dqkv),
+          *expected = kt_alloc(size.qkv, sizeof *expected), *dout = kt_alloc(size.out, sizeof *dout),
+          *out = kt_alloc(size.out, sizeof *out), *expected_out = kt_alloc(size.out, sizeof *out),
+          *lse = kt_alloc(size.rows, sizeof *lse);
+    for (uint32_t s = 0; s < SLICES; s++) {
+        const uint32_t from[] = {s * heads, at.heads + s * kv, at.heads + at.kv_heads + s * kv},
+                       count[] = {heads, kv, kv};
+        for (uint32_t part = 0, to = 0; part < 3; to += count[part++]) {
+            size_t place = s * tokens * row_s + to * head;
+            take_heads(tokens, from[part], count[part], head, t->qkv, row, qkv + place, row_s);
+            take_heads(tokens, from[part], count[part], head, whole + size.out + size.rows, row, expected + place,
+                       row_s);
+        }
+        take_heads(tokens, s * heads, heads, head, t->dout, SLICES * out_s, dout + s * tokens * out_s, out_s);
+        take_heads(tokens, s * heads, heads, head, whole, SLICES * out_s, expected_out + s * tokens * out_s, out_s);
+    }
+    at.slices = SLICES;
+    at.heads = heads;
+    at.kv_heads = kv;
+    at.qkv = qkv;
+    at.dqkv = dqkv;
+    at.out = out;
+    at.dout = dout;
+    at.lse = lse;
+    assert_int_equal(mu_kernel_attention_forward(kt_pool(1), &at), MU_OK);
+    assert_int_equal(mu_kernel_attention_backward(kt_pool(4), &at), MU_OK);
+    assert_memory_equal(out, expected_out, size.out * sizeof *out);
+    assert_memory_equal(dqkv, expected, size.qkv * sizeof *dqkv);
+    float *all[] = {qkv, dqkv, expected, dout, out, expected_out, lse};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        free(all[i]);
+}
+
 /* A slice of the heads on its own, in dense buffers or in place with row strides, gives the bits of the whole. */
 static void test_slices_of_heads_have_the_bits_of_the_whole(void **state)
 {
@@ -189,6 +231,7 @@ static void test_slices_of_heads_have_the_bits_of_the_whole(void **state)
         assert_memory_equal(dqkv, expected, TOKENS * ROW_S * sizeof *dqkv);
     }
     assert_memory_equal(out, whole, size.out * sizeof *out);
+    check_slices_in_one_call(&t, whole);
     float *all[] = {t.qkv, t.dout, whole, qkv, dqkv, expected, out, lse};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         free(all[i]);

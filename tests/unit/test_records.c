@@ -37,6 +37,7 @@ static void make_job(struct mu_job_record *job)
                                                .context = 16,
                                                .vocab = 256,
                                                .dropout = 0.25f};
+    mu_model_config_resolve(&job->spec.model);
     strcpy(job->spec.data.path, "/data/k\xc3\xb6nig.txt");
     job->spec.batch.sequences = 16, job->spec.batch.micro = 2, job->spec.batch.length = 16;
     job->spec.steps = 1000;
@@ -55,6 +56,10 @@ static void make_job(struct mu_job_record *job)
     job->identity_set = true;
     job->numeric_identity = (struct mu_hash128){1, 2};
     job->data_hash = (struct mu_hash128){3, 4};
+    job->identity_parts.count = 2;
+    strcpy(job->identity_parts.parts[0].name, "gemm");
+    job->identity_parts.parts[0].hash = UINT64_MAX;
+    strcpy(job->identity_parts.parts[1].name, "cross_entropy");
     strcpy(job->text, "why");
 }
 
@@ -73,18 +78,23 @@ static void make_samples(void)
                                                        .job = "kjv",
                                                        .generation = 12,
                                                        .go = true,
-                                                       .mesh = true,
                                                        .equal_leaves = false,
                                                        .start_step = 100,
                                                        .command_base = 8,
                                                        .world = MEMBERS,
                                                        .members = samples.members};
+    samples.generation.layout.tp = samples.generation.layout.dp = samples.generation.layout.idle = 1;
+    samples.generation.layout.pp = 2;
+    samples.generation.layout.sharded = true;
+    samples.generation.layout.stage_first[1] = 1;
+    samples.generation.layout.stage_first[2] = 2;
     memset(samples.generation.secret, 0x5a, 32);
 
     for (uint32_t i = 0; i < PIECES; i++) {
         samples.pieces[i].writer = (struct mu_id){i + 1, 98};
         strcpy(samples.pieces[i].writer_name, "w1");
         samples.pieces[i].done = i % 2;
+        samples.pieces[i].reassigned = i == 2;
         samples.pieces[i].size_bytes = 1000 * i;
         samples.pieces[i].checksum = (struct mu_hash128){i, i + 1};
         strcpy(samples.pieces[i].file, "piece-00001-of-00004.safetensors");
@@ -102,8 +112,13 @@ static void make_samples(void)
                                                        .size_bytes = 123456789012,
                                                        .dir = "/ckpt/x",
                                                        .text = "bad because",
+                                                       .attempt = 2,
                                                        .piece_count = PIECES,
                                                        .pieces = samples.pieces};
+    samples.checkpoint.layout.tp = 2;
+    samples.checkpoint.layout.pp = 1;
+    samples.checkpoint.layout.dp = 2;
+    samples.checkpoint.layout.stage_first[1] = 2;
     samples.worker =
         (struct mu_worker_record){.name = "w9", .quarantined = true, .draining = true, .reason = "crashed 6 times"};
     samples.event = (struct mu_event_record){.number = 42,
@@ -364,6 +379,45 @@ static void test_mutated_records_are_refused_or_consistent(void **state)
     mu_wire_arena_fini(&arena);
 }
 
+/* A generation as it was written before there were layouts: no layout, and `mesh` in field 5. */
+static void test_record_without_layout_is_read(void **state)
+{
+    (void)state;
+    struct mu_wire_arena arena;
+    struct mu_error err;
+    struct mu_record decoded;
+    static const uint8_t old[] = {0x08, 0x01, 0x1a, 0x18, 0x12, 0x03, 'k',  'j',  'v',  0x18, 0x07, 0x28, 0x01, 0x52,
+                                  0x06, 0x0a, 0x02, 'w',  '0',  0x20, 0x03, 0x52, 0x05, 0x0a, 0x03, 'w',  '1',  '0'};
+    mu_wire_arena_init(&arena);
+    if (mu_record_decode(&arena, "g/kjv", 5, old, sizeof old, &decoded, &err) != MU_OK)
+        fail_msg("%s", err.text);
+    assert_int_equal(decoded.generation->world, 2);
+    assert_int_equal(decoded.generation->generation, 7);
+    assert_int_equal(decoded.generation->layout.dp, 0); /* for the core to fill in */
+    assert_int_equal(decoded.generation->members[0].leaf_count, 3);
+    mu_wire_arena_fini(&arena);
+}
+
+static void test_generation_whose_members_do_not_fit_its_layout_is_refused(void **state)
+{
+    (void)state;
+    struct mu_wire_arena arena;
+    struct mu_error err;
+    struct mu_record record, decoded;
+    uint8_t key[MU_RECORD_KEY_SIZE];
+    const void *data = NULL;
+    size_t size_bytes = 0;
+    make_samples();
+    samples.generation.layout.idle = 2;
+    mu_wire_arena_init(&arena);
+    record = record_of(MU_RECORD_GENERATION);
+    size_t key_bytes = mu_record_key(&record, key);
+    assert_int_equal(mu_record_encode(&arena, &record, &data, &size_bytes, &err), MU_OK);
+    assert_int_equal(mu_record_decode(&arena, key, key_bytes, data, size_bytes, &decoded, &err), MU_ERR_CORRUPT);
+    assert_non_null(strstr(err.text, "GenerationRecord.members"));
+    mu_wire_arena_fini(&arena);
+}
+
 static void test_large_generation_fits_a_value(void **state)
 {
     (void)state;
@@ -381,6 +435,11 @@ static void test_large_generation_fits_a_value(void **state)
         members[i].incarnation.high = i + 1;
     }
     samples.generation.world = WORLD;
+    samples.generation.layout.pp = 1;
+    samples.generation.layout.tp = 2;
+    samples.generation.layout.dp = WORLD / 2;
+    samples.generation.layout.sharded = false;
+    samples.generation.layout.idle = 0;
     samples.generation.members = members;
     struct mu_record record = record_of(MU_RECORD_GENERATION);
     mu_wire_arena_init(&arena);
@@ -403,6 +462,8 @@ int main(void)
         cmocka_unit_test(test_record_under_another_key_is_refused),
         cmocka_unit_test(test_newer_record_version_is_refused),
         cmocka_unit_test(test_mutated_records_are_refused_or_consistent),
+        cmocka_unit_test(test_record_without_layout_is_read),
+        cmocka_unit_test(test_generation_whose_members_do_not_fit_its_layout_is_refused),
         cmocka_unit_test(test_large_generation_fits_a_value),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

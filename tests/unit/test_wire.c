@@ -23,6 +23,7 @@ static bool same_spec(const struct mu_job_spec *a, const struct mu_job_spec *b)
            strcmp(a->data.path, b->data.path) == 0 && a->data.tokens == b->data.tokens &&
            a->data.holdout == b->data.holdout && memcmp(&a->batch, &b->batch, sizeof a->batch) == 0 &&
            a->steps == b->steps && memcmp(&a->optimizer, &b->optimizer, sizeof a->optimizer) == 0 &&
+           memcmp(&a->parallel, &b->parallel, sizeof a->parallel) == 0 &&
            memcmp(&a->workers, &b->workers, sizeof a->workers) == 0 &&
            strcmp(a->checkpoint.path, b->checkpoint.path) == 0 && a->checkpoint.kind == b->checkpoint.kind &&
            a->checkpoint.every == b->checkpoint.every && a->checkpoint.keep == b->checkpoint.keep &&
@@ -44,7 +45,7 @@ static void compare_pointers(struct mu_coord_message *a, struct mu_coord_message
     struct mu_assign *x = &a->assign, *y = &b->assign;
     assert_int_equal(x->leaf_counts != NULL, y->leaf_counts != NULL);
     if (x->leaf_counts)
-        assert_memory_equal(x->leaf_counts, y->leaf_counts, x->world * sizeof *x->leaf_counts);
+        assert_memory_equal(x->leaf_counts, y->leaf_counts, x->layout.dp * sizeof *x->leaf_counts);
     assert_int_equal(x->peer_count, y->peer_count);
     for (uint32_t i = 0; i < x->peer_count; i++) {
         assert_int_equal(x->peers[i].rank, y->peers[i].rank);
@@ -52,12 +53,12 @@ static void compare_pointers(struct mu_coord_message *a, struct mu_coord_message
         assert_string_equal(x->peers[i].name, y->peers[i].name);
         assert_string_equal(x->peers[i].address, y->peers[i].address);
     }
-    assert_int_equal(x->serve_count, y->serve_count);
-    if (x->serve_count)
-        assert_memory_equal(x->serve_ranks, y->serve_ranks, x->serve_count * sizeof *x->serve_ranks);
+    assert_int_equal(x->move_count, y->move_count);
+    if (x->move_count)
+        assert_memory_equal(x->moves, y->moves, x->move_count * sizeof *x->moves);
     x->leaf_counts = y->leaf_counts = NULL;
     x->peers = y->peers = NULL;
-    x->serve_ranks = y->serve_ranks = NULL;
+    x->moves = y->moves = NULL;
 }
 
 /* ---- round trips ---- */
@@ -116,23 +117,40 @@ static void test_largest_assign_fits_its_limit(void **state)
     struct mu_coord_message message = {.kind = MU_CM_ASSIGN, .generation = UINT64_MAX};
     struct mu_assign *assign = &message.assign;
     mu_wire_arena_init(&arena);
-    assign->world = MU_COUNTED_WORLD_MAX;
-    assign->rank = MU_COUNTED_WORLD_MAX - 1;
+    some_layout(&assign->layout);
+    assign->layout.tp = 1;
+    assign->layout.pp = MU_STAGES_MAX / 2;
+    assign->layout.dp = MU_COUNTED_REPLICAS_MAX;
+    assign->layout.sharded = false;
+    assign->layout.idle = 0;
+    for (uint16_t stage = 0; stage <= MU_STAGES_MAX / 2; stage++)
+        assign->layout.stage_first[stage] = (uint16_t)(stage * 8);
+    assign->rank = MU_COUNTED_REPLICAS_MAX * MU_STAGES_MAX / 2 - 1;
     assign->leaf_counts = pointed.counts;
-    for (int i = 0; i < MU_COUNTED_WORLD_MAX; i++)
+    for (int i = 0; i < MU_COUNTED_REPLICAS_MAX; i++)
         pointed.counts[i] = 64;
     assign->peers = pointed.peers;
-    assign->peer_count = MU_NEIGHBOURS_MAX;
-    for (uint32_t i = 0; i < MU_NEIGHBOURS_MAX; i++) {
+    assign->peer_count = MU_PEERS_MAX;
+    for (uint32_t i = 0; i < MU_PEERS_MAX; i++) {
         memset(pointed.names[i], 'a', MU_WORKER_NAME_SIZE - 1);
         memset(pointed.addresses[i], 'a', MU_ADDRESS_SIZE - 1);
         pointed.peers[i] = (struct mu_peer){
-            .rank = i, .incarnation = some_id(), .name = pointed.names[i], .address = pointed.addresses[i]};
+            .rank = i + 60000, .incarnation = some_id(), .name = pointed.names[i], .address = pointed.addresses[i]};
     }
+    assign->moves = pointed.moves;
+    assign->move_count = MU_MOVES_MAX;
+    for (uint32_t i = 0; i < MU_MOVES_MAX; i++)
+        pointed.moves[i] = (struct mu_move){.from = assign->rank,
+                                            .to = 60000 + i % MU_PEERS_MAX,
+                                            .kinds = 3,
+                                            .run = {.first = 1u << 30, .count = 1u << 30}};
+    struct mu_coord_message decoded;
     const void *data = NULL;
     size_t size_bytes = 0;
     assert_int_equal(mu_wire_encode_coord(&arena, &message, &data, &size_bytes, &err), MU_OK);
     assert_true(size_bytes < MU_WIRE_COORD_BYTES_MAX);
+    assert_int_equal(mu_wire_decode_coord(&arena, data, size_bytes, &decoded, &err), MU_OK);
+    assert_int_equal(decoded.assign.move_count, MU_MOVES_MAX);
     mu_wire_arena_fini(&arena);
 }
 
@@ -162,6 +180,14 @@ static void test_spec_with_absent_fields_gets_defaults(void **state)
     assert_true(spec.seed == defaults.seed && spec.optimizer.clip == defaults.optimizer.clip);
     assert_true(spec.optimizer.beta1 == defaults.optimizer.beta1 && spec.workers.max == defaults.workers.max);
     assert_int_equal(spec.model.family, MU_FAMILY_GPT2);
+    assert_int_equal(spec.model.kv_heads, 2);
+    assert_int_equal(spec.model.hidden, 4 * 32);
+    assert_int_equal(spec.model.slices, 1);
+    assert_true(spec.model.rope_base == 0);
+    assert_int_equal(spec.parallel.tp + spec.parallel.pp + spec.parallel.dp, 0);
+    assert_false(spec.parallel.optimizer_sharding);
+    assert_int_equal(spec.parallel.recompute, MU_RECOMPUTE_NONE);
+    assert_int_equal(spec.parallel.redundancy, MU_REDUNDANCY_NONE);
     pb.optimizer = &optimizer; /* given zeros differ from absent ones */
     optimizer.optional_clip_case = MUSTER__V1__OPTIMIZER_SPEC__OPTIONAL_CLIP_CLIP;
     pb.optional_seed_case = MUSTER__V1__JOB_SPEC__OPTIONAL_SEED_SEED;
@@ -170,6 +196,50 @@ static void test_spec_with_absent_fields_gets_defaults(void **state)
     batch.sequences = 7;
     assert_int_equal(mu_wire_spec_from_pb(&pb, &spec, &err), MU_ERR_INVALID);
     assert_non_null(strstr(err.text, "batch.sequences"));
+}
+
+static void test_spec_of_llama_comes_through(void **state)
+{
+    (void)state;
+    struct mu_error err = {0};
+    struct mu_job_spec spec, back;
+    good_spec(&spec);
+    spec.data.tokens = MU_TOKENS_LLMC;
+    spec.model = (struct mu_model_config){.family = MU_FAMILY_LLAMA,
+                                          .layers = 5,
+                                          .heads = 8,
+                                          .kv_heads = 4,
+                                          .channels = 64,
+                                          .hidden = 172,
+                                          .context = 64,
+                                          .vocab = 999,
+                                          .rope_base = 5e5,
+                                          .slices = 4};
+    spec.batch.micro = 4;
+    spec.batch.sequences = 4 * spec.batch.accumulate * 8;
+    spec.workers.min = 1;
+    spec.workers.max = 64;
+    spec.parallel.tp = 2;
+    spec.parallel.pp = 3;
+    spec.parallel.dp = 8;
+    spec.parallel.optimizer_sharding = true;
+    spec.parallel.recompute = MU_RECOMPUTE_FULL;
+    struct mu_wire_arena arena;
+    mu_wire_arena_init(&arena);
+    Muster__V1__JobSpec *pb;
+    assert_int_equal(mu_wire_spec_to_pb(&arena, &spec, &pb, &err), MU_OK);
+    memset(&back, 0, sizeof back);
+    if (mu_wire_spec_from_pb(pb, &back, &err))
+        fail_msg("%s", err.text);
+    assert_true(same_spec(&spec, &back));
+    pb->parallel->recompute = (Muster__V1__Recompute)9;
+    assert_int_equal(mu_wire_spec_from_pb(pb, &back, &err), MU_ERR_INVALID);
+    assert_non_null(strstr(err.text, "parallel.recompute"));
+    pb->parallel->recompute = MUSTER__V1__RECOMPUTE__RECOMPUTE_NONE;
+    pb->parallel->redundancy = MUSTER__V1__REDUNDANCY__REDUNDANCY_BUDDY;
+    assert_int_equal(mu_wire_spec_from_pb(pb, &back, &err), MU_ERR_INVALID);
+    assert_non_null(strstr(err.text, "parallel.redundancy"));
+    mu_wire_arena_fini(&arena);
 }
 
 /* ---- refusals ---- */
@@ -375,13 +445,18 @@ static void test_coordinator_message_out_of_range_is_refused(void **state)
     const void *data = NULL;
     size_t size_bytes = 0;
     mu_wire_arena_init(&arena);
-    for (int fault = 0; fault < 7; fault++) {
-        some_coord_message(&message, &pointed, MU_CM_ASSIGN);
+    for (int fault = 0; fault < 14; fault++) {
+        do
+            some_coord_message(&message, &pointed, MU_CM_ASSIGN);
+        while (message.assign.layout.tp * message.assign.layout.pp * message.assign.layout.dp < 8);
         struct mu_assign *assign = &message.assign;
+        uint32_t world = assign->layout.tp * assign->layout.pp * assign->layout.dp + assign->layout.idle;
         assign->rank = 5;
         assign->peers = pointed.peers;
         assign->peer_count = 2;
-        assign->serve_count = 0;
+        assign->moves = pointed.moves;
+        assign->move_count = 1;
+        pointed.moves[0] = (struct mu_move){.from = 5, .to = 1, .kinds = 3, .run = {.first = 7, .count = 2}};
         assign->source = MU_SOURCE_HELD;
         for (uint32_t i = 0; i < 2; i++)
             pointed.peers[i] = (struct mu_peer){.rank = i, .incarnation = some_id(), .name = "w", .address = "a"};
@@ -389,23 +464,163 @@ static void test_coordinator_message_out_of_range_is_refused(void **state)
         if (fault == 0)
             pointed.peers[1].rank = 0; /* not ascending */
         else if (fault == 1)
-            pointed.peers[1].rank = assign->world;
+            pointed.peers[1].rank = world;
         else if (fault == 2)
             pointed.peers[1].rank = 5; /* itself */
         else if (fault == 3)
-            assign->rank = assign->world, text = "rank";
+            assign->rank = world, text = "Assign.rank";
         else if (fault == 4)
             assign->source = (enum mu_state_source)9, text = "Assign.source";
         else if (fault == 5)
             assign->source = MU_SOURCE_CHECKPOINT, strcpy(assign->checkpoint_dir, "relative"), text = "checkpoint_dir";
-        else
+        else if (fault == 6)
             assign->start_step = MU_STEPS_MAX + 1, text = "start_step";
+        else if (fault == 7)
+            pointed.moves[0].to = 2, text = "Move"; /* not a peer */
+        else if (fault == 8)
+            pointed.moves[0].from = 0, text = "Move"; /* between others */
+        else if (fault == 9)
+            pointed.moves[0].to = 5, text = "Move"; /* to itself */
+        else if (fault == 10)
+            pointed.moves[0].kinds = 4, text = "Move";
+        else if (fault == 11)
+            pointed.moves[0].run.count = 0, text = "Move";
+        else if (fault == 12)
+            pointed.moves[0].run = (struct mu_chunk_run){.first = UINT32_MAX, .count = 1}, text = "Move";
+        else
+            assign->source = MU_SOURCE_INIT, text = "Assign.moves";
         assert_int_equal(mu_wire_encode_coord(&arena, &message, &data, &size_bytes, &err), MU_OK);
         assert_int_equal(mu_wire_decode_coord(&arena, data, size_bytes, &decoded, &err), MU_ERR_INVALID);
         assert_non_null(strstr(err.text, text));
         mu_wire_arena_reset(&arena);
     }
     mu_wire_arena_fini(&arena);
+}
+
+/* Layouts that no job can have are refused on the way out and on the way in, wherever they stand. */
+static void test_hostile_layouts_are_refused(void **state)
+{
+    (void)state;
+    struct mu_wire_arena arena;
+    struct mu_error err;
+    struct mu_layout good, layout;
+    Muster__V1__Layout *pb = NULL;
+    mu_wire_arena_init(&arena);
+    do
+        some_layout(&good);
+    while (good.pp < 2);
+    assert_int_equal(mu_wire_layout_to_pb(&arena, &good, "X.layout", &pb, &err), MU_OK);
+    assert_int_equal(mu_wire_layout_from_pb(pb, "X.layout", &layout, &err), MU_OK);
+    assert_memory_equal(&good, &layout, sizeof good);
+    assert_int_equal(mu_wire_layout_from_pb(NULL, "X.layout", &layout, &err), MU_ERR_INVALID);
+    assert_non_null(strstr(err.text, "X.layout"));
+    Muster__V1__Layout faulty;
+    uint32_t firsts[MU_STAGES_MAX + 2];
+    for (int fault = 0; fault < 13; fault++) {
+        faulty = *pb;
+        memcpy(firsts, pb->stage_first, pb->n_stage_first * sizeof *firsts);
+        faulty.stage_first = firsts;
+        switch (fault) {
+        case 0:
+            faulty.tp = 0;
+            break;
+        case 1:
+            faulty.tp = 3;
+            break;
+        case 2:
+            faulty.tp = 128;
+            break;
+        case 3:
+            faulty.pp = 0, faulty.n_stage_first = 1;
+            break;
+        case 4:
+            faulty.pp = UINT32_MAX; /* pp + 1 must not wrap to what is there */
+            faulty.n_stage_first = 0;
+            break;
+        case 5:
+            faulty.dp = 0;
+            break;
+        case 6:
+            faulty.dp = UINT32_MAX;
+            break;
+        case 7:
+            faulty.idle = UINT32_MAX;
+            break;
+        case 8:
+            faulty.sharded = true, faulty.dp = MU_MESH_WORLD_MAX + 1;
+            break;
+        case 9:
+            faulty.n_stage_first--;
+            break;
+        case 10:
+            firsts[0] = 1;
+            break;
+        case 11:
+            firsts[1] = firsts[2];
+            break;
+        default:
+            firsts[faulty.pp] = 65536 + 1; /* would be 1 in 16 bits */
+            break;
+        }
+        assert_int_equal(mu_wire_layout_from_pb(&faulty, "X.layout", &layout, &err), MU_ERR_INVALID);
+        assert_non_null(strstr(err.text, "X.layout"));
+    }
+    layout = good;
+    layout.tp = 6;
+    assert_int_equal(mu_wire_layout_to_pb(&arena, &layout, "X.layout", &pb, &err), MU_ERR_INVALID);
+    layout = good;
+    layout.pp = MU_STAGES_MAX + 1;
+    assert_int_equal(mu_wire_layout_to_pb(&arena, &layout, "X.layout", &pb, &err), MU_ERR_INVALID);
+    mu_wire_arena_fini(&arena);
+}
+
+static void test_held_shares_must_agree_with_the_state(void **state)
+{
+    (void)state;
+    struct good_hello good;
+    Muster__V1__Held held = MUSTER__V1__HELD__INIT;
+    Muster__V1__HeldShare shares[3], *pointers[3] = {&shares[0], &shares[1], &shares[2]};
+    Muster__V1__Layout layout = MUSTER__V1__LAYOUT__INIT;
+    Muster__V1__IdentityPart part = MUSTER__V1__IDENTITY_PART__INIT, *parts[MU_IDENTITY_PARTS_MAX + 1];
+    uint32_t firsts[] = {0, 2};
+    struct mu_error err;
+    layout.tp = layout.pp = 1, layout.dp = 4;
+    layout.n_stage_first = 2, layout.stage_first = firsts;
+    for (int i = 0; i < 3; i++) {
+        muster__v1__held_share__init(&shares[i]);
+        shares[i].layout = &layout;
+        shares[i].rank = 3;
+    }
+    make_good_hello(&good);
+    held.has_state = true;
+    held.n_shares = 2, held.shares = pointers;
+    good.status.held = &held;
+    assert_int_equal(decode_hello_with(&good.hello, &err), MU_OK);
+    held.n_shares = 3;
+    expect_refused(&good, "Held.shares");
+    good.status.held = &held;
+    held.n_shares = 0;
+    expect_refused(&good, "Held.shares");
+    good.status.held = &held;
+    held.has_state = false, held.n_shares = 1;
+    expect_refused(&good, "Held.shares");
+    good.status.held = &held;
+    held.has_state = true, shares[0].rank = 4;
+    expect_refused(&good, "HeldShare.rank");
+    good.status.held = &held;
+    shares[0].rank = 3, shares[0].layout = NULL;
+    expect_refused(&good, "HeldShare.layout");
+    for (size_t i = 0; i <= MU_IDENTITY_PARTS_MAX; i++)
+        parts[i] = &part;
+    part.kernel = "Gemm";
+    good.hello.n_identity_parts = 1, good.hello.identity_parts = parts;
+    expect_refused(&good, "IdentityPart.kernel");
+    part.kernel = "a_name_of_24_characters_";
+    good.hello.n_identity_parts = 1, good.hello.identity_parts = parts;
+    expect_refused(&good, "IdentityPart.kernel");
+    part.kernel = "gemm";
+    good.hello.n_identity_parts = MU_IDENTITY_PARTS_MAX + 1, good.hello.identity_parts = parts;
+    assert_int_equal(decode_hello_with(&good.hello, &err), MU_ERR_LIMIT);
 }
 
 static void test_arena_keeps_its_memory_between_messages(void **state)
@@ -436,6 +651,7 @@ int main(void)
         cmocka_unit_test(test_coordinator_message_of_every_kind_survives_round_trip),
         cmocka_unit_test(test_largest_assign_fits_its_limit),
         cmocka_unit_test(test_spec_with_absent_fields_gets_defaults),
+        cmocka_unit_test(test_spec_of_llama_comes_through),
         cmocka_unit_test(test_hello_with_bad_field_is_refused_by_name),
         cmocka_unit_test(test_hello_of_other_protocol_version_is_decoded_as_far_as_the_version),
         cmocka_unit_test(test_malformed_bytes_are_refused),
@@ -443,6 +659,8 @@ int main(void)
         cmocka_unit_test(test_some_unknown_fields_of_a_later_version_are_accepted),
         cmocka_unit_test(test_free_text_is_cleaned_when_encoded_and_names_are_not),
         cmocka_unit_test(test_coordinator_message_out_of_range_is_refused),
+        cmocka_unit_test(test_hostile_layouts_are_refused),
+        cmocka_unit_test(test_held_shares_must_agree_with_the_state),
         cmocka_unit_test(test_arena_keeps_its_memory_between_messages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

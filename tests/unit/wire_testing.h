@@ -90,17 +90,50 @@ static void some_result(struct mu_step_result *result)
     result->finite = flip();
 }
 
+/* Any layout that a job could have. */
+static void some_layout(struct mu_layout *layout)
+{
+    memset(layout, 0, sizeof *layout);
+    layout->tp = 1u << below(5);
+    layout->pp = 1 + below(MU_STAGES_MAX);
+    layout->sharded = flip();
+    layout->dp = 1 + below(layout->sharded ? MU_MESH_WORLD_MAX : MU_WORKERS_MAX / (layout->tp * layout->pp));
+    layout->idle = layout->tp * layout->pp * layout->dp + 3 <= MU_WORKERS_MAX ? below(4) : 0;
+    for (uint32_t stage = 0; stage < layout->pp; stage++) /* at most 4 MU_STAGES_MAX = MU_LAYERS_MAX */
+        layout->stage_first[stage + 1] = (uint16_t)(layout->stage_first[stage] + 1 + below(4));
+}
+
+static void some_held(struct mu_held *held)
+{
+    held->has_state = flip();
+    held->has_gradient = flip();
+    held->has_result = flip();
+    held->step = some_step();
+    if (held->has_result)
+        some_result(&held->result);
+    held->share_count = held->has_state ? 1 + below(MU_HELD_SHARES_MAX) : 0;
+    for (uint32_t i = 0; i < held->share_count; i++) {
+        some_layout(&held->shares[i].layout);
+        held->shares[i].rank = below(held->shares[i].layout.tp * held->shares[i].layout.pp * held->shares[i].layout.dp);
+        held->shares[i].owned_only = flip();
+    }
+}
+
+static void some_identity(struct mu_identity_parts *parts)
+{
+    parts->count = below(MU_IDENTITY_PARTS_MAX + 1);
+    for (uint32_t i = 0; i < parts->count; i++) {
+        parts->parts[i].hash = any();
+        memset(parts->parts[i].name, 'a' + (int)i, 1 + below(MU_IDENTITY_NAME_SIZE - 1));
+    }
+}
+
 static void some_status(struct mu_worker_status *status)
 {
     status->phase = (enum mu_worker_phase)below(MU_PHASE_COUNT);
     status->generation = any();
     status->rank = below(MU_WORKERS_MAX);
-    status->held.has_state = flip();
-    status->held.has_gradient = flip();
-    status->held.has_result = flip();
-    status->held.step = some_step();
-    if (status->held.has_result)
-        some_result(&status->held.result);
+    some_held(&status->held);
     status->command_received = any();
     status->command_executed = any();
     status->checkpoint_taken = any();
@@ -131,6 +164,7 @@ static void some_hello(struct mu_hello *hello)
     if (flip())
         hello->job_uid = some_id();
     hello->numeric_identity = some_hash();
+    some_identity(&hello->identity_parts);
     hello->data_hash = some_hash();
     some_status(&hello->status);
 }
@@ -197,6 +231,7 @@ static void good_spec(struct mu_job_spec *spec)
     spec->model.context = 64 + below(64);
     spec->model.vocab = 256;
     spec->model.dropout = (float)below(100) / 128.0f;
+    mu_model_config_resolve(&spec->model);
     some_path(spec->data.path, sizeof spec->data.path);
     spec->data.holdout = (double)(1 + below(100)) / 256.0;
     spec->batch.micro = 1 + below(4);
@@ -211,6 +246,9 @@ static void good_spec(struct mu_job_spec *spec)
     spec->optimizer.beta2 = (double)below(1000) / 1024.0;
     spec->optimizer.weight_decay = flip() ? 0 : 0.1;
     spec->optimizer.clip = flip() ? 0 : 2.5;
+    spec->parallel.pp = below(2);
+    spec->parallel.optimizer_sharding = flip();
+    spec->parallel.recompute = (enum mu_recompute)(MU_RECOMPUTE_NONE + below(3));
     spec->workers.max = 1 + below(MU_WORKERS_MAX);
     spec->workers.spares = below(3);
     some_path(spec->checkpoint.path, sizeof spec->checkpoint.path);
@@ -226,33 +264,24 @@ static void good_spec(struct mu_job_spec *spec)
 /* What a coordinator message may point to. */
 struct pointed {
     struct mu_job_spec spec;
-    struct mu_peer peers[MU_NEIGHBOURS_MAX];
-    char names[MU_NEIGHBOURS_MAX][MU_WORKER_NAME_SIZE], addresses[MU_NEIGHBOURS_MAX][MU_ADDRESS_SIZE];
-    uint32_t serve[MU_NEIGHBOURS_MAX], counts[MU_COUNTED_WORLD_MAX];
+    struct mu_peer peers[MU_PEERS_MAX];
+    char names[MU_PEERS_MAX][MU_WORKER_NAME_SIZE], addresses[MU_PEERS_MAX][MU_ADDRESS_SIZE];
+    uint32_t counts[MU_COUNTED_REPLICAS_MAX];
+    struct mu_move moves[MU_MOVES_MAX];
 };
 
 static void some_snapshot(struct mu_snapshot *snapshot)
 {
     snapshot->checkpoint = any();
-    snapshot->piece_count = 1 + below(1024);
-    snapshot->piece = below(snapshot->piece_count + 1);
+    some_layout(&snapshot->layout);
+    snapshot->piece = below(snapshot->layout.tp * snapshot->layout.pp * snapshot->layout.dp + 1);
     some_path(snapshot->dir, sizeof snapshot->dir);
 }
 
-static void some_assign(struct mu_assign *assign, struct pointed *pointed)
+static void some_peers(struct mu_assign *assign, struct pointed *pointed, uint32_t world)
 {
-    assign->world = 40 + below(MU_COUNTED_WORLD_MAX - 40);
-    assign->rank = below(assign->world);
-    assign->start_step = some_step();
-    for (int i = 0; i < 32; i++)
-        assign->secret[i] = (uint8_t)any();
-    assign->mesh = flip();
-    if (flip()) {
-        for (uint32_t i = 0; i < assign->world; i++)
-            pointed->counts[i] = 1 + below(60);
-        assign->leaf_counts = pointed->counts;
-    }
-    assign->peer_count = below(MU_NEIGHBOURS_MAX + 1);
+    uint32_t most = world - 1 < MU_PEERS_MAX ? world - 1 : MU_PEERS_MAX;
+    assign->peer_count = below(most + 1);
     for (uint32_t i = 0, rank = 0; i < assign->peer_count; i++, rank++) {
         rank += rank == assign->rank;
         some_name(pointed->names[i], MU_WORKER_NAME_SIZE);
@@ -261,12 +290,39 @@ static void some_assign(struct mu_assign *assign, struct pointed *pointed)
             .rank = rank, .incarnation = some_id(), .name = pointed->names[i], .address = pointed->addresses[i]};
     }
     assign->peers = pointed->peers;
-    assign->serve_count = below(assign->peer_count + 1);
-    for (uint32_t i = 0; i < assign->serve_count; i++)
-        pointed->serve[i] = pointed->peers[i].rank;
-    assign->serve_ranks = pointed->serve;
+}
+
+static void some_moves(struct mu_assign *assign, struct pointed *pointed)
+{
+    bool alone = assign->source == MU_SOURCE_CHECKPOINT || assign->source == MU_SOURCE_INIT;
+    assign->move_count = alone || assign->peer_count == 0 ? 0 : below(40);
+    for (uint32_t i = 0; i < assign->move_count; i++) {
+        uint32_t other = pointed->peers[below(assign->peer_count)].rank;
+        bool out = flip();
+        pointed->moves[i] = (struct mu_move){.from = out ? assign->rank : other,
+                                             .to = out ? other : assign->rank,
+                                             .kinds = 1 + below(3),
+                                             .run = {.first = below(1u << 30), .count = 1 + below(1u << 20)}};
+    }
+    assign->moves = assign->move_count ? pointed->moves : NULL;
+}
+
+static void some_assign(struct mu_assign *assign, struct pointed *pointed)
+{
+    some_layout(&assign->layout);
+    uint32_t world = assign->layout.tp * assign->layout.pp * assign->layout.dp + assign->layout.idle;
+    assign->rank = below(world);
+    assign->start_step = some_step();
+    for (int i = 0; i < 32; i++)
+        assign->secret[i] = (uint8_t)any();
+    if (flip() && assign->layout.dp <= MU_COUNTED_REPLICAS_MAX) {
+        for (uint32_t i = 0; i < assign->layout.dp; i++)
+            pointed->counts[i] = 1 + below(60);
+        assign->leaf_counts = pointed->counts;
+    }
     assign->source = (enum mu_state_source)below(MU_SOURCE_INIT + 1);
-    assign->source_rank = assign->rank == 0 ? 1 : 0;
+    some_peers(assign, pointed, world);
+    some_moves(assign, pointed);
     if (assign->source == MU_SOURCE_ROLL_FORWARD)
         some_result(&assign->roll_forward);
     assign->checkpoint = any();
