@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { COMMIT_BYTES = 2 << 20 }; /* backed at one time */
+
 /* ---- what there is ---- */
 
 /* What the system can still give without swapping or killing; UINT64_MAX when it does not say. */
@@ -109,6 +111,22 @@ static uint64_t common_bytes(const struct mu_model_spec *model, const struct eng
 
 /* ---- spaces ---- */
 
+/* Page by page, so in short stretches: an abort is obeyed meanwhile. */
+static enum mu_status commit_range(struct mu_engine *engine, struct mu_space *space, uint64_t begin, uint64_t end,
+                                   struct mu_error *err)
+{
+    enum mu_status status = MU_OK;
+    while (begin < end && status == MU_OK) {
+        uint64_t stretch = end - begin < COMMIT_BYTES ? end - begin : COMMIT_BYTES;
+        if (mu_pool_cancelled(engine->pool))
+            return mu_fail(err, MU_ERR_CANCELLED, "preparing cancelled");
+        status = mu_space_commit(space, begin, stretch, err);
+        begin += stretch;
+        atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
+    }
+    return status;
+}
+
 static enum mu_status commit_runs(struct mu_engine *engine, struct mu_space *space, const struct engine_runs *runs,
                                   struct mu_error *err)
 {
@@ -116,8 +134,7 @@ static enum mu_status commit_runs(struct mu_engine *engine, struct mu_space *spa
     for (uint32_t i = 0; i < runs->count && status == MU_OK; i++) {
         uint64_t offset, size;
         engine_run_range(&engine->job.model, &runs->runs[i], &offset, &size);
-        status = mu_space_commit(space, offset * sizeof(float), size * sizeof(float), err);
-        atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
+        status = commit_range(engine, space, offset * sizeof(float), (offset + size) * sizeof(float), err);
     }
     return status;
 }

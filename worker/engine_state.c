@@ -140,8 +140,8 @@ static enum mu_status initialise(struct mu_engine *engine, const struct mu_assig
     if (status != MU_OK)
         return status;
     engine_touched_runs(&job->model, &engine->now.layout, engine->now.rank, &runs);
-    status = mu_model_init_parameters(&job->model, engine->pool, job->spec.seed, runs.runs, runs.count,
-                                      state->flats[0]);
+    status =
+        mu_model_init_parameters(&job->model, engine->pool, job->spec.seed, runs.runs, runs.count, state->flats[0]);
     if (status == MU_OK)
         status = zero_moments(engine, state);
     if (status != MU_OK)

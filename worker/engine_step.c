@@ -11,14 +11,14 @@
 struct step_pass {
     struct mu_engine *engine;
     struct mu_small *vote;
-    uint32_t micros, slots;  /* of this stage in this step */
-    uint32_t leaf, depth;    /* depth: of its buffer on the stack */
-    uint32_t carries;        /* additions downward, per cell */
-    bool last;               /* leaf of this rank: then the roots of a cell are final */
+    uint32_t micros, slots; /* of this stage in this step */
+    uint32_t leaf, depth;   /* depth: of its buffer on the stack */
+    uint32_t carries;       /* additions downward, per cell */
+    bool last;              /* leaf of this rank: then the roots of a cell are final */
     bool begun;
     double loss;
-    uint64_t hook_us;        /* waited in hooks, inside the model's calls */
-    enum mu_status status;   /* of hooks */
+    uint64_t hook_us;      /* waited in hooks, inside the model's calls */
+    enum mu_status status; /* of hooks */
     struct mu_error *err;
 };
 
@@ -257,7 +257,8 @@ static enum mu_status backward_micro(struct step_pass *pass, uint32_t micro)
                                engine->job.stack[pass->depth], dout, din, &loss);
     account(pass, elapsed_us(&mark_us), tensor_us(engine) + pass->hook_us - exchange_us, true);
     if (pass->status != MU_OK)
-        return pass->err->text[0] ? pass->status : engine_model_failed(engine, pass->status, "backward pass", pass->err);
+        return pass->err->text[0] ? pass->status
+                                  : engine_model_failed(engine, pass->status, "backward pass", pass->err);
     if (status != MU_OK)
         return engine_model_failed(engine, status, "backward pass", pass->err);
     pass->loss += loss;
@@ -375,8 +376,8 @@ static void update_range(struct mu_engine *engine, const struct mu_adamw *adamw,
 {
     struct engine_job *job = &engine->job;
     float *const *flats = job->state.flats;
-    enum mu_status status = mu_model_update(&job->model, engine->pool, adamw, offset, size, flats[0], flats[1],
-                                            flats[2], job->stack[0]);
+    enum mu_status status =
+        mu_model_update(&job->model, engine->pool, adamw, offset, size, flats[0], flats[1], flats[2], job->stack[0]);
     MU_ASSERT(status == MU_OK);
 }
 

@@ -161,8 +161,8 @@ static inline struct mu_boundary on_boundary(void *ctx, uint64_t generation, uin
             if (worker->fleet->ranks[rank] != worker->index)
                 continue;
             decision.take_snapshot = true;
-            decision.snapshot = (struct mu_snapshot){
-                .checkpoint = command->checkpoint, .piece = rank, .layout = worker->fleet->layout};
+            decision.snapshot =
+                (struct mu_snapshot){.checkpoint = command->checkpoint, .piece = rank, .layout = worker->fleet->layout};
             snprintf(decision.snapshot.dir, sizeof decision.snapshot.dir, "%s", command->dir);
         }
     }
@@ -442,7 +442,8 @@ static inline void note_updates(struct fleet *fleet, struct beginning *begin, ui
         if (begin->source[rank] != MU_SOURCE_ROLL_FORWARD)
             continue;
         struct mu_held_share *share = &begin->held[rank].shares[0];
-        share->owned_only = share->owned_only || (share->layout.sharded && share->layout.dp > 1 && begin->result.finite);
+        share->owned_only =
+            share->owned_only || (share->layout.sharded && share->layout.dp > 1 && begin->result.finite);
         fleet->rolled_forward++;
     }
 }

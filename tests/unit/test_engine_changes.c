@@ -71,8 +71,7 @@ static void run_until(struct fleet *fleet, uint32_t members, uint64_t stop)
     assign(fleet, members);
     wait_prepared(fleet);
     pthread_mutex_lock(&fleet->lock);
-    fleet->command =
-        (struct command){.number = fleet->command.number + 1, .not_before_step = stop, .park = true};
+    fleet->command = (struct command){.number = fleet->command.number + 1, .not_before_step = stop, .park = true};
     pthread_mutex_unlock(&fleet->lock);
     go(fleet);
     assert_int_equal(wait_parked(fleet, NULL), MU_PARK_COMMAND);
@@ -335,6 +334,29 @@ static void test_changes_abort_in_a_gather_leaves_owned_parts(void **state)
     }
 }
 
+/* While the tied copy is on its way a replica of the last stage still has its whole column, and says so. */
+static void test_changes_column_counts_while_the_tied_copy_is_missing(void **state)
+{
+    (void)state;
+    struct fleet *fleet = new_fleet(false);
+    start_workers(fleet, 4);
+    want_layout(fleet, 1, 2, 2, 0);
+    hold_and_start(fleet, TRIGGER_APPLIED, 0, 0xf);
+    check_abort_while_held(fleet, 0);
+    struct mu_held held = held_of(&fleet->workers[2]);
+    assert_int_equal(held.step, 2);
+    assert_true(held.shares[0].owned_only);
+    assert_int_equal(held.shares[0].layout.dp, 1);
+    assert_int_equal(held.shares[0].rank, 1);
+    worker_stop(fleet, 1);
+    worker_stop(fleet, 3);
+    want_layout(fleet, 1, 2, 1, 0);
+    start(fleet, 0x5);
+    check_finished(fleet);
+    assert_int_equal(fleet->applied[1], 4);
+    fleet_free(fleet);
+}
+
 /* Some have applied the update, others only know that they can: they roll forward, each what it owns. */
 static void test_changes_sharded_update_is_rolled_forward(void **state)
 {
@@ -411,6 +433,7 @@ int main(void)
         cmocka_unit_test(test_changes_torn_anywhere_same_bits),
         cmocka_unit_test(test_changes_abort_while_waiting_in_tensor_exchange_and_pipeline),
         cmocka_unit_test(test_changes_abort_in_a_gather_leaves_owned_parts),
+        cmocka_unit_test(test_changes_column_counts_while_the_tied_copy_is_missing),
         cmocka_unit_test(test_changes_sharded_update_is_rolled_forward),
         cmocka_unit_test(test_changes_moves_that_contradict_what_is_held_are_refused),
     };
