@@ -73,6 +73,8 @@ struct fleet {
     uint32_t ranks[WORKERS_MAX], world; /* worker of each rank of this generation */
     const uint32_t *leaf_counts;
     struct mu_layout layout, wanted; /* of this generation; of the next one, dp 0: all members are replicas */
+    bool planned;                    /* layouts by the planner, not the wanted one */
+    uint32_t leaving;                /* workers that are to be idle at most; planned only */
     uint32_t rolled_forward;         /* ranks that were told to, so far */
     uint64_t moved_bytes;            /* planned, so far */
     uint64_t checkpoint, checkpoint_step;
@@ -449,12 +451,12 @@ static inline void note_updates(struct fleet *fleet, struct beginning *begin, ui
 }
 
 static inline void choose_beginning(struct fleet *fleet, const struct mu_model_spec *model, struct beginning *begin,
-                                    uint32_t world)
+                                    const uint32_t *workers, uint32_t world)
 {
     uint64_t newest = 0;
     bool any = false;
     for (uint32_t rank = 0; rank < world; rank++) {
-        begin->held[rank] = held_of(&fleet->workers[fleet->ranks[rank]]);
+        begin->held[rank] = held_of(&fleet->workers[workers[rank]]);
         const struct mu_held *held = &begin->held[rank];
         any = any || held->has_state;
         if (held->has_state && held->step + 1 > newest)
@@ -519,44 +521,102 @@ static inline void assign_rank(struct fleet *fleet, const struct mu_model_spec *
     free(moves);
 }
 
+/* What the coordinator decides about a generation. */
+struct decision {
+    struct mu_layout layout;
+    uint32_t ranks[WORKERS_MAX]; /* worker of each rank */
+    struct beginning begin;
+    struct mu_reshard reshard;
+    uint32_t leaf_counts[WORKERS_MAX];
+};
+
+/* The wanted layout, ranks in order of workers. */
+static inline void decide(struct fleet *fleet, const struct mu_model_spec *model, const uint32_t *indices,
+                          uint32_t count, struct decision *out)
+{
+    uint32_t leaves = mu_job_leaves(&fleet->spec);
+    out->layout = fleet->wanted;
+    if (out->layout.dp == 0)
+        out->layout = make_layout(1, 1, count < leaves ? count : leaves, 0, fleet->spec.parallel.optimizer_sharding,
+                                  fleet->spec.model.layers);
+    struct mu_error err;
+    if (mu_layout_check(&out->layout, &fleet->spec, &err) != MU_OK)
+        fail_msg("layout: %s", err.text);
+    uint32_t world = mu_layout_world(&out->layout);
+    assert_true(world <= count);
+    memcpy(out->ranks, indices, count * sizeof *indices);
+    for (uint32_t d = 0; d < out->layout.dp; d++) {
+        mu_plan_leaf_range(leaves, out->layout.dp, NULL, d, &out->leaf_counts[d]);
+        if (fleet->leaf_counts)
+            out->leaf_counts[d] = fleet->leaf_counts[d];
+    }
+    choose_beginning(fleet, model, &out->begin, out->ranks, world);
+    bool made = out->begin.source[0] == MU_SOURCE_INIT || out->begin.source[0] == MU_SOURCE_CHECKPOINT;
+    if (!made && mu_reshard_plan(model, &out->layout, out->begin.holders, &out->reshard) != MU_OK)
+        fail_msg("no source for chunk %u", out->reshard.missing_chunk);
+}
+
+/* As the planner says. */
+static inline void decide_by_plan(struct fleet *fleet, const uint32_t *indices, uint32_t count, struct decision *out)
+{
+    struct mu_plan_member members[WORKERS_MAX];
+    struct mu_plan_rank ranks[WORKERS_MAX];
+    static uint32_t leaf_counts[MU_COUNTED_REPLICAS_MAX];
+    for (uint32_t i = 0; i < count; i++)
+        members[i] = (struct mu_plan_member){.held = held_of(&fleet->workers[indices[i]]),
+                                             .old_rank = UINT32_MAX,
+                                             .host = i % 2,
+                                             .leaving = fleet->leaving >> indices[i] & 1};
+    struct mu_plan_input input = {.spec = &fleet->spec,
+                                  .members = members,
+                                  .member_count = count,
+                                  .checkpoint = fleet->checkpoint,
+                                  .checkpoint_step = fleet->checkpoint_step,
+                                  .may_initialise = fleet->checkpoint == 0,
+                                  .has_old_layout = fleet->generation > 0,
+                                  .old_layout = fleet->layout};
+    struct mu_plan plan = {.ranks = ranks, .leaf_counts = leaf_counts};
+    mu_plan_make(&input, &plan);
+    if (plan.status != MU_OK)
+        fail_msg("plan: %s", plan.text);
+    out->layout = plan.layout;
+    out->begin.step = plan.start_step;
+    out->begin.result = plan.roll_forward;
+    out->reshard = plan.reshard; /* freed by the caller */
+    for (uint32_t rank = 0; rank < mu_layout_world(&plan.layout); rank++) {
+        out->ranks[rank] = indices[ranks[rank].member];
+        out->begin.source[rank] = ranks[rank].source;
+        fleet->rolled_forward += ranks[rank].source == MU_SOURCE_ROLL_FORWARD;
+    }
+    for (uint32_t d = 0; d < plan.layout.dp; d++)
+        mu_plan_leaf_range(mu_job_leaves(&fleet->spec), plan.layout.dp, plan.equal_leaves ? NULL : leaf_counts, d,
+                           &out->leaf_counts[d]);
+}
+
 /* Assigns a new generation to the workers whose bits are set, lowest first, by what they hold. */
 static inline void assign(struct fleet *fleet, uint32_t members)
 {
     struct mu_model_spec model;
-    struct beginning begin = {0};
-    struct mu_reshard reshard = {0};
-    uint32_t indices[WORKERS_MAX], count = 0, leaves = mu_job_leaves(&fleet->spec), counts[WORKERS_MAX];
+    struct decision decision = {0};
+    uint32_t indices[WORKERS_MAX], count = 0;
     for (uint32_t i = 0; i < fleet->count; i++)
         if (members >> i & 1)
             indices[count++] = i;
     mu_model_spec_init(&model, &fleet->spec.model);
-    struct mu_layout layout = fleet->wanted;
-    if (layout.dp == 0)
-        layout = make_layout(1, 1, count < leaves ? count : leaves, 0, fleet->spec.parallel.optimizer_sharding,
-                             fleet->spec.model.layers);
-    struct mu_error err;
-    if (mu_layout_check(&layout, &fleet->spec, &err) != MU_OK)
-        fail_msg("layout: %s", err.text);
-    assert_true(mu_layout_world(&layout) <= count);
+    if (fleet->planned)
+        decide_by_plan(fleet, indices, count, &decision);
+    else
+        decide(fleet, &model, indices, count, &decision);
     pthread_mutex_lock(&fleet->lock);
     fleet->generation++;
-    fleet->layout = layout;
-    fleet->world = mu_layout_world(&layout);
-    memcpy(fleet->ranks, indices, sizeof indices);
+    fleet->layout = decision.layout;
+    fleet->world = mu_layout_world(&decision.layout);
+    memcpy(fleet->ranks, decision.ranks, sizeof decision.ranks);
+    fleet->moved_bytes += decision.reshard.bytes;
     pthread_mutex_unlock(&fleet->lock);
-    choose_beginning(fleet, &model, &begin, fleet->world);
-    bool made = begin.source[0] == MU_SOURCE_INIT || begin.source[0] == MU_SOURCE_CHECKPOINT;
-    if (!made && mu_reshard_plan(&model, &layout, begin.holders, &reshard) != MU_OK)
-        fail_msg("no source for chunk %u", reshard.missing_chunk);
-    fleet->moved_bytes += reshard.bytes;
-    for (uint32_t d = 0; d < layout.dp; d++) {
-        mu_plan_leaf_range(leaves, layout.dp, NULL, d, &counts[d]);
-        if (fleet->leaf_counts)
-            counts[d] = fleet->leaf_counts[d];
-    }
     for (uint32_t rank = 0; rank < fleet->world; rank++)
-        assign_rank(fleet, &model, &begin, &reshard, counts, rank);
-    mu_reshard_fini(&reshard);
+        assign_rank(fleet, &model, &decision.begin, &decision.reshard, decision.leaf_counts, rank);
+    mu_reshard_fini(&decision.reshard);
 }
 
 /* Assigns, waits until all are prepared, says go. */

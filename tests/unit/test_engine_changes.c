@@ -235,6 +235,53 @@ static void test_changes_torn_anywhere_same_bits(void **state)
     }
 }
 
+/* Like a coordinator with the real planner: workers come, leave in good order, die; everybody is revoked at any time.
+ */
+static void run_planned(uint64_t seed, bool sharded, uint32_t tp, uint32_t pp)
+{
+    struct fleet *fleet = new_fleet(sharded);
+    fleet->planned = true;
+    fleet->spec.parallel.tp = tp;
+    fleet->spec.parallel.pp = pp;
+    start_workers(fleet, 5);
+    uint32_t members = 0x1f;
+    for (uint32_t round = 0; round < 7; round++) {
+        assign(fleet, members);
+        if (mu_splitmix64(&seed) % 5 != 0) {
+            wait_prepared(fleet);
+            go(fleet);
+            usleep((useconds_t)(mu_splitmix64(&seed) % 20000));
+        }
+        assert_true(revoke_all(fleet) < 2000000);
+        uint32_t event = (uint32_t)(mu_splitmix64(&seed) % 4), who = (uint32_t)(mu_splitmix64(&seed) % fleet->count);
+        members &= ~fleet->leaving; /* they have given away what they held */
+        fleet->leaving = 0;
+        bool may_lose = (uint32_t)__builtin_popcount(members) > tp * pp && (members >> who & 1);
+        if (event == 0 && may_lose) {
+            worker_stop(fleet, who);
+            members &= ~(1u << who);
+        } else if (event == 1 && may_lose) {
+            fleet->leaving = 1u << who;
+        } else if (event == 2 && fleet->count < WORKERS_MAX) {
+            members |= 1u << worker_start(fleet);
+        }
+    }
+    members &= ~fleet->leaving;
+    fleet->leaving = 0;
+    start(fleet, members);
+    check_finished(fleet);
+    fleet_free(fleet);
+}
+
+static void test_changes_planned_same_bits(void **state)
+{
+    (void)state;
+    static const uint32_t degrees[][2] = {{2, 2}, {1, 3}, {4, 1}, {1, 2}, {2, 1}, {1, 1}};
+    uint32_t count = rounds(6, 60);
+    for (uint32_t i = 0; i < count; i++)
+        run_planned(900 + i, (i / 6 + i) % 2, degrees[i % 6][0], degrees[i % 6][1]);
+}
+
 static void let_go(struct fleet *fleet)
 {
     pthread_mutex_lock(&fleet->lock);
@@ -431,6 +478,7 @@ int main(void)
         cmocka_unit_test(test_changes_idle_rank_is_the_only_source),
         cmocka_unit_test(test_changes_prepared_share_counts_although_it_never_ran),
         cmocka_unit_test(test_changes_torn_anywhere_same_bits),
+        cmocka_unit_test(test_changes_planned_same_bits),
         cmocka_unit_test(test_changes_abort_while_waiting_in_tensor_exchange_and_pipeline),
         cmocka_unit_test(test_changes_abort_in_a_gather_leaves_owned_parts),
         cmocka_unit_test(test_changes_column_counts_while_the_tied_copy_is_missing),
