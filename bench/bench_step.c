@@ -120,7 +120,12 @@ static struct state prepare(const struct settings *s)
 {
     struct state st = {0};
     struct mu_error err = {0};
-    struct mu_model_config config = {MU_FAMILY_GPT2, s->layers, HEADS, CHANNELS, CONTEXT, VOCAB, 0.0f};
+    struct mu_model_config config = {.family = MU_FAMILY_GPT2,
+                                     .layers = s->layers,
+                                     .heads = HEADS,
+                                     .channels = CHANNELS,
+                                     .context = CONTEXT,
+                                     .vocab = VOCAB};
     mu_model_spec_init(&st.spec, &config);
     size_t bytes = (size_t)st.spec.flat_size * sizeof(float), tokens = (size_t)s->micro * s->length + 1;
     struct mu_model_options options = {.micro = s->micro, .length = s->length, .accumulate = s->accumulate};
@@ -132,7 +137,7 @@ static struct state prepare(const struct settings *s)
     for (size_t i = 0; i < 4; i++)
         *buffers[i] = mu_arena_take(st.arena, bytes);
     st.tokens = mu_arena_take(st.arena, tokens * sizeof(int32_t));
-    stop_if(mu_model_init_parameters(&st.spec, st.pool, 1, st.params) != MU_OK, "initial parameters failed");
+    stop_if(mu_model_init_parameters(&st.spec, st.pool, 1, NULL, 0, st.params) != MU_OK, "initial parameters failed");
     uint64_t random = 1;
     for (size_t i = 0; i < tokens; i++)
         st.tokens[i] = (int32_t)(mu_splitmix64(&random) % VOCAB);

@@ -11,64 +11,34 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "cli/yaml_index.h"
+#include "cli/job_file_internal.h"
 
 enum {
     VALUE_SHOWN_SIZE = 64, /* most of a value that an error line repeats */
-    NAME_SHOWN_SIZE = 128, /* most of the file's name, its end */
-    LOG_LINE_SIZE = 256,   /* of libcyaml's messages */
+    NAME_SHOWN_SIZE = JOB_FILE_NAME_SHOWN_SIZE,
+    LOG_LINE_SIZE = JOB_FILE_LOG_LINE_SIZE,
     TYPO_DISTANCE_MAX = 3, /* edits between an unknown key and the known one that is suggested */
 };
 
 static const char see_docs[] = "see docs/job-file.md";
 
-/* ---- The document as libcyaml loads it: every value a string, NULL when absent. ---- */
-
-struct model_text {
-    char *family, *layers, *heads, *channels, *context, *vocab, *dropout;
-};
-struct data_text {
-    char *path, *tokens, *holdout;
-};
-struct batch_text {
-    char *sequences, *micro, *accumulate, *length;
-};
-struct optimizer_text {
-    char *kind, *lr, *min_lr, *warmup, *eps, *weight_decay, *clip;
-    char **betas;
-    uint32_t betas_count;
-};
-struct parallel_text {
-    char *tp, *pp, *slices;
-};
-struct workers_text {
-    char *min, *max, *spares;
-};
-struct checkpoint_text {
-    char *path, *kind, *every, *keep, *keep_every;
-};
-struct eval_text {
-    char *every, *sequences;
-};
-struct job_text {
-    char *job, *steps, *numerics, *seed;
-    struct model_text *model;
-    struct data_text *data;
-    struct batch_text *batch;
-    struct optimizer_text *optimizer;
-    struct parallel_text *parallel;
-    struct workers_text *workers;
-    struct checkpoint_text *checkpoint;
-    struct eval_text *eval;
-};
+/* ---- What libcyaml may load. ---- */
 
 #define OPTIONAL               (CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL)
 #define TEXT(parent, member)   CYAML_FIELD_STRING_PTR(#member, OPTIONAL, struct parent, member, 0, CYAML_UNLIMITED)
 #define GROUP(member, schema_) CYAML_FIELD_MAPPING_PTR(#member, OPTIONAL, struct job_text, member, schema_)
 
-static const cyaml_schema_field_t model_schema[] = {
-    TEXT(model_text, family),  TEXT(model_text, layers), TEXT(model_text, heads),   TEXT(model_text, channels),
-    TEXT(model_text, context), TEXT(model_text, vocab),  TEXT(model_text, dropout), CYAML_FIELD_END};
+static const cyaml_schema_field_t model_schema[] = {TEXT(model_text, family),
+                                                    TEXT(model_text, layers),
+                                                    TEXT(model_text, heads),
+                                                    TEXT(model_text, kv_heads),
+                                                    TEXT(model_text, channels),
+                                                    TEXT(model_text, hidden),
+                                                    TEXT(model_text, context),
+                                                    TEXT(model_text, vocab),
+                                                    TEXT(model_text, dropout),
+                                                    TEXT(model_text, rope_base),
+                                                    CYAML_FIELD_END};
 static const cyaml_schema_field_t data_schema[] = {TEXT(data_text, path), TEXT(data_text, tokens),
                                                    TEXT(data_text, holdout), CYAML_FIELD_END};
 static const cyaml_schema_field_t batch_schema[] = {TEXT(batch_text, sequences), TEXT(batch_text, micro),
@@ -85,8 +55,14 @@ static const cyaml_schema_field_t optimizer_schema[] = {
     TEXT(optimizer_text, weight_decay),
     TEXT(optimizer_text, clip),
     CYAML_FIELD_END};
-static const cyaml_schema_field_t parallel_schema[] = {TEXT(parallel_text, tp), TEXT(parallel_text, pp),
-                                                       TEXT(parallel_text, slices), CYAML_FIELD_END};
+static const cyaml_schema_field_t parallel_schema[] = {TEXT(parallel_text, tp),
+                                                       TEXT(parallel_text, pp),
+                                                       TEXT(parallel_text, dp),
+                                                       TEXT(parallel_text, slices),
+                                                       TEXT(parallel_text, optimizer_sharding),
+                                                       TEXT(parallel_text, recompute),
+                                                       TEXT(parallel_text, redundancy),
+                                                       CYAML_FIELD_END};
 static const cyaml_schema_field_t workers_schema[] = {TEXT(workers_text, min), TEXT(workers_text, max),
                                                       TEXT(workers_text, spares), CYAML_FIELD_END};
 static const cyaml_schema_field_t checkpoint_schema[] = {TEXT(checkpoint_text, path),       TEXT(checkpoint_text, kind),
@@ -109,17 +85,6 @@ static const cyaml_schema_field_t job_schema[] = {TEXT(job_text, job),
 static const cyaml_schema_value_t top_schema = {CYAML_VALUE_MAPPING(CYAML_FLAG_POINTER, struct job_text, job_schema)};
 
 /* ---- One reading. ---- */
-
-struct reader {
-    char name[NAME_SHOWN_SIZE]; /* FILE in messages */
-    const char *directory;
-    struct mu_yaml_index index;
-    struct mu_error *err;
-    /* What libcyaml logged: its first message, the path and line of its backtrace. */
-    char message[LOG_LINE_SIZE];
-    char path[MU_YAML_PATH_SIZE];
-    uint32_t line;
-};
 
 /* A byte inside a UTF-8 character: no place to cut. */
 static bool is_continuation(char byte)
@@ -153,7 +118,7 @@ static void copy_shown(char *out, size_t out_size, const char *text, bool keep_e
     out[at] = 0;
 }
 
-static void place(const struct reader *r, uint32_t line, char *out, size_t out_size)
+static void place(const struct job_file_reader *r, uint32_t line, char *out, size_t out_size)
 {
     if (line > 0)
         snprintf(out, out_size, "%s:%" PRIu32, r->name, line);
@@ -162,15 +127,15 @@ static void place(const struct reader *r, uint32_t line, char *out, size_t out_s
 }
 
 /* Puts FILE:LINE before a message that begins with the path of a field. */
-static enum mu_status locate(struct reader *r, uint32_t line)
+static enum mu_status locate(struct job_file_reader *r, uint32_t line)
 {
     char where[NAME_SHOWN_SIZE + 16];
     place(r, line, where, sizeof where);
     return mu_error_prefix(r->err, "%s", where);
 }
 
-static enum mu_status refuse(struct reader *r, const char *field, const char *value, const char *allowed,
-                             const char *advice)
+enum mu_status job_file_refuse(struct job_file_reader *r, const char *field, const char *value, const char *allowed,
+                               const char *advice)
 {
     char shown[VALUE_SHOWN_SIZE];
     copy_shown(shown, sizeof shown, value, false);
@@ -180,307 +145,10 @@ static enum mu_status refuse(struct reader *r, const char *field, const char *va
     return locate(r, mu_yaml_index_line(&r->index, field));
 }
 
-static enum mu_status missing(struct reader *r, const char *field, const char *advice)
+enum mu_status job_file_missing(struct job_file_reader *r, const char *field, const char *advice)
 {
     mu_fail(r->err, MU_ERR_INVALID, "%s: is missing; %s", field, advice);
     return locate(r, mu_yaml_index_line(&r->index, field));
-}
-
-/* ---- Values. A NULL text leaves the default in place. ---- */
-
-static enum mu_status read_u64_up_to(struct reader *r, const char *field, const char *text, uint64_t max,
-                                     uint64_t *ret_value)
-{
-    if (!text)
-        return MU_OK;
-    char allowed[64];
-    snprintf(allowed, sizeof allowed, "a whole number from 0 to %" PRIu64, max);
-    size_t length = strlen(text);
-    if (length == 0 || strspn(text, "0123456789") != length)
-        return refuse(r, field, text, allowed, "write digits only");
-    errno = 0;
-    unsigned long long value = strtoull(text, NULL, 10);
-    if (errno == ERANGE || value > max)
-        return refuse(r, field, text, allowed, "write a smaller number");
-    *ret_value = value;
-    return MU_OK;
-}
-
-static enum mu_status read_u64(struct reader *r, const char *field, const char *text, uint64_t *ret_value)
-{
-    return read_u64_up_to(r, field, text, UINT64_MAX, ret_value);
-}
-
-static enum mu_status read_u32(struct reader *r, const char *field, const char *text, uint32_t *ret_value)
-{
-    uint64_t value = *ret_value;
-    enum mu_status status = read_u64_up_to(r, field, text, UINT32_MAX, &value);
-    if (status == MU_OK)
-        *ret_value = (uint32_t)value;
-    return status;
-}
-
-/* [+-] digits [. digits] [e [+-] digits], nothing that strtod accepts beside (nan, inf, hexadecimal, blanks). */
-static bool is_decimal(const char *text)
-{
-    text += *text == '+' || *text == '-';
-    size_t whole = strspn(text, "0123456789"), fraction = 0;
-    text += whole;
-    if (*text == '.') {
-        fraction = strspn(text + 1, "0123456789");
-        text += 1 + fraction;
-    }
-    if (whole + fraction == 0)
-        return false;
-    if (*text == 'e' || *text == 'E') {
-        text++;
-        text += *text == '+' || *text == '-';
-        size_t exponent = strspn(text, "0123456789");
-        if (exponent == 0)
-            return false;
-        text += exponent;
-    }
-    return *text == 0;
-}
-
-static enum mu_status read_real(struct reader *r, const char *field, const char *text, double *ret_value)
-{
-    if (!text)
-        return MU_OK;
-    if (!is_decimal(text))
-        return refuse(r, field, text, "a finite decimal number", "write it as 0.1 or 6.0e-4");
-    errno = 0;
-    double value = strtod(text, NULL);
-    if (errno == ERANGE)
-        return refuse(r, field, text, "a number that a double can hold", "write one between 1e-300 and 1e300");
-    *ret_value = value;
-    return MU_OK;
-}
-
-struct choice {
-    const char *name;
-    int value;
-};
-
-static enum mu_status read_choice(struct reader *r, const char *field, const char *text, const struct choice *choices,
-                                  const char *allowed, int *ret_value)
-{
-    if (!text)
-        return MU_OK;
-    for (; choices->name; choices++) {
-        if (strcmp(text, choices->name) == 0) {
-            *ret_value = choices->value;
-            return MU_OK;
-        }
-    }
-    return refuse(r, field, text, allowed, "write one of these words");
-}
-
-/* Makes `text` absolute by the directory of the job file. */
-static enum mu_status read_path(struct reader *r, const char *field, const char *text, char ret_path[MU_PATH_SIZE])
-{
-    if (!text)
-        return MU_OK;
-    if (text[0] == 0)
-        return refuse(r, field, text, "a path", "write a path, absolute or relative to the job file");
-    if (text[0] == '~')
-        return refuse(r, field, text, "a path without ~, which is not expanded",
-                      "write the path out, or ./~name for such a name");
-    bool absolute = text[0] == '/', slash = strcmp(r->directory, "/") == 0;
-    if (strncmp(text, "./", 2) == 0)
-        text += 2;
-    char path[MU_PATH_SIZE];
-    int length = snprintf(path, sizeof path, "%s%s%s", absolute ? "" : r->directory,
-                          absolute || slash ? (absolute ? "" : "/") : "/", text);
-    if (length < 0 || (size_t)length >= sizeof path) {
-        char allowed[64];
-        snprintf(allowed, sizeof allowed, "at most %d bytes as an absolute path", MU_PATH_SIZE - 1);
-        return refuse(r, field, text, allowed, "choose a shorter one");
-    }
-    memcpy(ret_path, path, (size_t)length + 1);
-    return MU_OK;
-}
-
-/* ---- Groups of fields. ---- */
-
-static enum mu_status read_name(struct reader *r, const char *text, char ret_name[MU_JOB_NAME_SIZE])
-{
-    if (!text)
-        return missing(r, "job", "give the job a name: job: my-job");
-    if (strlen(text) >= MU_JOB_NAME_SIZE)
-        return refuse(r, "job", text, "at most 63 characters", "choose a shorter name");
-    memcpy(ret_name, text, strlen(text) + 1);
-    return MU_OK;
-}
-
-static enum mu_status read_model(struct reader *r, const struct model_text *t, struct mu_model_config *ret_model)
-{
-    static const struct choice families[] = {{"gpt2", MU_FAMILY_GPT2}, {NULL, 0}};
-    if (!t)
-        return missing(r, "model",
-                       "give model: {family: gpt2, layers: .., heads: .., channels: .., context: .., vocab: ..}");
-    if (!t->layers)
-        return missing(r, "model.layers", "set the number of layers");
-    if (!t->heads)
-        return missing(r, "model.heads", "set the attention heads of a layer");
-    if (!t->channels)
-        return missing(r, "model.channels", "set the embedding width, a multiple of heads");
-    if (!t->context)
-        return missing(r, "model.context", "set the longest sequence in tokens");
-    if (!t->vocab)
-        return missing(r, "model.vocab", "set the number of different tokens; 256 for bytes");
-    int family = MU_FAMILY_GPT2;
-    double dropout = 0.0;
-    enum mu_status status = MU_OK;
-    if ((status = read_choice(r, "model.family", t->family, families, "gpt2", &family)) ||
-        (status = read_u32(r, "model.layers", t->layers, &ret_model->layers)) ||
-        (status = read_u32(r, "model.heads", t->heads, &ret_model->heads)) ||
-        (status = read_u32(r, "model.channels", t->channels, &ret_model->channels)) ||
-        (status = read_u32(r, "model.context", t->context, &ret_model->context)) ||
-        (status = read_u32(r, "model.vocab", t->vocab, &ret_model->vocab)) ||
-        (status = read_real(r, "model.dropout", t->dropout, &dropout)))
-        return status;
-    ret_model->family = (enum mu_model_family)family;
-    ret_model->dropout = (float)dropout;
-    return MU_OK;
-}
-
-static enum mu_status read_data(struct reader *r, const struct data_text *t, struct mu_job_spec *ret_spec)
-{
-    static const struct choice formats[] = {{"bytes", MU_TOKENS_BYTES}, {"llmc", MU_TOKENS_LLMC}, {NULL, 0}};
-    if (!t)
-        return missing(r, "data", "give data: {path: FILE, tokens: bytes}");
-    if (!t->path)
-        return missing(r, "data.path", "give the file to train on, absolute or relative to the job file");
-    int tokens = MU_TOKENS_BYTES;
-    enum mu_status status = MU_OK;
-    if ((status = read_path(r, "data.path", t->path, ret_spec->data.path)) ||
-        (status = read_choice(r, "data.tokens", t->tokens, formats, "bytes or llmc", &tokens)) ||
-        (status = read_real(r, "data.holdout", t->holdout, &ret_spec->data.holdout)))
-        return status;
-    ret_spec->data.tokens = (enum mu_token_format)tokens;
-    return MU_OK;
-}
-
-static enum mu_status read_batch(struct reader *r, const struct batch_text *t, struct mu_job_spec *ret_spec)
-{
-    if (!t)
-        return missing(r, "batch", "give batch: {sequences: .., micro: ..}");
-    if (!t->sequences)
-        return missing(r, "batch.sequences", "set the sequences of a step");
-    if (!t->micro)
-        return missing(r, "batch.micro", "set the sequences of a micro-batch");
-    ret_spec->batch.length = ret_spec->model.context;
-    enum mu_status status = MU_OK;
-    if ((status = read_u32(r, "batch.sequences", t->sequences, &ret_spec->batch.sequences)) ||
-        (status = read_u32(r, "batch.micro", t->micro, &ret_spec->batch.micro)) ||
-        (status = read_u32(r, "batch.accumulate", t->accumulate, &ret_spec->batch.accumulate)) ||
-        (status = read_u32(r, "batch.length", t->length, &ret_spec->batch.length)))
-        return status;
-    return MU_OK;
-}
-
-static enum mu_status read_optimizer(struct reader *r, const struct optimizer_text *t, struct mu_job_spec *ret_spec)
-{
-    static const struct choice kinds[] = {{"adamw", 1}, {NULL, 0}};
-    if (!t)
-        return MU_OK;
-    int kind = 1;
-    enum mu_status status = MU_OK;
-    if ((status = read_choice(r, "optimizer.kind", t->kind, kinds, "adamw", &kind)) ||
-        (status = read_real(r, "optimizer.lr", t->lr, &ret_spec->optimizer.lr)))
-        return status;
-    if (t->lr)
-        ret_spec->optimizer.min_lr = ret_spec->optimizer.lr / 10.0;
-    if ((status = read_real(r, "optimizer.min_lr", t->min_lr, &ret_spec->optimizer.min_lr)) ||
-        (status = read_u64(r, "optimizer.warmup", t->warmup, &ret_spec->optimizer.warmup)) ||
-        (status = read_real(r, "optimizer.eps", t->eps, &ret_spec->optimizer.eps)) ||
-        (status = read_real(r, "optimizer.weight_decay", t->weight_decay, &ret_spec->optimizer.weight_decay)) ||
-        (status = read_real(r, "optimizer.clip", t->clip, &ret_spec->optimizer.clip)))
-        return status;
-    if (!t->betas)
-        return MU_OK;
-    if ((status = read_real(r, "optimizer.betas[0]", t->betas[0], &ret_spec->optimizer.beta1)) ||
-        (status = read_real(r, "optimizer.betas[1]", t->betas[1], &ret_spec->optimizer.beta2)))
-        return status;
-    return MU_OK;
-}
-
-static enum mu_status read_parallel(struct reader *r, const struct parallel_text *t)
-{
-    if (!t)
-        return MU_OK;
-    const struct {
-        const char *field, *text;
-    } fields[] = {{"parallel.tp", t->tp}, {"parallel.pp", t->pp}, {"parallel.slices", t->slices}};
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        const char *text = fields[i].text;
-        if (text && strcmp(text, "auto") != 0 && strcmp(text, "1") != 0)
-            return refuse(r, fields[i].field, text, "auto or 1, since this version splits a job over leaves only",
-                          "leave the field out; more workers share the leaves of a step");
-    }
-    return MU_OK;
-}
-
-static enum mu_status read_policy(struct reader *r, const struct job_text *t, struct mu_job_spec *ret_spec)
-{
-    static const struct choice kinds[] = {{"shared", MU_CHECKPOINT_SHARED}, {"local", MU_CHECKPOINT_LOCAL}, {NULL, 0}};
-    enum mu_status status = MU_OK;
-    const struct workers_text *w = t->workers;
-    if (w && ((status = read_u32(r, "workers.min", w->min, &ret_spec->workers.min)) ||
-              (status = read_u32(r, "workers.max", w->max, &ret_spec->workers.max)) ||
-              (status = read_u32(r, "workers.spares", w->spares, &ret_spec->workers.spares))))
-        return status;
-    const struct checkpoint_text *c = t->checkpoint;
-    if (!c)
-        return MU_OK;
-    if (!c->path)
-        return missing(r, "checkpoint.path",
-                       "give a directory, or leave the whole group out for a job without checkpoints");
-    if (c->every && strcmp(c->every, "auto") == 0)
-        return refuse(r, "checkpoint.every", c->every, "a number of steps in this version", "write one, e.g. 100");
-    int kind = MU_CHECKPOINT_SHARED;
-    if ((status = read_path(r, "checkpoint.path", c->path, ret_spec->checkpoint.path)) ||
-        (status = read_choice(r, "checkpoint.kind", c->kind, kinds, "shared", &kind)) ||
-        (status = read_u64(r, "checkpoint.every", c->every, &ret_spec->checkpoint.every)) ||
-        (status = read_u32(r, "checkpoint.keep", c->keep, &ret_spec->checkpoint.keep)) ||
-        (status = read_u64(r, "checkpoint.keep_every", c->keep_every, &ret_spec->checkpoint.keep_every)))
-        return status;
-    ret_spec->checkpoint.kind = (enum mu_checkpoint_kind)kind;
-    return MU_OK;
-}
-
-static enum mu_status read_eval(struct reader *r, const struct eval_text *t, struct mu_job_spec *ret_spec)
-{
-    if (!t)
-        return MU_OK;
-    if (!t->every)
-        return missing(r, "eval.every", "set the steps between evaluations, or leave the whole group out");
-    ret_spec->eval.sequences = ret_spec->batch.sequences;
-    enum mu_status status = read_u64(r, "eval.every", t->every, &ret_spec->eval.every);
-    return status ? status : read_u32(r, "eval.sequences", t->sequences, &ret_spec->eval.sequences);
-}
-
-static enum mu_status read_job(struct reader *r, const struct job_text *t, struct mu_job_spec *ret_spec)
-{
-    static const struct choice numerics_choices[] = {
-        {"exact", MU_NUMERICS_EXACT}, {"fast", MU_NUMERICS_FAST}, {NULL, 0}};
-    int numerics = MU_NUMERICS_EXACT;
-    enum mu_status status = MU_OK;
-    mu_job_spec_init(ret_spec);
-    if ((status = read_name(r, t->job, ret_spec->name)) || (status = read_model(r, t->model, &ret_spec->model)) ||
-        (status = read_data(r, t->data, ret_spec)) || (status = read_batch(r, t->batch, ret_spec)))
-        return status;
-    if (!t->steps)
-        return missing(r, "steps", "set the steps of the whole job");
-    if ((status = read_u64(r, "steps", t->steps, &ret_spec->steps)) ||
-        (status = read_optimizer(r, t->optimizer, ret_spec)) || (status = read_parallel(r, t->parallel)) ||
-        (status = read_policy(r, t, ret_spec)) || (status = read_eval(r, t->eval, ret_spec)) ||
-        (status = read_choice(r, "numerics", t->numerics, numerics_choices, "exact or fast", &numerics)) ||
-        (status = read_u64(r, "seed", t->seed, &ret_spec->seed)))
-        return status;
-    ret_spec->numerics = (enum mu_numerics)numerics;
-    return MU_OK;
 }
 
 /* ---- What libcyaml refuses. ---- */
@@ -494,7 +162,7 @@ static void capture_log(cyaml_log_t level, void *context, const char *fmt, va_li
 static void capture_log(cyaml_log_t level, void *context, const char *fmt, va_list args)
 {
     (void)level;
-    struct reader *r = context;
+    struct job_file_reader *r = context;
     char line[LOG_LINE_SIZE];
     vsnprintf(line, sizeof line, fmt, args);
     line[strcspn(line, "\n")] = 0;
@@ -576,7 +244,7 @@ static bool nearest_key(const char *group, const char *key, char *out, size_t ou
     return best <= TYPO_DISTANCE_MAX;
 }
 
-static enum mu_status unknown_key(struct reader *r)
+static enum mu_status unknown_key(struct job_file_reader *r)
 {
     const char *colon = strstr(r->message, ": ");
     const char *key = colon ? colon + 2 : "";
@@ -596,7 +264,7 @@ static enum mu_status unknown_key(struct reader *r)
     return locate(r, line);
 }
 
-static enum mu_status wrong_shape(struct reader *r)
+static enum mu_status wrong_shape(struct job_file_reader *r)
 {
     const char *field = r->path[0] ? r->path : "the file";
     const char *allowed = "a single value", *advice = "write field: value";
@@ -616,7 +284,7 @@ static enum mu_status wrong_shape(struct reader *r)
     return locate(r, r->line);
 }
 
-static enum mu_status refused_by_cyaml(struct reader *r, cyaml_err_t code)
+static enum mu_status refused_by_cyaml(struct job_file_reader *r, cyaml_err_t code)
 {
     const char *field = r->path[0] ? r->path : "the file";
     switch (code) {
@@ -645,7 +313,7 @@ static enum mu_status refused_by_cyaml(struct reader *r, cyaml_err_t code)
 }
 
 /* mu_job_spec_check begins its line with the field's path: the line number follows from it. */
-static enum mu_status judge(struct reader *r, const struct mu_job_spec *spec)
+static enum mu_status judge(struct job_file_reader *r, const struct mu_job_spec *spec)
 {
     enum mu_status status = mu_job_spec_check(spec, r->err);
     if (status == MU_OK)
@@ -656,7 +324,7 @@ static enum mu_status judge(struct reader *r, const struct mu_job_spec *spec)
     return locate(r, mu_yaml_index_line(&r->index, field));
 }
 
-static enum mu_status check_text(const struct reader *r, const char *text, size_t size_bytes)
+static enum mu_status check_text(const struct job_file_reader *r, const char *text, size_t size_bytes)
 {
     if (size_bytes > MU_JOB_FILE_SIZE_MAX)
         return mu_fail(r->err, MU_ERR_LIMIT,
@@ -678,7 +346,7 @@ enum mu_status mu_job_file_parse(const char *name, const char *directory, const 
                                  struct mu_job_spec *ret_spec, struct mu_error *err)
 {
     struct mu_error own_err;
-    struct reader r = {.directory = directory, .err = err ? err : &own_err};
+    struct job_file_reader r = {.directory = directory, .err = err ? err : &own_err};
     copy_shown(r.name, sizeof r.name, name, true);
     enum mu_status status = check_text(&r, text, size_bytes);
     if (status)
@@ -705,7 +373,7 @@ enum mu_status mu_job_file_parse(const char *name, const char *directory, const 
         return refused_by_cyaml(&r, code);
     MU_ASSERT(document);
     struct mu_job_spec spec;
-    status = read_job(&r, document, &spec);
+    status = job_file_read_fields(&r, document, &spec);
     if (status == MU_OK)
         status = judge(&r, &spec);
     if (status == MU_OK)

@@ -9,6 +9,7 @@ struct spec_pb {
     Muster__V1__DataSpec data;
     Muster__V1__BatchSpec batch;
     Muster__V1__OptimizerSpec optimizer;
+    Muster__V1__ParallelSpec parallel;
     Muster__V1__WorkerPolicy workers;
     Muster__V1__CheckpointPolicy checkpoint;
     Muster__V1__EvalPolicy eval;
@@ -24,6 +25,10 @@ static void fill_model_and_data(struct spec_pb *pb, const struct mu_job_spec *sp
     pb->model.context = spec->model.context;
     pb->model.vocab = spec->model.vocab;
     pb->model.dropout = spec->model.dropout;
+    pb->model.kv_heads = spec->model.kv_heads;
+    pb->model.hidden = spec->model.hidden;
+    pb->model.rope_base = spec->model.rope_base;
+    pb->model.slices = spec->model.slices;
     muster__v1__data_spec__init(&pb->data);
     pb->data.tokens = (Muster__V1__TokenFormat)spec->data.tokens;
     pb->data.holdout = spec->data.holdout;
@@ -55,6 +60,13 @@ static void fill_optimizer(struct spec_pb *pb, const struct mu_job_spec *spec)
 
 static void fill_policies(struct spec_pb *pb, const struct mu_job_spec *spec)
 {
+    muster__v1__parallel_spec__init(&pb->parallel);
+    pb->parallel.tp = spec->parallel.tp;
+    pb->parallel.pp = spec->parallel.pp;
+    pb->parallel.dp = spec->parallel.dp;
+    pb->parallel.optimizer_sharding = spec->parallel.optimizer_sharding;
+    pb->parallel.recompute = (Muster__V1__Recompute)spec->parallel.recompute;
+    pb->parallel.redundancy = (Muster__V1__Redundancy)spec->parallel.redundancy;
     muster__v1__worker_policy__init(&pb->workers);
     pb->workers.min = spec->workers.min;
     pb->workers.max = spec->workers.max;
@@ -92,6 +104,7 @@ enum mu_status mu_wire_spec_to_pb(struct mu_wire_arena *arena, const struct mu_j
     pb->spec.batch = &pb->batch;
     pb->spec.steps = spec->steps;
     pb->spec.optimizer = &pb->optimizer;
+    pb->spec.parallel = &pb->parallel;
     pb->spec.workers = &pb->workers;
     pb->spec.checkpoint = &pb->checkpoint;
     pb->spec.eval = &pb->eval;
@@ -123,7 +136,12 @@ static void read_model_and_batch(const Muster__V1__JobSpec *pb, struct mu_job_sp
         spec->model.context = pb->model->context;
         spec->model.vocab = pb->model->vocab;
         spec->model.dropout = pb->model->dropout;
+        spec->model.kv_heads = pb->model->kv_heads;
+        spec->model.hidden = pb->model->hidden;
+        spec->model.rope_base = pb->model->rope_base;
+        spec->model.slices = pb->model->slices;
     }
+    mu_model_config_resolve(&spec->model); /* what is 0 was not given */
     spec->batch.length = spec->model.context;
     if (pb->batch) {
         spec->batch.sequences = pb->batch->sequences;
@@ -152,6 +170,18 @@ static void read_optimizer(const Muster__V1__OptimizerSpec *pb, struct mu_job_sp
         spec->optimizer.weight_decay = pb->weight_decay;
     if (pb->optional_clip_case == MUSTER__V1__OPTIMIZER_SPEC__OPTIONAL_CLIP_CLIP)
         spec->optimizer.clip = pb->clip;
+}
+
+static void read_parallel(const Muster__V1__ParallelSpec *pb, struct mu_job_spec *spec)
+{
+    if (!pb)
+        return;
+    spec->parallel.tp = pb->tp;
+    spec->parallel.pp = pb->pp;
+    spec->parallel.dp = pb->dp;
+    spec->parallel.optimizer_sharding = pb->optimizer_sharding != 0;
+    spec->parallel.recompute = (enum mu_recompute)given_or((int)pb->recompute, (int)spec->parallel.recompute);
+    spec->parallel.redundancy = (enum mu_redundancy)given_or((int)pb->redundancy, (int)spec->parallel.redundancy);
 }
 
 static void read_policies(const Muster__V1__JobSpec *pb, struct mu_job_spec *spec)
@@ -194,6 +224,7 @@ enum mu_status mu_wire_spec_from_pb(const Muster__V1__JobSpec *pb, struct mu_job
     }
     spec.steps = pb->steps;
     read_optimizer(pb->optimizer, &spec);
+    read_parallel(pb->parallel, &spec);
     read_policies(pb, &spec);
     spec.numerics = (enum mu_numerics)given_or((int)pb->numerics, (int)spec.numerics);
     if (pb->optional_seed_case == MUSTER__V1__JOB_SPEC__OPTIONAL_SEED_SEED)

@@ -10,19 +10,12 @@
 #include <xxhash.h>
 
 #include "common/id.h"
+#include "storage/file_writer.h"
 
 enum {
-    PAGE_BYTES = 4096,
     PATH_BYTES_MAX = 4096,
     UNSTAGED_MIN_BYTES = 256 << 10, /* less is not worth a write of its own */
 };
-
-/* False where the file system has no such thing (tmpfs, some network file systems). */
-static bool set_direct(int fd, bool direct)
-{
-    int flags = fcntl(fd, F_GETFL);
-    return flags >= 0 && fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
-}
 
 enum mu_status mu_file_out_open(struct mu_file_out *out, const char *dir, const char *name, uint64_t size_bytes,
                                 struct mu_error *err)
@@ -33,12 +26,12 @@ enum mu_status mu_file_out_open(struct mu_file_out *out, const char *dir, const 
     if (strlen(name) >= sizeof out->name)
         return mu_fail(err, MU_ERR_LIMIT, "'%s/%s': a file name of %zu bytes is not allowed: at most %zu", dir, name,
                        strlen(name), sizeof out->name - 1);
-    snprintf(out->dir, sizeof out->dir, "%s", dir);
+    snprintf(out->label, sizeof out->label, "%s/%s", dir, name);
     snprintf(out->name, sizeof out->name, "%s", name);
     /* Unique per writer: two of them (one may be a zombie) never write into one file. */
     snprintf(out->temporary, sizeof out->temporary, ".%s.%016llx.tmp", name, (unsigned long long)mu_id_random().low);
 
-    if (posix_memalign((void **)&out->stage, PAGE_BYTES, MU_FILE_BLOCK_BYTES) != 0) {
+    if (posix_memalign((void **)&out->stage, MU_FILE_PAGE_BYTES, MU_FILE_BLOCK_BYTES) != 0) {
         out->stage = NULL;
         return mu_fail(err, MU_ERR_NO_MEMORY, "'%s/%s': no memory for a write buffer", dir, name);
     }
@@ -57,30 +50,8 @@ enum mu_status mu_file_out_open(struct mu_file_out *out, const char *dir, const 
     if (size_bytes > 0 && fallocate(out->fd, 0, 0, (off_t)size_bytes) != 0 && errno != EOPNOTSUPP && errno != ENOSYS)
         return mu_fail_errno(err, errno, "'%s/%s': cannot allocate %llu bytes", dir, name,
                              (unsigned long long)size_bytes);
-    out->is_direct = size_bytes >= MU_FILE_DIRECT_BYTES && set_direct(out->fd, true);
-    return MU_OK;
-}
-
-static enum mu_status write_at(struct mu_file_out *out, const uint8_t *data, size_t data_bytes, struct mu_error *err)
-{
-    while (data_bytes > 0) {
-        ssize_t written = pwrite(out->fd, data, data_bytes, (off_t)out->written_bytes);
-        if (written < 0 && errno == EINTR)
-            continue;
-        if (written < 0 && errno == EINVAL && out->is_direct) {
-            /* Larger sectors than a page, or the rest after a short write: this file goes on through the page cache. */
-            out->is_direct = false;
-            if (set_direct(out->fd, false))
-                continue;
-            errno = EINVAL;
-        }
-        if (written <= 0)
-            return mu_fail_errno(err, written < 0 ? errno : EIO, "'%s/%s': cannot write at byte %llu", out->dir,
-                                 out->name, (unsigned long long)out->written_bytes);
-        data += written;
-        data_bytes -= (size_t)written;
-        out->written_bytes += (uint64_t)written;
-    }
+    if (size_bytes >= MU_FILE_DIRECT_BYTES)
+        out->writer = mu_file_writer_new(out->fd, out->label);
     return MU_OK;
 }
 
@@ -91,41 +62,81 @@ static enum mu_status push(struct mu_file_out *out, uint64_t block_end, unsigned
         errno == ESPIPE || errno == EOPNOTSUPP)
         return MU_OK;
     /* It takes the write error that fsync would have reported, so it must count here. */
-    return mu_fail_errno(err, errno, "'%s/%s': cannot write back at byte %llu", out->dir, out->name,
-                         (unsigned long long)offset);
+    return mu_fail_errno(err, errno, "'%s': cannot write back at byte %llu", out->label, (unsigned long long)offset);
 }
 
-/* At most one block to the file. Buffered, the disk starts on whole blocks now, and at most MU_FILE_WRITEBACK_BLOCKS
- * are on their way: without this the final fsync would find the whole file still in memory, and nothing would overlap.
- */
-static enum mu_status write_block(struct mu_file_out *out, const uint8_t *block, size_t block_bytes,
-                                  struct mu_error *err)
+static enum mu_status write_buffered(struct mu_file_out *out, const uint8_t *data, size_t data_bytes,
+                                     struct mu_error *err)
 {
-    enum mu_status status = write_at(out, block, block_bytes, err);
-    if (status != MU_OK || out->is_direct || block_bytes != MU_FILE_BLOCK_BYTES)
-        return status;
-    status = push(out, out->written_bytes, SYNC_FILE_RANGE_WRITE, err);
+    bool is_direct = false;
+    enum mu_status status = mu_file_write_at(out->fd, out->label, data, data_bytes, out->handed_bytes, &is_direct, err);
+    if (status == MU_OK)
+        out->handed_bytes += data_bytes;
+    return status;
+}
+
+/* One whole block to the file; the disk starts on it now, and at most MU_FILE_WRITEBACK_BLOCKS are on their way.
+ * Without this the final fsync would find the whole file still in memory, and nothing would overlap. */
+static enum mu_status write_block(struct mu_file_out *out, const uint8_t *block, struct mu_error *err)
+{
+    enum mu_status status = write_buffered(out, block, MU_FILE_BLOCK_BYTES, err);
+    if (status == MU_OK)
+        status = push(out, out->handed_bytes, SYNC_FILE_RANGE_WRITE, err);
     uint64_t behind = (uint64_t)MU_FILE_WRITEBACK_BLOCKS * MU_FILE_BLOCK_BYTES;
-    if (status == MU_OK && out->written_bytes > behind)
-        status = push(out, out->written_bytes - behind,
+    if (status == MU_OK && out->handed_bytes > behind)
+        status = push(out, out->handed_bytes - behind,
                       SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER, err);
     return status;
+}
+
+static enum mu_status hand_over(struct mu_file_out *out, const uint8_t *data, size_t data_bytes, struct mu_error *err)
+{
+    enum mu_status status = mu_file_writer_put(out->writer, data, data_bytes, out->handed_bytes, err);
+    if (status == MU_OK)
+        out->handed_bytes += data_bytes;
+    return status;
+}
+
+static size_t staged_bytes(const struct mu_file_out *out)
+{
+    return (size_t)(out->appended_bytes - out->handed_bytes);
+}
+
+/* The stage, which is whole pages, to the file; it is free when this returns. */
+static enum mu_status flush_stage(struct mu_file_out *out, struct mu_error *err)
+{
+    if (staged_bytes(out) == 0)
+        return MU_OK;
+    if (!out->writer)
+        return write_block(out, out->stage, err);
+    enum mu_status status = hand_over(out, out->stage, staged_bytes(out), err);
+    return status == MU_OK ? mu_file_writer_drain(out->writer, err) : status;
 }
 
 /* How many bytes may go to the file from where they lie; 0: through the stage. */
 static size_t unstaged_part(const struct mu_file_out *out, const uint8_t *source, size_t data_bytes)
 {
-    size_t staged = (size_t)(out->appended_bytes - out->written_bytes);
     size_t most = data_bytes < MU_FILE_BLOCK_BYTES ? data_bytes : MU_FILE_BLOCK_BYTES;
-    if (!out->is_direct)
-        return staged == 0 && most == MU_FILE_BLOCK_BYTES ? most : 0;
-    bool at_pages = staged % PAGE_BYTES == 0 && (uintptr_t)source % PAGE_BYTES == 0;
-    return at_pages && most >= UNSTAGED_MIN_BYTES ? most / PAGE_BYTES * PAGE_BYTES : 0;
+    if (!out->writer)
+        return staged_bytes(out) == 0 && most == MU_FILE_BLOCK_BYTES ? most : 0;
+    bool at_pages = staged_bytes(out) % MU_FILE_PAGE_BYTES == 0 && (uintptr_t)source % MU_FILE_PAGE_BYTES == 0;
+    return at_pages && most >= UNSTAGED_MIN_BYTES ? most / MU_FILE_PAGE_BYTES * MU_FILE_PAGE_BYTES : 0;
 }
 
-static enum mu_status flush_stage(struct mu_file_out *out, struct mu_error *err)
+/* The checksum is over what is in memory, before it is written. */
+static void count_appended(struct mu_file_out *out, const uint8_t *source, size_t size_bytes)
 {
-    return write_block(out, out->stage, (size_t)(out->appended_bytes - out->written_bytes), err);
+    XXH3_128bits_update(out->hash, source, size_bytes);
+    out->appended_bytes += size_bytes;
+}
+
+static enum mu_status append_unstaged(struct mu_file_out *out, const uint8_t *source, size_t part, struct mu_error *err)
+{
+    enum mu_status status = flush_stage(out, err);
+    if (status != MU_OK)
+        return status;
+    count_appended(out, source, part);
+    return out->writer ? hand_over(out, source, part, err) : write_block(out, source, err);
 }
 
 enum mu_status mu_file_out_append(struct mu_file_out *out, const void *data, size_t data_bytes, struct mu_error *err)
@@ -133,22 +144,17 @@ enum mu_status mu_file_out_append(struct mu_file_out *out, const void *data, siz
     const uint8_t *source = data;
     enum mu_status status = MU_OK;
     if (data_bytes > out->size_bytes - out->appended_bytes)
-        return mu_fail(err, MU_ERR_INTERNAL, "'%s/%s': more bytes than the %llu announced", out->dir, out->name,
+        return mu_fail(err, MU_ERR_INTERNAL, "'%s': more bytes than the %llu announced", out->label,
                        (unsigned long long)out->size_bytes);
     while (data_bytes > 0 && status == MU_OK) {
         size_t part = unstaged_part(out, source, data_bytes);
         if (part > 0) {
-            status = flush_stage(out, err);
-            XXH3_128bits_update(out->hash, source, part);
-            out->appended_bytes += part;
-            if (status == MU_OK)
-                status = write_block(out, source, part, err);
+            status = append_unstaged(out, source, part, err);
         } else {
-            size_t staged = (size_t)(out->appended_bytes - out->written_bytes);
+            size_t staged = staged_bytes(out);
             part = MU_FILE_BLOCK_BYTES - staged < data_bytes ? MU_FILE_BLOCK_BYTES - staged : data_bytes;
-            XXH3_128bits_update(out->hash, source, part);
             memcpy(out->stage + staged, source, part);
-            out->appended_bytes += part;
+            count_appended(out, source, part);
             if (staged + part == MU_FILE_BLOCK_BYTES)
                 status = flush_stage(out, err);
         }
@@ -158,42 +164,41 @@ enum mu_status mu_file_out_append(struct mu_file_out *out, const void *data, siz
     return status;
 }
 
-/* What is left in the stage; whole pages directly, the last bytes never. */
+/* What is left in the stage: whole pages like the rest of the file, the last bytes always through the page cache. */
 static enum mu_status write_rest(struct mu_file_out *out, struct mu_error *err)
 {
-    size_t staged = (size_t)(out->appended_bytes - out->written_bytes), pages = staged / PAGE_BYTES * PAGE_BYTES;
-    if (!out->is_direct)
-        return write_at(out, out->stage, staged, err);
-    enum mu_status status = write_at(out, out->stage, pages, err);
-    if (status != MU_OK || staged == pages)
-        return status;
-    out->is_direct = false;
-    if (!set_direct(out->fd, false))
-        return mu_fail_errno(err, errno, "'%s/%s': cannot leave direct input and output", out->dir, out->name);
-    return write_at(out, out->stage + pages, staged - pages, err);
+    size_t staged = staged_bytes(out), pages = staged / MU_FILE_PAGE_BYTES * MU_FILE_PAGE_BYTES;
+    if (!out->writer)
+        return write_buffered(out, out->stage, staged, err);
+    enum mu_status status = hand_over(out, out->stage, pages, err);
+    if (status == MU_OK)
+        status = mu_file_writer_drain(out->writer, err);
+    mu_file_writer_free(out->writer);
+    out->writer = NULL;
+    return status == MU_OK ? write_buffered(out, out->stage + pages, staged - pages, err) : status;
 }
 
 enum mu_status mu_file_out_sync(struct mu_file_out *out, struct mu_error *err)
 {
     if (out->appended_bytes != out->size_bytes)
-        return mu_fail(err, MU_ERR_INTERNAL, "'%s/%s': %llu bytes appended, %llu announced", out->dir, out->name,
+        return mu_fail(err, MU_ERR_INTERNAL, "'%s': %llu bytes appended, %llu announced", out->label,
                        (unsigned long long)out->appended_bytes, (unsigned long long)out->size_bytes);
     enum mu_status status = write_rest(out, err);
     if (status != MU_OK)
         return status;
     if (fsync(out->fd) != 0)
-        return mu_fail_errno(err, errno, "'%s/%s': fsync failed", out->dir, out->name);
+        return mu_fail_errno(err, errno, "'%s': fsync failed", out->label);
     int fd = out->fd;
     out->fd = -1;
     if (close(fd) != 0 && errno != EINTR) /* NFS reports late errors here */
-        return mu_fail_errno(err, errno, "'%s/%s': close failed", out->dir, out->name);
+        return mu_fail_errno(err, errno, "'%s': close failed", out->label);
     return MU_OK;
 }
 
 enum mu_status mu_file_out_rename(struct mu_file_out *out, struct mu_error *err)
 {
     if (renameat(out->dir_fd, out->temporary, out->dir_fd, out->name) != 0)
-        return mu_fail_errno(err, errno, "'%s/%s': cannot rename the finished file", out->dir, out->name);
+        return mu_fail_errno(err, errno, "'%s': cannot rename the finished file", out->label);
     out->is_renamed = true;
     return MU_OK;
 }
@@ -201,7 +206,7 @@ enum mu_status mu_file_out_rename(struct mu_file_out *out, struct mu_error *err)
 enum mu_status mu_file_out_sync_dir(struct mu_file_out *out, struct mu_error *err)
 {
     if (fsync(out->dir_fd) != 0)
-        return mu_fail_errno(err, errno, "directory '%s': fsync failed", out->dir);
+        return mu_fail_errno(err, errno, "'%s': directory fsync failed", out->label);
     out->is_published = true;
     return MU_OK;
 }
@@ -214,6 +219,7 @@ struct mu_hash128 mu_file_out_hash(const struct mu_file_out *out)
 
 void mu_file_out_fini(struct mu_file_out *out)
 {
+    mu_file_writer_free(out->writer);
     if (out->fd >= 0)
         close(out->fd);
     if (out->dir_fd >= 0) {

@@ -1,9 +1,10 @@
 /* Durable files: the one place that knows the order temporary name -> allocate -> write -> fsync -> rename ->
  * fsync(directory).
  *
- * Large files are written past the page cache (O_DIRECT) where the file system can: a buffered write copies every byte
- * on a core that computes, and stalls for many times what the disk needs when all cores are busy. Whole pages that lie
- * at a page in memory go to the disk from where they are; the rest goes through one aligned buffer.
+ * Large files are written past the page cache where the file system can (storage/file_writer.h): a buffered write
+ * copies every byte on a core that computes, and takes many times what the disk needs when all cores are busy. Whole
+ * pages that begin at a page in memory go to the disk from where they are, in the background; the rest goes through one
+ * aligned buffer.
  *
  * A failed fsync is final for its file: the kernel has marked the pages clean, so a second fsync would lie. The caller
  * begins again with a new file from memory. One thread per object; internal to storage/. */
@@ -26,13 +27,13 @@ enum {
 
 struct mu_file_out {
     int dir_fd, fd;
-    char dir[512]; /* for messages */
+    char label[512 + MU_FILE_NAME_SIZE]; /* "dir/name", for messages */
     char name[MU_FILE_NAME_SIZE], temporary[MU_FILE_NAME_SIZE + 32];
-    uint64_t size_bytes; /* announced */
-    uint64_t appended_bytes, written_bytes;
-    uint8_t *stage; /* one block, page-aligned: what was appended and is not written yet */
-    void *hash;     /* XXH3 state over everything appended */
-    bool is_direct;
+    uint64_t size_bytes;                   /* announced */
+    uint64_t appended_bytes, handed_bytes; /* the difference is in the stage */
+    struct mu_file_writer *writer;         /* NULL: buffered */
+    uint8_t *stage;                        /* one block, page-aligned: what was appended and is not written yet */
+    void *hash;                            /* XXH3 state over everything appended */
     bool is_renamed, is_published;
     bool withdraw; /* an unpublished file that has its final name already is removed by _fini */
 };
@@ -41,7 +42,8 @@ struct mu_file_out {
  * written). The object is always safe to _fini afterwards. */
 enum mu_status mu_file_out_open(struct mu_file_out *out, const char *dir, const char *name, uint64_t size_bytes,
                                 struct mu_error *err) MU_WARN_UNUSED;
-/* Appends; whole blocks go to the file, directly or pushed to the disk in the background. */
+/* Appends; whole blocks go to the file and to the disk in the background. The data must stay until mu_file_out_sync, or
+ * _fini, has returned. */
 enum mu_status mu_file_out_append(struct mu_file_out *out, const void *data, size_t data_bytes,
                                   struct mu_error *err) MU_WARN_UNUSED;
 enum mu_status mu_file_out_sync(struct mu_file_out *out,

@@ -7,7 +7,7 @@
 
 #include "storage/json_load.h"
 
-enum kind { KIND_TEXT, KIND_U32, KIND_U64, KIND_U64_TEXT, KIND_F32, KIND_F64, KIND_CHOICE };
+enum kind { KIND_TEXT, KIND_BOOL, KIND_U32, KIND_U64, KIND_U64_TEXT, KIND_F32, KIND_F64, KIND_CHOICE };
 
 struct choice {
     const char *name;
@@ -21,26 +21,27 @@ struct field {
     size_t offset;                /* in struct mu_job_spec */
     size_t size;                  /* KIND_TEXT: capacity in bytes */
     const struct choice *choices; /* KIND_CHOICE */
+    bool optional;                /* records of earlier versions lack it: the default */
 };
 
-static const struct choice families[] = {{"gpt2", MU_FAMILY_GPT2}, {NULL, 0}};
+static const struct choice families[] = {{"gpt2", MU_FAMILY_GPT2}, {"llama", MU_FAMILY_LLAMA}, {NULL, 0}};
 static const struct choice formats[] = {{"bytes", MU_TOKENS_BYTES}, {"llmc", MU_TOKENS_LLMC}, {NULL, 0}};
 static const struct choice kinds[] = {{"shared", MU_CHECKPOINT_SHARED}, {"local", MU_CHECKPOINT_LOCAL}, {NULL, 0}};
+static const struct choice recomputes[] = {
+    {"none", MU_RECOMPUTE_NONE}, {"selective", MU_RECOMPUTE_SELECTIVE}, {"full", MU_RECOMPUTE_FULL}, {NULL, 0}};
+static const struct choice redundancies[] = {{"none", MU_REDUNDANCY_NONE}, {"buddy", MU_REDUNDANCY_BUDDY}, {NULL, 0}};
 static const struct choice numerics[] = {{"exact", MU_NUMERICS_EXACT}, {"fast", MU_NUMERICS_FAST}, {NULL, 0}};
 
 #define AT(member) offsetof(struct mu_job_spec, member), sizeof(((struct mu_job_spec *)0)->member)
-#define FIELD(group, key, k)                                                                                           \
-    {                                                                                                                  \
-#group, #key, k, AT(group.key), NULL                                                                           \
-    }
-#define CHOICE(group, key, of)                                                                                         \
-    {                                                                                                                  \
-#group, #key, KIND_CHOICE, AT(group.key), of                                                                   \
-    }
+/* clang-format off */
+#define FIELD(group, key, k)      {#group, #key, k, AT(group.key), NULL, false}
+#define CHOICE(group, key, of)    {#group, #key, KIND_CHOICE, AT(group.key), of, false}
+#define NEWER(group, key, k, of)  {#group, #key, k, AT(group.key), of, true}
+/* clang-format on */
 
 /* Every field of the record, once; test_job_json changes each byte of a record to see that none is forgotten. */
 static const struct field fields[] = {
-    {NULL, "job", KIND_TEXT, AT(name), NULL},
+    {NULL, "job", KIND_TEXT, AT(name), NULL, false},
     CHOICE(model, family, families),
     FIELD(model, layers, KIND_U32),
     FIELD(model, heads, KIND_U32),
@@ -48,6 +49,10 @@ static const struct field fields[] = {
     FIELD(model, context, KIND_U32),
     FIELD(model, vocab, KIND_U32),
     FIELD(model, dropout, KIND_F32),
+    NEWER(model, kv_heads, KIND_U32, NULL),
+    NEWER(model, hidden, KIND_U32, NULL),
+    NEWER(model, rope_base, KIND_F64, NULL),
+    NEWER(model, slices, KIND_U32, NULL),
     FIELD(data, path, KIND_TEXT),
     CHOICE(data, tokens, formats),
     FIELD(data, holdout, KIND_F64),
@@ -55,7 +60,7 @@ static const struct field fields[] = {
     FIELD(batch, micro, KIND_U32),
     FIELD(batch, accumulate, KIND_U32),
     FIELD(batch, length, KIND_U32),
-    {NULL, "steps", KIND_U64, AT(steps), NULL},
+    {NULL, "steps", KIND_U64, AT(steps), NULL, false},
     FIELD(optimizer, lr, KIND_F64),
     FIELD(optimizer, min_lr, KIND_F64),
     FIELD(optimizer, warmup, KIND_U64),
@@ -64,6 +69,12 @@ static const struct field fields[] = {
     FIELD(optimizer, eps, KIND_F64),
     FIELD(optimizer, weight_decay, KIND_F64),
     FIELD(optimizer, clip, KIND_F64),
+    NEWER(parallel, tp, KIND_U32, NULL),
+    NEWER(parallel, pp, KIND_U32, NULL),
+    NEWER(parallel, dp, KIND_U32, NULL),
+    NEWER(parallel, optimizer_sharding, KIND_BOOL, NULL),
+    NEWER(parallel, recompute, KIND_CHOICE, recomputes),
+    NEWER(parallel, redundancy, KIND_CHOICE, redundancies),
     FIELD(workers, min, KIND_U32),
     FIELD(workers, max, KIND_U32),
     FIELD(workers, spares, KIND_U32),
@@ -74,8 +85,8 @@ static const struct field fields[] = {
     FIELD(checkpoint, keep_every, KIND_U64),
     FIELD(eval, every, KIND_U64),
     FIELD(eval, sequences, KIND_U32),
-    {NULL, "numerics", KIND_CHOICE, AT(numerics), numerics},
-    {NULL, "seed", KIND_U64_TEXT, AT(seed), NULL},
+    {NULL, "numerics", KIND_CHOICE, AT(numerics), numerics, false},
+    {NULL, "seed", KIND_U64_TEXT, AT(seed), NULL, false},
 };
 enum { FIELD_COUNT = sizeof fields / sizeof fields[0] };
 
@@ -92,6 +103,8 @@ static json_t *value_to_json(const struct field *field, const void *at)
     switch (field->kind) {
     case KIND_TEXT:
         return json_string(at);
+    case KIND_BOOL:
+        return json_boolean(*(const bool *)at);
     case KIND_U32:
         return json_integer(*(const uint32_t *)at);
     case KIND_U64:
@@ -114,9 +127,11 @@ static json_t *value_to_json(const struct field *field, const void *at)
     return NULL;
 }
 
-json_t *mu_job_spec_to_json(const struct mu_job_spec *spec)
+json_t *mu_job_spec_to_json(const struct mu_job_spec *given)
 {
+    struct mu_job_spec resolved = *given, *spec = &resolved;
     json_t *root = json_object();
+    mu_model_config_resolve(&resolved.model);
     if (!root)
         return NULL;
     for (size_t i = 0; i < FIELD_COUNT; i++) {
@@ -205,6 +220,11 @@ static enum mu_status value_from_json(const struct field *field, const json_t *v
     switch (field->kind) {
     case KIND_TEXT:
         return text_from_json(field, value, at, err);
+    case KIND_BOOL:
+        if (!json_is_boolean(value))
+            return wrong(field, "true or false", err);
+        *(bool *)at = json_is_true(value);
+        return MU_OK;
     case KIND_U32:
         status = integer_from_json(field, value, UINT32_MAX, &number, err);
         if (status == MU_OK)
@@ -261,12 +281,17 @@ enum mu_status mu_job_spec_from_json(const json_t *json, struct mu_job_spec *ret
 {
     if (!json_is_object(json))
         return mu_fail(err, MU_ERR_INVALID, "job record: not a JSON object; write the record as muster writes it");
-    struct mu_job_spec spec;
+    struct mu_job_spec spec, defaults;
     memset(&spec, 0, sizeof spec);
+    mu_job_spec_init(&defaults);
     enum mu_status status = MU_OK;
     for (size_t i = 0; i < FIELD_COUNT; i++) {
         const json_t *group = fields[i].group ? json_object_get(json, fields[i].group) : json;
         const json_t *value = json_object_get(group, fields[i].key);
+        if (!value && fields[i].optional) {
+            memcpy((char *)&spec + fields[i].offset, (const char *)&defaults + fields[i].offset, fields[i].size);
+            continue;
+        }
         if (!value) {
             char name[64];
             name_of(&fields[i], name, sizeof name);
@@ -276,6 +301,7 @@ enum mu_status mu_job_spec_from_json(const json_t *json, struct mu_job_spec *ret
         if (status)
             return status;
     }
+    mu_model_config_resolve(&spec.model);
     if ((status = refuse_other_keys(json, NULL, err)) || (status = mu_job_spec_check(&spec, err)))
         return status;
     *ret_spec = spec;

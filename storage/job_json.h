@@ -14,8 +14,9 @@
 /* A new reference, owned by the caller; NULL when memory is out. The spec must have passed mu_job_spec_check. */
 json_t *mu_job_spec_to_json(const struct mu_job_spec *spec);
 
-/* Strict: every key must be there with its type, no other key may be, and the record must pass mu_job_spec_check. The
- * error line names the key, e.g. "optimizer.lr: missing". `json` stays the caller's. */
+/* Strict: every key must be there with its type (those that came after the first version may be absent and then have
+ * their defaults), no other key may be, and the record must pass mu_job_spec_check. The error line names the key, e.g.
+ * "optimizer.lr: missing". `json` stays the caller's. */
 enum mu_status mu_job_spec_from_json(const json_t *json, struct mu_job_spec *ret_spec,
                                      struct mu_error *err) MU_WARN_UNUSED;
 

@@ -64,8 +64,9 @@ void engine_set_cancellable(struct mu_engine *engine, bool cancellable)
     mu_pool_set_cancel(engine->pool, cancellable ? &engine->cancel : NULL);
 }
 
-void engine_set_waiting(struct mu_engine *engine, bool waiting)
+void engine_set_waiting(void *ctx, bool waiting)
 {
+    struct mu_engine *engine = ctx;
     atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
     atomic_store_explicit(&engine->waiting, waiting, memory_order_relaxed);
 }
@@ -131,10 +132,10 @@ static enum mu_peer_failure peer_failure_of(enum mu_comm_failure_kind kind)
  */
 static bool post_peer_failures(struct mu_engine *engine)
 {
-    struct mu_comm_failure failures[MU_NEIGHBOURS_MAX];
-    size_t count = mu_comm_group_failures(engine->now.group, failures, MU_NEIGHBOURS_MAX);
+    struct mu_comm_failure failures[MU_PEERS_MAX];
+    size_t count = mu_comm_group_failures(engine->now.group, failures, MU_PEERS_MAX);
     bool posted = false;
-    for (size_t i = engine->now.failures_told; i < count && i < MU_NEIGHBOURS_MAX; i++) {
+    for (size_t i = engine->now.failures_told; i < count && i < MU_PEERS_MAX; i++) {
         engine->now.failures_told = i + 1;
         struct mu_parked parked = {.generation = engine->now.generation,
                                    .reason = MU_PARK_PEER,
@@ -172,6 +173,10 @@ void engine_generation_close(struct engine_generation *generation)
 {
     mu_comm_group_close(generation->group);
     mu_reduce_free(generation->reduce);
+    mu_tensor_comm_free(generation->tensor);
+    mu_pipeline_free(generation->pipeline);
+    engine_tied_free(generation->tied);
+    free(generation->digest);
     mu_transfer_free(generation->transfer);
     memset(generation, 0, sizeof *generation);
 }
@@ -423,12 +428,14 @@ static void copy_assign(struct engine_command *command, const struct mu_assign *
 {
     char *tail = (char *)command->tail;
     command->assign = *assign;
-    if (assign->leaf_counts)
-        command->assign.leaf_counts = memcpy(tail_take(&tail, assign->world * sizeof *assign->leaf_counts),
-                                             assign->leaf_counts, assign->world * sizeof *assign->leaf_counts);
-    if (assign->serve_count > 0)
-        command->assign.serve_ranks = memcpy(tail_take(&tail, assign->serve_count * sizeof *assign->serve_ranks),
-                                             assign->serve_ranks, assign->serve_count * sizeof *assign->serve_ranks);
+    if (assign->leaf_counts) {
+        size_t bytes = assign->layout.dp * sizeof *assign->leaf_counts;
+        command->assign.leaf_counts = memcpy(tail_take(&tail, bytes), assign->leaf_counts, bytes);
+    }
+    if (assign->move_count > 0) {
+        size_t bytes = assign->move_count * sizeof *assign->moves;
+        command->assign.moves = memcpy(tail_take(&tail, bytes), assign->moves, bytes);
+    }
     struct mu_peer *peers = tail_take(&tail, assign->peer_count * sizeof *peers);
     for (uint32_t i = 0; i < assign->peer_count; i++) {
         peers[i] = assign->peers[i];
@@ -441,8 +448,8 @@ static void copy_assign(struct engine_command *command, const struct mu_assign *
 static size_t assign_tail_bytes(const struct mu_assign *assign)
 {
     size_t unit = _Alignof(max_align_t), bytes = 3 * unit;
-    bytes += assign->leaf_counts ? assign->world * sizeof *assign->leaf_counts : 0;
-    bytes += assign->serve_count * sizeof *assign->serve_ranks;
+    bytes += assign->leaf_counts ? assign->layout.dp * sizeof *assign->leaf_counts : 0;
+    bytes += assign->move_count * sizeof *assign->moves;
     bytes += assign->peer_count * sizeof *assign->peers;
     for (uint32_t i = 0; i < assign->peer_count; i++)
         bytes += strlen(assign->peers[i].address) + (assign->peers[i].name ? strlen(assign->peers[i].name) : 0) + 2 +

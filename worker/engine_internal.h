@@ -1,6 +1,7 @@
-/* Shared by the files of the engine: engine.c (mailbox, threads, parking), engine_load.c (job and memory),
- * engine_prepare.c (a new generation and its state), engine_step.c (one step), engine_run.c (the loop, evaluation,
- * boundaries). */
+/* Shared by the files of the engine: engine.c (mailbox, threads, parking), engine_load.c (the job), engine_memory.c
+ * (spaces, buffers, the net of a part), engine_prepare.c (a new generation: layout, connections), engine_state.c (its
+ * state: what is held, made, moved), engine_step.c (one step), engine_tied.c (embedding on two stages), engine_run.c
+ * (the loop, evaluation, boundaries), engine_finish.c (the last step). */
 #ifndef MU_WORKER_ENGINE_INTERNAL_H
 #define MU_WORKER_ENGINE_INTERNAL_H
 
@@ -11,17 +12,22 @@
 #include "common/queue.h"
 #include "kernels/arena.h"
 #include "kernels/pool.h"
+#include "plan/layout.h"
 #include "worker/comm.h"
 #include "worker/data.h"
 #include "worker/engine.h"
 #include "worker/model.h"
+#include "worker/pipeline.h"
 #include "worker/reduce.h"
 #include "worker/snapshot.h"
+#include "worker/tensor_comm.h"
 #include "worker/transfer.h"
 
 enum {
     ENGINE_POLL_US = 200,       /* least time between looks at the sockets while computing */
     ENGINE_EXACT_LEAVES = 1024, /* up to so many leaves the deepest stack is computed, above it is bounded */
+    ENGINE_KINDS = 3,           /* parameters, first and second moments */
+    ENGINE_UPDATE_PARTS = 16,   /* segments in one update at most, before they are sent to the replicas */
 };
 
 enum engine_phase {
@@ -52,10 +58,16 @@ struct engine_command {
     max_align_t tail[];
 };
 
-/* One set of parameters and moments. */
+/* One set of parameters and moments: whole flat spaces, of which only shares are backed by memory. */
 struct engine_state {
-    struct mu_arena *arena;
-    float *params, *m, *v;
+    struct mu_space *spaces[ENGINE_KINDS];
+    float *flats[ENGINE_KINDS];
+};
+
+/* Runs of chunks of a share (plan/layout.h). */
+struct engine_runs {
+    uint32_t count;
+    struct mu_chunk_run runs[MU_RUNS_MAX];
 };
 
 /* Phase times of the step under way, microseconds. */
@@ -63,16 +75,41 @@ struct engine_times {
     uint64_t total_us, data_us, forward_us, backward_us, communicate_us, wait_us, optimizer_us, snapshot_us;
 };
 
+struct engine_tied;
+struct engine_digest;
+
 /* What belongs to one generation; freed when it is superseded. */
 struct engine_generation {
     uint64_t generation, start_step;
+    struct mu_layout layout;
     uint32_t rank, world;
+    bool idle;
+    struct mu_coords at;
     uint32_t first_leaf, leaf_count;
     uint32_t first_eval_leaf, eval_leaf_count;
     struct mu_comm_group *group; /* NULL when world is 1 */
     struct mu_reduce *reduce;
+    struct mu_tensor_comm *tensor; /* NULL when tp is 1 or the rank is idle */
+    struct mu_pipeline *pipeline;  /* NULL when pp is 1 or the rank is idle */
+    struct engine_tied *tied;      /* NULL unless this rank and another stage have the embedding */
+    struct engine_digest *digest;  /* NULL before the last step */
     struct mu_transfer *transfer;
     size_t failures_told; /* of the group's failures, how many the owner knows of */
+};
+
+/* Tokens of the micro-batches between their forward and their backward. */
+struct engine_batches {
+    int32_t *tokens, *targets; /* [slots][micro, length] */
+    uint64_t *samples;         /* [slots][micro] */
+};
+
+/* The net of a part of the model; kept from generation to generation while the part stays. */
+struct engine_net {
+    struct mu_model *model; /* NULL: none */
+    struct mu_model_part part;
+    uint32_t slots;
+    struct mu_tensor_group tensor;
+    struct engine_batches batches;
 };
 
 /* The job and everything that is allocated for it. */
@@ -82,15 +119,13 @@ struct engine_job {
     struct mu_model_spec model;
     struct mu_data *data;
     struct mu_data_info data_info;
-    struct mu_model *net;
+    struct engine_net net;
     uint32_t leaves, eval_leaves;
     uint64_t eval_sequences; /* really used */
     uint64_t tokens_per_step;
-    int32_t *tokens, *targets;           /* [micro, length] */
-    uint64_t *samples;                   /* [micro] */
     struct engine_state state, incoming; /* incoming: only while a state that is held must stay intact */
     struct mu_arena *staging_arena;
-    struct mu_arena *stack_arenas[MU_TREE_ROOTS_MAX]; /* [i] holds stack[i] */
+    struct mu_space *stack_spaces[MU_TREE_ROOTS_MAX]; /* [i] holds stack[i] */
     float *stack[MU_TREE_ROOTS_MAX]; /* gradient buffers of the binary counter; [0] is where the reduced gradient is
                                         kept */
     uint32_t stack_count;
@@ -138,7 +173,8 @@ bool engine_aborted(struct mu_engine *engine);
 void engine_set_current(struct mu_engine *engine, uint64_t generation);
 /* The pool obeys the cancel flag, or (optimizer updates) runs to the end. */
 void engine_set_cancellable(struct mu_engine *engine, bool cancellable);
-void engine_set_waiting(struct mu_engine *engine, bool waiting);
+/* `engine` is a struct mu_engine: also a callback of what waits by itself. */
+void engine_set_waiting(void *engine, bool waiting);
 /* Closes the connections first, then frees what they may have pointed to. */
 void engine_generation_close(struct engine_generation *generation);
 /* Parks and posts PARKED. `text` may be NULL. */
@@ -151,33 +187,90 @@ void engine_post(struct mu_engine *engine, const struct mu_worker_event *event);
 /* ---- engine_load.c ---- */
 void engine_load(struct mu_engine *engine, const struct engine_command *command);
 void engine_unload(struct mu_engine *engine);
+
+/* ---- engine_memory.c ---- */
+
+/* A clear refusal where the kernel would kill the process later. */
+enum mu_status engine_check_memory(uint64_t size_bytes, const char *what, struct mu_error *err) MU_WARN_UNUSED;
+void engine_runs_of(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
+                    enum mu_share share, struct engine_runs *out);
+/* [*ret_offset, *ret_offset + *ret_size) of the flat space, elements; gaps between cells of the run come along. */
+void engine_run_range(const struct mu_model_spec *model, const struct mu_chunk_run *run, uint64_t *ret_offset,
+                      uint64_t *ret_size);
+/* Reserves addresses only. engine_state_free: NULLs are fine. */
 enum mu_status engine_state_new(const struct mu_model_spec *model, struct engine_state *ret_state,
                                 struct mu_error *err) MU_WARN_UNUSED;
 void engine_state_free(struct engine_state *state);
-/* Gradient buffers for a stack of `depth`; staging memory of at least size_bytes. They only grow. */
-enum mu_status engine_reserve_stack(struct mu_engine *engine, uint32_t depth, struct mu_error *err) MU_WARN_UNUSED;
+/* Memory for a rank's share of the state: nothing that is there already changes. */
+enum mu_status engine_commit_state(struct mu_engine *engine, struct engine_state *state, const struct mu_layout *layout,
+                                   uint32_t rank, struct mu_error *err) MU_WARN_UNUSED;
+/* Gradient buffers of a rank's share for a stack of `depth`; staging memory of at least size_bytes. */
+enum mu_status engine_commit_stack(struct mu_engine *engine, uint32_t depth, const struct mu_layout *layout,
+                                   uint32_t rank, struct mu_error *err) MU_WARN_UNUSED;
+/* Gives back what is outside the rank's share, of the state and of the gradients. */
+void engine_release_unshared(struct mu_engine *engine, const struct mu_layout *layout, uint32_t rank);
 enum mu_status engine_reserve_staging(struct mu_engine *engine, uint64_t size_bytes,
                                       struct mu_error *err) MU_WARN_UNUSED;
-/* Room to copy a piece of 1 / piece_count of the state; nothing when the job makes no checkpoints. */
-enum mu_status engine_reserve_snapshot(struct mu_engine *engine, uint32_t piece_count,
+/* Room to copy the rank's piece of a checkpoint; nothing when the job makes no checkpoints. */
+enum mu_status engine_reserve_snapshot(struct mu_engine *engine, const struct mu_layout *layout, uint32_t rank,
                                        struct mu_error *err) MU_WARN_UNUSED;
-/* A clear refusal where the kernel would kill the process later. */
-enum mu_status engine_check_memory(uint64_t size_bytes, const char *what, struct mu_error *err) MU_WARN_UNUSED;
+/* The net of a rank's part, with room for `slots` micro-batches; the one that is there if it fits. None when idle. */
+enum mu_status engine_build_net(struct mu_engine *engine, const struct mu_layout *layout, uint32_t rank, uint32_t slots,
+                                struct mu_error *err) MU_WARN_UNUSED;
+void engine_net_free(struct mu_engine *engine);
 
 /* ---- engine_prepare.c ---- */
 void engine_prepare(struct mu_engine *engine, const struct engine_command *command);
 
+/* ---- engine_state.c ---- */
+/* Once connected: the state of start_step, complete for the rank's share. *ret_bad: the checkpoint that could not be
+ * loaded. */
+enum mu_status engine_get_state(struct mu_engine *engine, const struct mu_assign *assign, uint64_t *ret_bad,
+                                struct mu_error *err) MU_WARN_UNUSED;
+/* Go: from now on the share of the new generation is the one that is held; memory for anything else is given back. */
+void engine_enter_share(struct mu_engine *engine);
+
 /* ---- engine_step.c ---- */
-/* One whole step: gradients, exchange, vote, update. MU_OK: held.step has grown by one. */
+/* One whole step: gradients, exchange, vote, update. held.step has grown by one when the update was made: also when an
+ * error came after it. */
 enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err) MU_WARN_UNUSED;
-/* The update held.step -> held.step + 1 with the reduced gradient. Always to its end. */
-void engine_apply(struct mu_engine *engine, const struct mu_step_result *result);
-/* Tokens and targets of sequences; fills job.tokens, targets, samples. */
-enum mu_status engine_fill_batch(struct mu_engine *engine, uint64_t first_sequence,
-                                 struct mu_error *err) MU_WARN_UNUSED;
+/* The update held.step -> held.step + 1 with the reduced gradient, always to its end; `send`: then or meanwhile what
+ * others need of it is sent. */
+enum mu_status engine_apply(struct mu_engine *engine, const struct mu_step_result *result, bool send,
+                            struct mu_error *err) MU_WARN_UNUSED;
+/* Waits until the parameters of the last update are complete here, before their first use; `sent`: and until all that
+ * others get of them has left, before parking. */
+enum mu_status engine_settle(struct mu_engine *engine, bool sent, struct mu_error *err) MU_WARN_UNUSED;
+/* This rank speaks for its replica: losses, ledger. */
+bool engine_reports(const struct mu_engine *engine);
+/* The batch arrays of a slot. */
+struct engine_batches engine_batch_at(struct mu_engine *engine, uint32_t slot);
+/* Why a call into the model failed: text for a status that came through it. */
+enum mu_status engine_model_failed(struct mu_engine *engine, enum mu_status status, const char *what,
+                                   struct mu_error *err) MU_WARN_UNUSED;
+
+/* ---- engine_tied.c: the embedding of a tied model on the first and the last of several stages ---- */
+enum mu_status engine_tied_new(struct mu_engine *engine, struct mu_error *err) MU_WARN_UNUSED;
+void engine_tied_free(struct engine_tied *tied);
+/* First stage, a step begins: the head chains of so many leaves will come. */
+enum mu_status engine_tied_expect(struct mu_engine *engine, uint32_t leaves, struct mu_error *err) MU_WARN_UNUSED;
+/* First stage: waits for the leaf's head chain and puts it into its gradient. */
+enum mu_status engine_tied_take(struct mu_engine *engine, float *grads, struct mu_error *err) MU_WARN_UNUSED;
+/* Last stage: the leaf's head chain is complete; before the next one may be begun: it has left. */
+enum mu_status engine_tied_send(struct mu_engine *engine, const float *grads, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status engine_tied_sent(struct mu_engine *engine, struct mu_error *err) MU_WARN_UNUSED;
+/* Both: parameters of the embedding from the first to the last stage. */
+enum mu_status engine_tied_copy_begin(struct mu_engine *engine, struct mu_error *err) MU_WARN_UNUSED;
+/* Waits only where the copy arrives, or (`sent`) on both sides. */
+enum mu_status engine_tied_copy_finish(struct mu_engine *engine, bool sent, struct mu_error *err) MU_WARN_UNUSED;
 
 /* ---- engine_run.c ---- */
 void engine_run(struct mu_engine *engine, uint64_t generation);
 uint64_t engine_take_snapshot(struct mu_engine *engine, uint64_t generation, const struct mu_snapshot *snapshot);
+
+/* ---- engine_finish.c ---- */
+/* After the last step: SHA-256 of all parameters, cell by cell, whoever holds them. */
+enum mu_status engine_weights_sha256(struct mu_engine *engine, uint8_t ret_sha256[32],
+                                     struct mu_error *err) MU_WARN_UNUSED;
 
 #endif

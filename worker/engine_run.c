@@ -1,11 +1,9 @@
 #include "worker/engine_internal.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "common/clock.h"
 #include "common/fault.h"
-#include "common/hash.h"
 
 /* ---- evaluation ---- */
 
@@ -20,12 +18,13 @@ static bool evaluation_due(const struct mu_engine *engine)
 static enum mu_status fill_evaluation(struct mu_engine *engine, uint32_t leaf, struct mu_error *err)
 {
     struct engine_job *job = &engine->job;
+    struct engine_batches batch = engine_batch_at(engine, 0);
     uint32_t length = job->spec.batch.length, micro = job->spec.batch.micro;
     enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < micro && status == MU_OK; i++) {
         uint64_t sequence = (uint64_t)leaf * micro + i;
-        int32_t *tokens = job->tokens + (size_t)i * length, *targets = job->targets + (size_t)i * length;
-        job->samples[i] = sequence;
+        int32_t *tokens = batch.tokens + (size_t)i * length, *targets = batch.targets + (size_t)i * length;
+        batch.samples[i] = sequence;
         if (sequence < job->eval_sequences) {
             status = mu_data_eval_sample(job->data, sequence, tokens, targets, err);
             continue;
@@ -36,33 +35,69 @@ static enum mu_status fill_evaluation(struct mu_engine *engine, uint32_t leaf, s
     return status;
 }
 
-/* Mean loss of the held-out sequences; leaves are spread over ranks and summed like those of a step. */
+/* One evaluation leaf through this stage. */
+static enum mu_status evaluate_leaf(struct mu_engine *engine, uint32_t leaf, double *ret_loss, struct mu_error *err)
+{
+    struct engine_job *job = &engine->job;
+    struct mu_pipeline *pipeline = engine->now.pipeline;
+    struct engine_batches arrays = engine_batch_at(engine, 0);
+    const float *in = NULL;
+    float *out = NULL;
+    enum mu_status status = fill_evaluation(engine, leaf, err);
+    if (status == MU_OK && pipeline)
+        status = mu_pipeline_receive(pipeline, MU_PIPELINE_ACTIVATIONS, &in, err);
+    if (status == MU_OK && pipeline)
+        status = mu_pipeline_block(pipeline, MU_PIPELINE_ACTIVATIONS, &out, err);
+    if (status != MU_OK)
+        return status;
+    struct mu_micro_batch batch = {.tokens = arrays.tokens,
+                                   .targets = arrays.targets,
+                                   .samples = arrays.samples,
+                                   .seed = job->spec.seed,
+                                   .step = engine->held.step,
+                                   .loss_divisor = 1,
+                                   .count = 1};
+    status = mu_model_loss(job->net.model, &batch, job->state.flats[0], in, out, ret_loss);
+    if (status != MU_OK)
+        return engine_model_failed(engine, status, "evaluation", err);
+    if (pipeline)
+        status = mu_pipeline_send(pipeline, MU_PIPELINE_ACTIVATIONS, err);
+    if (status == MU_OK && pipeline)
+        status = mu_pipeline_release(pipeline, MU_PIPELINE_ACTIVATIONS, err);
+    return status;
+}
+
+static enum mu_status evaluate_own(struct mu_engine *engine, struct mu_small *own, struct mu_error *err)
+{
+    const struct engine_generation *now = &engine->now;
+    enum mu_status status = MU_OK;
+    if (now->pipeline)
+        status = mu_pipeline_expect(now->pipeline, MU_PIPELINE_ACTIVATIONS, now->eval_leaf_count, err);
+    for (uint32_t i = 0; i < now->eval_leaf_count && status == MU_OK; i++) {
+        uint32_t leaf = now->first_eval_leaf + i;
+        double loss = 0;
+        status = evaluate_leaf(engine, leaf, &loss, err);
+        if (status == MU_OK && engine_reports(engine))
+            mu_small_push(own, engine->job.eval_leaves, now->first_eval_leaf, leaf, loss);
+    }
+    return status;
+}
+
+/* Mean loss of the held-out sequences; leaves are spread over replicas and summed like those of a step. */
 static enum mu_status evaluate(struct mu_engine *engine, struct mu_error *err)
 {
     struct engine_job *job = &engine->job;
     const struct engine_generation *now = &engine->now;
-    struct mu_small own = {.root_count = 0}, total;
-    mu_exact_sum_init(&own.squares);
-    for (uint32_t i = 0; i < now->eval_leaf_count; i++) {
-        uint32_t leaf = now->first_eval_leaf + i;
-        enum mu_status status = fill_evaluation(engine, leaf, err);
-        if (status != MU_OK)
-            return status;
-        struct mu_micro_batch batch = {.tokens = job->tokens,
-                                       .targets = job->targets,
-                                       .samples = job->samples,
-                                       .seed = job->spec.seed,
-                                       .step = engine->held.step,
-                                       .loss_divisor = 1,
-                                       .count = 1};
-        double loss;
-        if (mu_model_loss(job->net, &batch, job->state.params, &loss) != MU_OK)
-            return mu_fail(err, MU_ERR_CANCELLED, "evaluation cancelled");
-        mu_small_push(&own, job->eval_leaves, now->first_eval_leaf, leaf, loss);
-    }
+    struct mu_small own, total;
+    mu_small_init(&own);
+    enum mu_status status = engine_settle(engine, false, err);
+    if (status == MU_OK)
+        status = evaluate_own(engine, &own, err);
+    if (status != MU_OK)
+        return status;
     engine_set_waiting(engine, true);
-    enum mu_status status = mu_reduce_small(now->reduce, engine->held.step - now->start_step, MU_SMALL_EVAL,
-                                            job->eval_leaves, &own, &total, err);
+    status = mu_reduce_small(now->reduce, engine->held.step - now->start_step, MU_SMALL_EVAL, job->eval_leaves, &own,
+                             &total, err);
     engine_set_waiting(engine, false);
     if (status != MU_OK || now->rank != 0)
         return status;
@@ -78,9 +113,11 @@ uint64_t engine_take_snapshot(struct mu_engine *engine, uint64_t generation, con
 {
     const struct engine_job *job = &engine->job;
     struct mu_snapshot_state state = {.model = &job->model,
-                                      .params = job->state.params,
-                                      .m = job->state.m,
-                                      .v = job->state.v,
+                                      .params = job->state.flats[0],
+                                      .m = job->state.flats[1],
+                                      .v = job->state.flats[2],
+                                      .shares = engine->held.shares,
+                                      .share_count = engine->held.share_count,
                                       .job = job->spec.name,
                                       .step = engine->held.step,
                                       .generation = generation};
@@ -107,25 +144,19 @@ static void post_step(struct mu_engine *engine)
                                                            .snapshot_us = times->snapshot_us}});
 }
 
-static void park_finished(struct mu_engine *engine)
+static enum mu_status park_finished(struct mu_engine *engine, struct mu_error *err)
 {
-    const struct engine_job *job = &engine->job;
     struct mu_worker_event event = {
         .kind = MU_WE_PARKED,
         .parked = {.generation = engine->now.generation, .reason = MU_PARK_FINISHED, .held = engine->held}};
-    struct mu_sha256 *sha = mu_sha256_new();
-    for (uint32_t i = 0; i < job->model.cell_count; i++) {
-        struct mu_cell cell = mu_model_cell(&job->model, i);
-        mu_sha256_update(sha, job->state.params + cell.offset, cell.size * sizeof(float));
-        atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
-    }
-    mu_sha256_final_free(sha, event.parked.weights_sha256);
+    enum mu_status status = engine_weights_sha256(engine, event.parked.weights_sha256, err);
+    if (status != MU_OK)
+        return status;
     engine->phase = ENGINE_PARKED;
     MU_FAULT("worker.finished");
     engine_post(engine, &event);
+    return MU_OK;
 }
-
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the SHA-256 of the weights is over little-endian floats");
 
 enum after_step { STEP_ON, PARK_HERE, FINISHED };
 
@@ -147,28 +178,39 @@ static enum after_step boundary(struct mu_engine *engine)
 
 /* ---- the loop ---- */
 
+/* Steps until a boundary where the engine is to stop. */
+static enum mu_status run_steps(struct mu_engine *engine, enum after_step *ret_after, struct mu_error *err)
+{
+    enum after_step after = engine->held.step == engine->job.spec.steps ? FINISHED : STEP_ON;
+    enum mu_status status = engine_tied_copy_begin(engine, err);
+    /* The evaluation of this boundary may have been lost with the generation before; a result counts once per step. */
+    if (status == MU_OK && evaluation_due(engine))
+        status = evaluate(engine, err);
+    while (status == MU_OK && after == STEP_ON) {
+        status = engine_step(engine, err);
+        if (status == MU_OK && evaluation_due(engine))
+            status = evaluate(engine, err);
+        if (status == MU_OK)
+            after = boundary(engine);
+    }
+    *ret_after = after;
+    return status == MU_OK ? engine_settle(engine, true, err) : status;
+}
+
 void engine_run(struct mu_engine *engine, uint64_t generation)
 {
     struct mu_error err = {0};
+    enum after_step after;
     if (engine->phase != ENGINE_PREPARED || engine->now.generation != generation)
         return; /* said twice, or overtaken by a newer assignment */
     MU_FAULT("worker.go");
     engine_generation_close(&engine->old);
-    engine_state_free(&engine->job.incoming);
-    enum after_step after = engine->held.step == engine->job.spec.steps ? FINISHED : STEP_ON;
-    /* The evaluation of this boundary may have been lost with the generation before; a result counts once per step. */
-    enum mu_status status = evaluation_due(engine) ? evaluate(engine, &err) : MU_OK;
-    while (status == MU_OK && after == STEP_ON) {
-        status = engine_step(engine, &err);
-        if (status == MU_OK && evaluation_due(engine))
-            status = evaluate(engine, &err);
-        if (status == MU_OK)
-            after = boundary(engine);
-    }
+    engine_enter_share(engine);
+    enum mu_status status = run_steps(engine, &after, &err);
+    if (status == MU_OK && after == FINISHED)
+        status = park_finished(engine, &err);
+    else if (status == MU_OK)
+        engine_park(engine, MU_PARK_COMMAND, NULL);
     if (status != MU_OK)
         engine_park_failed(engine, status, &err, MU_PARK_ENGINE, 0);
-    else if (after == FINISHED)
-        park_finished(engine);
-    else
-        engine_park(engine, MU_PARK_COMMAND, NULL);
 }

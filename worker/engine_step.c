@@ -5,15 +5,20 @@
 #include "common/clock.h"
 #include "common/fault.h"
 #include "kernels/kernels.h"
+#include "plan/pipeline.h"
 
-/* The leaf whose backward pass is under way: what happens when a cell of its gradient is complete. */
-struct leaf_pass {
+/* The leaf whose backward passes are under way, and the step's own part. */
+struct step_pass {
     struct mu_engine *engine;
-    uint32_t depth;   /* of its buffer on the stack */
-    uint32_t carries; /* additions downward, per cell */
-    bool last;        /* of this rank: then the roots of the cell are final */
+    struct mu_small *vote;
+    uint32_t micros, slots;  /* of this stage in this step */
+    uint32_t leaf, depth;    /* depth: of its buffer on the stack */
+    uint32_t carries;        /* additions downward, per cell */
+    bool last;               /* leaf of this rank: then the roots of a cell are final */
     bool begun;
-    enum mu_status status;
+    double loss;
+    uint64_t hook_us;        /* waited in hooks, inside the model's calls */
+    enum mu_status status;   /* of hooks */
     struct mu_error *err;
 };
 
@@ -24,26 +29,66 @@ static uint64_t elapsed_us(uint64_t *mark_us)
     return elapsed;
 }
 
-enum mu_status engine_fill_batch(struct mu_engine *engine, uint64_t first_sequence, struct mu_error *err)
+bool engine_reports(const struct mu_engine *engine)
+{
+    const struct engine_generation *now = &engine->now;
+    return !now->idle && now->at.t == 0 && now->at.p == now->layout.pp - 1;
+}
+
+enum mu_status engine_model_failed(struct mu_engine *engine, enum mu_status status, const char *what,
+                                   struct mu_error *err)
+{
+    const struct mu_error *tensor = engine->now.tensor ? mu_tensor_comm_error(engine->now.tensor) : NULL;
+    if (status != MU_ERR_CANCELLED && tensor && tensor->text[0]) {
+        *err = *tensor;
+        return status;
+    }
+    return mu_fail(err, status, "%s of step %llu cancelled", what, (unsigned long long)engine->held.step);
+}
+
+/* ---- micro-batches ---- */
+
+struct engine_batches engine_batch_at(struct mu_engine *engine, uint32_t slot)
+{
+    const struct mu_job_spec *spec = &engine->job.spec;
+    const struct engine_batches *all = &engine->job.net.batches;
+    size_t samples = (size_t)slot * spec->batch.micro, tokens = samples * spec->batch.length;
+    return (struct engine_batches){all->tokens + tokens, all->targets + tokens, all->samples + samples};
+}
+
+/* Middle stages want the sample numbers only. */
+static enum mu_status fill_batch(struct mu_engine *engine, uint64_t first_sequence, uint32_t slot, struct mu_error *err)
 {
     struct engine_job *job = &engine->job;
     const struct mu_job_spec *spec = &job->spec;
+    struct engine_batches batch = engine_batch_at(engine, slot);
     uint32_t length = spec->batch.length;
+    bool tokens = job->net.part.embedding || job->net.part.head;
     enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < spec->batch.micro && status == MU_OK; i++) {
         uint64_t global = first_sequence + i;
-        job->samples[i] = mu_data_order(job->data_info.train_samples, spec->seed, global);
-        status = mu_data_sample(job->data, spec->seed, global, job->tokens + (size_t)i * length,
-                                job->targets + (size_t)i * length, err);
+        batch.samples[i] = mu_data_order(job->data_info.train_samples, spec->seed, global);
+        if (tokens)
+            status = mu_data_sample(job->data, spec->seed, global, batch.tokens + (size_t)i * length,
+                                    batch.targets + (size_t)i * length, err);
     }
     return status;
 }
+
+/* First sequence of the leaf in the whole run. */
+static uint64_t leaf_sequence(const struct mu_engine *engine, uint32_t leaf)
+{
+    const struct mu_job_spec *spec = &engine->job.spec;
+    return engine->held.step * spec->batch.sequences + (uint64_t)leaf * spec->batch.accumulate * spec->batch.micro;
+}
+
+/* ---- hooks of the backward pass ---- */
 
 /* A cell of the leaf's gradient is complete: add it to its siblings' sums, and let the exchange begin with it. Both
  * only write to parts of buffers that the rest of the backward pass does not touch. */
 static void cell_done(void *ctx, uint32_t index)
 {
-    struct leaf_pass *pass = ctx;
+    struct step_pass *pass = ctx;
     struct mu_engine *engine = pass->engine;
     struct mu_cell cell = mu_model_cell(&engine->job.model, index);
     if (!pass->begun)
@@ -58,71 +103,205 @@ static void cell_done(void *ctx, uint32_t index)
         pass->status = mu_reduce_cell_ready(engine->now.reduce, index, pass->err);
 }
 
-/* All micro-batches of one leaf into the buffer at `pass->depth`. */
-static enum mu_status run_leaf(struct mu_engine *engine, uint32_t leaf, struct leaf_pass *pass, double *ret_loss)
+static void head_done(void *ctx)
 {
-    struct engine_job *job = &engine->job;
-    const struct mu_job_spec *spec = &job->spec;
-    uint32_t micros = spec->batch.accumulate;
-    uint64_t step = engine->held.step,
-             first = step * spec->batch.sequences + (uint64_t)leaf * micros * spec->batch.micro;
-    double loss = 0;
-    for (uint32_t i = 0; i < micros; i++) {
-        uint64_t mark_us = mu_clock_mono_us();
-        enum mu_status status = engine_fill_batch(engine, first + (uint64_t)i * spec->batch.micro, pass->err);
-        engine->times.data_us += elapsed_us(&mark_us);
-        if (status != MU_OK)
-            return status;
-        struct mu_micro_batch batch = {.tokens = job->tokens,
-                                       .targets = job->targets,
-                                       .samples = job->samples,
-                                       .seed = spec->seed,
-                                       .step = step,
-                                       .loss_divisor = job->tokens_per_step,
-                                       .index = i,
-                                       .count = micros,
-                                       .cell_done = cell_done,
-                                       .cell_done_ctx = pass};
-        MU_FAULT("worker.forward");
-        double micro_loss;
-        status = mu_model_forward_backward(job->net, &batch, job->state.params, job->stack[pass->depth], &micro_loss);
-        if (pass->status != MU_OK)
-            return pass->status;
-        if (status != MU_OK)
-            return mu_fail(pass->err, status, "step %llu cancelled", (unsigned long long)step);
-        uint64_t forward_ns, backward_ns;
-        mu_model_times(job->net, &forward_ns, &backward_ns);
-        engine->times.forward_us += forward_ns / 1000;
-        engine->times.backward_us += backward_ns / 1000;
-        loss += micro_loss;
+    struct step_pass *pass = ctx;
+    if (pass->status == MU_OK)
+        pass->status = engine_tied_send(pass->engine, pass->engine->job.stack[pass->depth], pass->err);
+}
+
+static enum mu_status embedding_ready(void *ctx)
+{
+    struct step_pass *pass = ctx;
+    uint64_t mark_us = mu_clock_mono_us();
+    if (pass->status == MU_OK)
+        pass->status = engine_tied_take(pass->engine, pass->engine->job.stack[pass->depth], pass->err);
+    pass->hook_us += elapsed_us(&mark_us);
+    return pass->status;
+}
+
+static struct mu_micro_batch batch_of(struct step_pass *pass, uint32_t micro)
+{
+    struct mu_engine *engine = pass->engine;
+    const struct mu_job_spec *spec = &engine->job.spec;
+    struct engine_batches arrays = engine_batch_at(engine, micro % pass->slots);
+    const struct engine_generation *now = &engine->now;
+    return (struct mu_micro_batch){.tokens = arrays.tokens,
+                                   .targets = arrays.targets,
+                                   .samples = arrays.samples,
+                                   .seed = spec->seed,
+                                   .step = engine->held.step,
+                                   .loss_divisor = engine->job.tokens_per_step,
+                                   .index = micro % spec->batch.accumulate,
+                                   .count = spec->batch.accumulate,
+                                   .hooks_ctx = pass,
+                                   .cell_done = cell_done,
+                                   .head_done = now->tied && now->at.p > 0 ? head_done : NULL,
+                                   .embedding_ready = now->tied && now->at.p == 0 ? embedding_ready : NULL};
+}
+
+/* ---- the order of a stage ---- */
+
+static enum mu_status receive(struct mu_engine *engine, enum mu_pipeline_flow flow, const float **ret_data,
+                              struct mu_error *err)
+{
+    *ret_data = NULL;
+    return engine->now.pipeline ? mu_pipeline_receive(engine->now.pipeline, flow, ret_data, err) : MU_OK;
+}
+
+static enum mu_status block(struct mu_engine *engine, enum mu_pipeline_flow flow, float **ret_data,
+                            struct mu_error *err)
+{
+    *ret_data = NULL;
+    return engine->now.pipeline ? mu_pipeline_block(engine->now.pipeline, flow, ret_data, err) : MU_OK;
+}
+
+/* What was computed goes on, what it was computed from is free. */
+static enum mu_status pass_on(struct mu_engine *engine, enum mu_pipeline_flow flow, struct mu_error *err)
+{
+    struct mu_pipeline *pipeline = engine->now.pipeline;
+    enum mu_status status = pipeline ? mu_pipeline_send(pipeline, flow, err) : MU_OK;
+    return status == MU_OK && pipeline ? mu_pipeline_release(pipeline, flow, err) : status;
+}
+
+static uint64_t tensor_us(const struct mu_engine *engine)
+{
+    return engine->now.tensor ? mu_tensor_comm_spent_us(engine->now.tensor) : 0;
+}
+
+/* Adds the time of a call into the model to the step's, without what it waited for others. */
+static void account(struct step_pass *pass, uint64_t spent_us, uint64_t exchange_us, bool backward)
+{
+    struct engine_times *times = &pass->engine->times;
+    uint64_t forward_ns = 0, backward_ns = 0, compute_us = spent_us > exchange_us ? spent_us - exchange_us : 0;
+    if (!backward) {
+        times->forward_us += compute_us;
+        return;
     }
-    *ret_loss = loss;
+    mu_model_times(pass->engine->job.net.model, &forward_ns, &backward_ns); /* the head's forward is in the call */
+    uint64_t forward_us = forward_ns / 1000 < compute_us ? forward_ns / 1000 : compute_us;
+    times->forward_us += forward_us;
+    times->backward_us += compute_us - forward_us;
+}
+
+static enum mu_status forward_micro(struct step_pass *pass, uint32_t micro)
+{
+    struct mu_engine *engine = pass->engine;
+    const struct mu_job_spec *spec = &engine->job.spec;
+    uint32_t slot = micro % pass->slots, accumulate = spec->batch.accumulate;
+    uint64_t sequence = leaf_sequence(engine, engine->now.first_leaf + micro / accumulate);
+    uint64_t mark_us = mu_clock_mono_us();
+    const float *in;
+    float *out;
+    enum mu_status status =
+        fill_batch(engine, sequence + (uint64_t)(micro % accumulate) * spec->batch.micro, slot, pass->err);
+    engine->times.data_us += elapsed_us(&mark_us);
+    if (status == MU_OK)
+        status = receive(engine, MU_PIPELINE_ACTIVATIONS, &in, pass->err);
+    if (status == MU_OK)
+        status = block(engine, MU_PIPELINE_ACTIVATIONS, &out, pass->err);
+    if (status != MU_OK)
+        return status;
+    MU_FAULT("worker.forward");
+    struct mu_micro_batch batch = batch_of(pass, micro);
+    uint64_t exchange_us = tensor_us(engine);
+    elapsed_us(&mark_us);
+    status = mu_model_forward(engine->job.net.model, &batch, slot, engine->job.state.flats[0], in, out);
+    account(pass, elapsed_us(&mark_us), tensor_us(engine) - exchange_us, false);
+    if (status != MU_OK)
+        return engine_model_failed(engine, status, "forward pass", pass->err);
+    return pass_on(engine, MU_PIPELINE_ACTIVATIONS, pass->err);
+}
+
+static enum mu_status begin_leaf(struct step_pass *pass, uint32_t micro)
+{
+    struct mu_engine *engine = pass->engine;
+    const struct engine_generation *now = &engine->now;
+    pass->leaf = now->first_leaf + micro / engine->job.spec.batch.accumulate;
+    pass->carries = mu_tree_carries(engine->job.leaves, now->first_leaf, pass->leaf);
+    pass->last = pass->leaf + 1 == now->first_leaf + now->leaf_count;
+    pass->loss = 0;
+    return engine_tied_sent(engine, pass->err); /* the head chain is about to be overwritten */
+}
+
+static void end_leaf(struct step_pass *pass)
+{
+    struct mu_engine *engine = pass->engine;
+    const struct engine_job *job = &engine->job;
+    pass->depth += 1 - pass->carries;
+    if (!engine_reports(engine))
+        return;
+    mu_small_push(pass->vote, job->leaves, engine->now.first_leaf, pass->leaf, pass->loss);
     if (engine->callbacks.leaf)
-        engine->callbacks.leaf(engine->callbacks.ctx, engine->now.generation, step, leaf, first,
-                               (uint64_t)micros * spec->batch.micro);
-    return MU_OK;
+        engine->callbacks.leaf(engine->callbacks.ctx, engine->now.generation, engine->held.step, pass->leaf,
+                               leaf_sequence(engine, pass->leaf),
+                               (uint64_t)job->spec.batch.accumulate * job->spec.batch.micro);
+}
+
+static enum mu_status backward_micro(struct step_pass *pass, uint32_t micro)
+{
+    struct mu_engine *engine = pass->engine;
+    struct mu_micro_batch batch = batch_of(pass, micro);
+    const float *dout;
+    float *din;
+    enum mu_status status = batch.index == 0 ? begin_leaf(pass, micro) : MU_OK;
+    if (status == MU_OK)
+        status = receive(engine, MU_PIPELINE_GRADIENTS, &dout, pass->err);
+    if (status == MU_OK)
+        status = block(engine, MU_PIPELINE_GRADIENTS, &din, pass->err);
+    if (status != MU_OK)
+        return status;
+    uint64_t mark_us = mu_clock_mono_us(), exchange_us = tensor_us(engine) + pass->hook_us;
+    double loss;
+    status = mu_model_backward(engine->job.net.model, &batch, micro % pass->slots, engine->job.state.flats[0],
+                               engine->job.stack[pass->depth], dout, din, &loss);
+    account(pass, elapsed_us(&mark_us), tensor_us(engine) + pass->hook_us - exchange_us, true);
+    if (pass->status != MU_OK)
+        return pass->err->text[0] ? pass->status : engine_model_failed(engine, pass->status, "backward pass", pass->err);
+    if (status != MU_OK)
+        return engine_model_failed(engine, status, "backward pass", pass->err);
+    pass->loss += loss;
+    status = pass_on(engine, MU_PIPELINE_GRADIENTS, pass->err);
+    if (status == MU_OK && batch.index + 1 == batch.count)
+        end_leaf(pass);
+    return status;
+}
+
+/* All micro-batches of the own leaves, in the order of the stage. */
+static enum mu_status compute_leaves(struct mu_engine *engine, struct mu_small *vote, struct mu_error *err)
+{
+    const struct engine_generation *now = &engine->now;
+    uint32_t stages = now->layout.pp, stage = now->at.p;
+    uint32_t micros = now->leaf_count * engine->job.spec.batch.accumulate;
+    if (micros == 0)
+        return MU_OK;
+    struct step_pass pass = {.engine = engine,
+                             .vote = vote,
+                             .micros = micros,
+                             .slots = mu_pipeline_slots(stages, stage, micros),
+                             .err = err};
+    enum mu_status status = engine_tied_expect(engine, now->leaf_count, err);
+    if (status == MU_OK && now->pipeline)
+        status = mu_pipeline_expect(now->pipeline, MU_PIPELINE_ACTIVATIONS, micros, err);
+    if (status == MU_OK && now->pipeline)
+        status = mu_pipeline_expect(now->pipeline, MU_PIPELINE_GRADIENTS, micros, err);
+    for (uint32_t i = 0; i < 2 * micros && status == MU_OK; i++) {
+        struct mu_pipeline_op op = mu_pipeline_op_at(stages, stage, micros, i);
+        status = op.backward ? backward_micro(&pass, op.micro) : forward_micro(&pass, op.micro);
+    }
+    return status == MU_OK ? engine_tied_sent(engine, err) : status;
 }
 
 /* Own leaves in order on the binary counter; then the exchange's rest. Afterwards stack[0] holds the complete reduced
- * gradient. */
+ * gradient of all that this rank updates. */
 static enum mu_status compute_gradient(struct mu_engine *engine, struct mu_small *vote, struct mu_error *err)
 {
     struct engine_job *job = &engine->job;
     const struct engine_generation *now = &engine->now;
-    uint32_t end = now->first_leaf + now->leaf_count, depth = 0;
-    enum mu_status status = mu_reduce_begin(now->reduce, engine->held.step - now->start_step, job->stack, err);
     engine->held.has_gradient = false;
-    for (uint32_t leaf = now->first_leaf; leaf < end && status == MU_OK; leaf++) {
-        struct leaf_pass pass = {.engine = engine,
-                                 .depth = depth,
-                                 .carries = mu_tree_carries(job->leaves, now->first_leaf, leaf),
-                                 .last = leaf + 1 == end,
-                                 .err = err};
-        double loss = 0;
-        status = run_leaf(engine, leaf, &pass, &loss);
-        depth += 1 - pass.carries;
-        mu_small_push(vote, job->leaves, now->first_leaf, leaf, loss);
-    }
+    enum mu_status status = mu_reduce_begin(now->reduce, engine->held.step - now->start_step, job->stack, err);
+    if (status == MU_OK && !now->idle)
+        status = compute_leaves(engine, vote, err);
     for (uint32_t cell = job->model.cell_count; now->leaf_count == 0 && cell > 0 && status == MU_OK; cell--)
         status = mu_reduce_cell_ready(now->reduce, cell - 1, err);
     if (status != MU_OK)
@@ -137,21 +316,27 @@ static enum mu_status compute_gradient(struct mu_engine *engine, struct mu_small
     return status;
 }
 
-/* The squares of the chunks that this rank answers for. */
+/* ---- the vote ---- */
+
+/* The squares of the chunks that this rank answers for. Whole chunks are whole norm blocks; neighbours in one cell lie
+ * side by side and make one longer range. */
 static enum mu_status own_squares(struct mu_engine *engine, struct mu_exact_sum *sum)
 {
     const struct engine_job *job = &engine->job;
-    uint32_t first, count;
-    mu_model_owned_chunks(&job->model, engine->now.world, engine->now.rank, &first, &count);
+    struct engine_runs runs;
     enum mu_status status = MU_OK;
-    for (uint32_t i = 0; i < count && status == MU_OK; i++) {
-        struct mu_chunk chunk = mu_model_chunk(&job->model, first + i);
-        uint64_t size = chunk.size;
-        /* Neighbours in the same cell lie side by side: one longer run. Whole chunks are whole norm blocks. */
-        for (struct mu_chunk next;
-             i + 1 < count && (next = mu_model_chunk(&job->model, first + i + 1)).cell == chunk.cell; i++)
-            size += next.size;
-        status = mu_kernel_square_sum(engine->pool, size, job->stack[0] + chunk.offset, sum);
+    engine_runs_of(&job->model, &engine->now.layout, engine->now.rank, MU_SHARE_PRIMARY, &runs);
+    for (uint32_t i = 0; i < runs.count; i++) {
+        uint32_t next = runs.runs[i].first, end = next + runs.runs[i].count;
+        while (next < end && status == MU_OK) {
+            struct mu_chunk chunk = mu_model_chunk(&job->model, next);
+            struct mu_cell cell = mu_model_cell(&job->model, chunk.cell);
+            uint32_t stop = cell.first_chunk + cell.chunk_count < end ? cell.first_chunk + cell.chunk_count : end;
+            struct mu_chunk tail = mu_model_chunk(&job->model, stop - 1);
+            status = mu_kernel_square_sum(engine->pool, tail.offset + tail.size - chunk.offset,
+                                          job->stack[0] + chunk.offset, sum);
+            next = stop;
+        }
     }
     return status;
 }
@@ -184,11 +369,60 @@ static enum mu_status vote(struct mu_engine *engine, struct mu_small *own, struc
     return MU_OK;
 }
 
-void engine_apply(struct mu_engine *engine, const struct mu_step_result *result)
+/* ---- the update ---- */
+
+static void update_range(struct mu_engine *engine, const struct mu_adamw *adamw, uint64_t offset, uint64_t size)
 {
     struct engine_job *job = &engine->job;
-    const struct mu_job_spec *spec = &job->spec;
+    float *const *flats = job->state.flats;
+    enum mu_status status = mu_model_update(&job->model, engine->pool, adamw, offset, size, flats[0], flats[1],
+                                            flats[2], job->stack[0]);
+    MU_ASSERT(status == MU_OK);
+}
+
+static void update_runs(struct mu_engine *engine, const struct mu_adamw *adamw, const struct mu_held_share *share,
+                        enum mu_share what)
+{
+    struct engine_runs runs;
+    engine_runs_of(&engine->job.model, &share->layout, share->rank, what, &runs);
+    for (uint32_t i = 0; i < runs.count; i++) {
+        uint64_t offset, size;
+        engine_run_range(&engine->job.model, &runs.runs[i], &offset, &size);
+        update_range(engine, adamw, offset, size);
+    }
+}
+
+/* Own parts, a few at a time: those that are updated are on their way to the replicas while the next ones are
+ * computed. An exchange that fails does not stop the update. */
+static enum mu_status update_and_send(struct mu_engine *engine, const struct mu_adamw *adamw, struct mu_error *err)
+{
+    struct mu_reduce *reduce = engine->now.reduce;
+    uint32_t parts = mu_reduce_part_count(reduce);
+    enum mu_status status =
+        mu_reduce_gather_begin(reduce, engine->held.step - engine->now.start_step, engine->job.state.flats[0], err);
+    for (uint32_t next = 0, end; next < parts; next = end) {
+        uint64_t offset, size, other, more;
+        mu_reduce_part(reduce, next, &offset, &size);
+        for (end = next + 1; end < parts && end < next + ENGINE_UPDATE_PARTS; end++, size += more) {
+            mu_reduce_part(reduce, end, &other, &more);
+            if (other != offset + size)
+                break;
+        }
+        update_range(engine, adamw, offset, size);
+        for (uint32_t i = next; i < end && status == MU_OK; i++)
+            status = mu_reduce_gather_send(reduce, i, err);
+    }
+    return status;
+}
+
+enum mu_status engine_apply(struct mu_engine *engine, const struct mu_step_result *result, bool send,
+                            struct mu_error *err)
+{
+    const struct mu_job_spec *spec = &engine->job.spec;
     struct mu_held *held = &engine->held;
+    struct mu_held_share *share = &held->shares[0];
+    bool sharded = share->layout.sharded && share->layout.dp > 1 && !mu_layout_is_idle(&share->layout, share->rank);
+    enum mu_status status = MU_OK;
     MU_ASSERT(held->has_state && held->has_gradient && result->step == held->step);
     MU_FAULT("worker.optimizer");
     if (result->finite) {
@@ -196,30 +430,58 @@ void engine_apply(struct mu_engine *engine, const struct mu_step_result *result)
                                             spec->optimizer.beta2, spec->optimizer.eps, spec->optimizer.weight_decay,
                                             spec->optimizer.clip, result->grad_norm, held->step + 1);
         engine_set_cancellable(engine, false);
-        enum mu_status status = mu_model_update(&job->model, engine->pool, &adamw, 0, job->model.flat_size,
-                                                job->state.params, job->state.m, job->state.v, job->stack[0]);
-        MU_ASSERT(status == MU_OK);
+        if (sharded && send)
+            status = update_and_send(engine, &adamw, err);
+        else
+            update_runs(engine, &adamw, share, sharded ? MU_SHARE_OWNED : MU_SHARE_PARAMS);
         engine_set_cancellable(engine, true);
+        share->owned_only = sharded;
     }
     held->step++;
+    held->share_count = 1; /* any other share is a step behind now */
     held->has_gradient = false;
     held->has_result = true;
     held->result = *result;
     if (engine->callbacks.applied)
         engine->callbacks.applied(engine->callbacks.ctx, engine->now.generation, result->step);
+    if (status == MU_OK && send && result->finite && !sharded)
+        status = engine_tied_copy_begin(engine, err);
+    return status;
 }
+
+enum mu_status engine_settle(struct mu_engine *engine, bool sent, struct mu_error *err)
+{
+    struct mu_held_share *share = &engine->held.shares[0];
+    enum mu_status status = MU_OK;
+    if (share->owned_only) {
+        engine_set_waiting(engine, true);
+        status = mu_reduce_gather_finish(engine->now.reduce, err);
+        engine_set_waiting(engine, false);
+        if (status != MU_OK)
+            return status;
+        share->owned_only = false;
+        status = engine_tied_copy_begin(engine, err);
+    }
+    return status == MU_OK ? engine_tied_copy_finish(engine, sent, err) : status;
+}
+
+/* ---- the whole ---- */
 
 enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err)
 {
     struct mu_comm_group *group = engine->now.group;
     struct engine_times *times = &engine->times;
     uint64_t begin_us = mu_clock_mono_us(), mark_us = begin_us, waited_us = group ? mu_comm_group_wait_us(group) : 0;
-    struct mu_small own = {.root_count = 0};
-    mu_exact_sum_init(&own.squares);
+    struct mu_small own;
+    mu_small_init(&own);
     *times = (struct engine_times){0};
-    enum mu_status status = compute_gradient(engine, &own, err);
+    enum mu_status status = engine_settle(engine, false, err);
+    if (status == MU_OK)
+        status = compute_gradient(engine, &own, err);
     if (status == MU_OK)
         status = vote(engine, &own, err);
+    if (status == MU_OK)
+        status = engine_tied_copy_finish(engine, true, err); /* long since there: the other side computed with it */
     if (status != MU_OK)
         return status;
     /* Everything that was neither data nor compute was the exchange: moving, adding, waiting. */
@@ -230,8 +492,8 @@ enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err)
         return mu_fail(err, MU_ERR_CANCELLED, "step %llu stopped before its update",
                        (unsigned long long)engine->held.step);
     struct mu_step_result result = engine->held.result;
-    engine_apply(engine, &result);
+    status = engine_apply(engine, &result, true, err);
     times->optimizer_us = elapsed_us(&mark_us);
     times->total_us = mark_us - begin_us;
-    return MU_OK;
+    return status;
 }

@@ -1,31 +1,43 @@
 #include "worker/reduce_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "common/fault.h"
 #include "kernels/kernels.h"
 
 enum mu_status mu_reduce_new(const struct mu_reduce_config *config, struct mu_reduce **ret_reduce, struct mu_error *err)
 {
-    MU_ASSERT(config->world >= 1 && config->rank < config->world &&
-              (!config->mesh || config->world <= MU_MESH_WORLD_MAX));
+    MU_ASSERT(config->rank < config->world && config->index < config->replicas &&
+              config->ranks[config->index] == config->rank);
+    MU_ASSERT(!config->sharded || (config->replicas <= MU_MESH_WORLD_MAX && !config->tree));
     struct mu_reduce *reduce = calloc(1, sizeof *reduce);
     if (!reduce)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the exchange of gradients");
     reduce->model = config->model;
     reduce->pool = config->pool;
     reduce->leaves = config->leaves;
+    reduce->replicas = config->replicas;
+    reduce->index = config->index;
+    reduce->sharded = config->sharded && config->replicas > 1;
     reduce->world = config->world;
     reduce->rank = config->rank;
-    reduce->mesh = config->mesh;
-    enum mu_status status = mu_reduce_plan(reduce, config, err);
+    enum mu_status status;
+    reduce->ranks = calloc(config->replicas, sizeof *reduce->ranks);
+    if (!reduce->ranks) {
+        status = mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u replicas", config->replicas);
+        goto failed;
+    }
+    memcpy(reduce->ranks, config->ranks, config->replicas * sizeof *reduce->ranks);
+    status = mu_reduce_plan(reduce, config, err);
     if (status != MU_OK)
         goto failed;
-    uint32_t neighbours = reduce->child_count + (reduce->parent != REDUCE_NO_RANK);
+    uint32_t around = reduce->world_kin.child_count + 1;
     reduce->requests = calloc(reduce->request_count + 1u, sizeof *reduce->requests);
-    reduce->small_in = calloc(neighbours + 1u, sizeof *reduce->small_in);
-    reduce->small_requests = calloc(2u * neighbours + 1u, sizeof *reduce->small_requests);
-    if (!reduce->requests || !reduce->small_in || !reduce->small_requests) {
+    reduce->gathers = calloc(reduce->gather_count + 1u, sizeof *reduce->gathers);
+    reduce->small_in = calloc(around, sizeof *reduce->small_in);
+    reduce->small_requests = calloc(2u * around, sizeof *reduce->small_requests);
+    if (!reduce->requests || !reduce->gathers || !reduce->small_in || !reduce->small_requests) {
         status = mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u requests of the exchange of gradients",
                          reduce->request_count);
         goto failed;
@@ -42,12 +54,16 @@ void mu_reduce_free(struct mu_reduce *reduce)
     if (!reduce)
         return;
     free(reduce->segments);
+    free(reduce->ranks);
     free(reduce->cell_first);
+    free(reduce->cell_segments);
     free(reduce->collected);
+    free(reduce->parts);
     free(reduce->inputs);
     free(reduce->input_storage);
     free(reduce->adds);
     free(reduce->requests);
+    free(reduce->gathers);
     free(reduce->small_in);
     free(reduce->small_requests);
     free(reduce);
@@ -76,13 +92,13 @@ static float *storage_at(const struct mu_reduce *reduce, const struct segment *s
 
 static uint64_t up_number(const struct mu_reduce *reduce, const struct segment *segment, uint32_t root)
 {
-    uint64_t index = (uint64_t)(segment - reduce->segments) << EXCHANGE_ROOT_BITS | root;
-    return reduce_exchange_number(reduce->sequence, EXCHANGE_UP, index);
+    uint64_t index = (uint64_t)(segment - reduce->segments) << REDUCE_ROOT_BITS | root;
+    return exchange_number(reduce->sequence, EXCHANGE_UP, index);
 }
 
 static uint64_t down_number(const struct mu_reduce *reduce, const struct segment *segment)
 {
-    return reduce_exchange_number(reduce->sequence, EXCHANGE_DOWN, (uint64_t)(segment - reduce->segments));
+    return exchange_number(reduce->sequence, EXCHANGE_DOWN, (uint64_t)(segment - reduce->segments));
 }
 
 static bool all_done(const struct mu_comm_request *requests, uint32_t count)
@@ -101,7 +117,7 @@ static enum mu_status post_inputs(struct mu_reduce *reduce, uint32_t turn, struc
     enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < reduce->input_count && status == MU_OK; i++) {
         const struct input *input = &reduce->inputs[i];
-        status = mu_comm_recv(reduce->group, input->peer, up_number(reduce, segment, input->number),
+        status = mu_comm_recv(reduce->group, reduce->ranks[input->peer], up_number(reduce, segment, input->number),
                               storage_at(reduce, segment, reduce->input_storage[i], turn),
                               segment->size * sizeof(float), &requests[i], err);
     }
@@ -113,7 +129,7 @@ static enum mu_status post_down(struct mu_reduce *reduce, struct segment *segmen
     struct segment_counts counts = reduce_counts(reduce, segment);
     if (!counts.down)
         return MU_OK;
-    return mu_comm_recv(reduce->group, (uint32_t)reduce_parent(reduce, segment), down_number(reduce, segment),
+    return mu_comm_recv(reduce->group, reduce->ranks[reduce_parent(reduce, segment)], down_number(reduce, segment),
                         reduce->stack[0] + segment->offset, segment->size * sizeof(float),
                         &reduce->requests[segment->first_request + counts.inputs + counts.ups], err);
 }
@@ -128,7 +144,7 @@ static enum mu_status complete(struct mu_reduce *reduce, struct segment *segment
     segment->complete = true;
     enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < counts.forwards && status == MU_OK; i++)
-        status = mu_comm_send(reduce->group, reduce->children[i], down_number(reduce, segment),
+        status = mu_comm_send(reduce->group, reduce->ranks[reduce->kin.children[i]], down_number(reduce, segment),
                               reduce->stack[0] + segment->offset, segment->size * sizeof(float), &requests[i], err);
     return status;
 }
@@ -139,7 +155,7 @@ static enum mu_status deliver(struct mu_reduce *reduce, struct segment *segment,
     struct segment_counts counts = reduce_counts(reduce, segment);
     int64_t parent = reduce_parent(reduce, segment);
     segment->added = true;
-    if (parent == REDUCE_NO_RANK)
+    if (parent == REDUCE_NOBODY)
         return complete(reduce, segment, err);
     struct mu_comm_request *requests = &reduce->requests[segment->first_request + counts.inputs];
     enum mu_status status = MU_OK;
@@ -147,7 +163,7 @@ static enum mu_status deliver(struct mu_reduce *reduce, struct segment *segment,
         uint32_t storage = counts.inputs > 0 ? reduce->results[i] : i;
         MU_FAULT("worker.exchange.send");
         status =
-            mu_comm_send(reduce->group, (uint32_t)parent, up_number(reduce, segment, i),
+            mu_comm_send(reduce->group, reduce->ranks[parent], up_number(reduce, segment, i),
                          storage_at(reduce, segment, storage, turn), segment->size * sizeof(float), &requests[i], err);
     }
     return status;
@@ -219,7 +235,7 @@ enum mu_status mu_reduce_begin(struct mu_reduce *reduce, uint64_t sequence, floa
         reduce->stack[i] = stack[i];
     reduce->sequence = sequence;
     reduce->posted = reduce->next_add = reduce->next_pass = 0;
-    if (reduce->world == 1)
+    if (reduce->replicas == 1)
         return MU_OK;
     for (uint32_t i = 0; i < reduce->segment_count; i++) {
         struct segment *segment = &reduce->segments[i];
@@ -233,10 +249,10 @@ enum mu_status mu_reduce_begin(struct mu_reduce *reduce, uint64_t sequence, floa
 
 enum mu_status mu_reduce_cell_ready(struct mu_reduce *reduce, uint32_t cell, struct mu_error *err)
 {
-    if (reduce->world == 1)
+    if (reduce->replicas == 1)
         return MU_OK;
-    uint32_t position = reduce->model->cell_count - 1 - cell;
-    for (uint32_t i = reduce->cell_first[position]; i < reduce->cell_first[position + 1]; i++) {
+    uint32_t first = reduce->cell_first[cell];
+    for (uint32_t i = first; i < first + reduce->cell_segments[cell]; i++) {
         struct segment *segment = &reduce->segments[i];
         MU_ASSERT(!segment->ready);
         segment->ready = true;
@@ -258,9 +274,24 @@ static enum mu_status wait_for(struct mu_reduce *reduce, const struct mu_comm_re
     return status;
 }
 
+/* Own sends that are not waited for on the way: roots sent up, sums passed on. */
+static enum mu_status wait_sent(struct mu_reduce *reduce, struct mu_error *err)
+{
+    enum mu_status status = MU_OK;
+    for (uint32_t i = 0; i < reduce->segment_count && status == MU_OK; i++) {
+        const struct segment *segment = &reduce->segments[i];
+        struct segment_counts counts = reduce_counts(reduce, segment);
+        const struct mu_comm_request *requests = &reduce->requests[segment->first_request + counts.inputs];
+        status = wait_for(reduce, requests, counts.ups, err);
+        if (status == MU_OK)
+            status = wait_for(reduce, requests + counts.ups + counts.down, counts.forwards, err);
+    }
+    return status;
+}
+
 enum mu_status mu_reduce_finish(struct mu_reduce *reduce, struct mu_error *err)
 {
-    if (reduce->world == 1)
+    if (reduce->replicas == 1)
         return MU_OK;
     enum mu_status status = advance(reduce, err);
     while (status == MU_OK && reduce->next_add < reduce->collected_count) {
@@ -286,6 +317,6 @@ enum mu_status mu_reduce_finish(struct mu_reduce *reduce, struct mu_error *err)
             status = advance(reduce, err);
     }
     if (status == MU_OK)
-        status = mu_comm_wait_all(reduce->group, MU_COMM_FOREVER, err); /* own sends */
+        status = wait_sent(reduce, err);
     return status;
 }

@@ -1,40 +1,42 @@
-/* Shared by reduce.c (exchange of gradients), reduce_plan.c (who sends what to whom) and reduce_small.c (votes,
- * evaluations). */
+/* Shared by reduce.c (exchange of gradients), reduce_plan.c (who sends what to whom), reduce_gather.c (updated
+ * parameters) and reduce_small.c (votes, evaluations). */
 #ifndef MU_WORKER_REDUCE_INTERNAL_H
 #define MU_WORKER_REDUCE_INTERNAL_H
 
+#include "worker/exchange.h"
 #include "worker/reduce.h"
 
 enum {
-    REDUCE_NO_RANK = -1,
+    REDUCE_NOBODY = -1,
     REDUCE_ALIGN_FLOATS = 16,
-    SMALL_BYTES = 1328, /* a packed struct mu_small */
+    REDUCE_RELATIVES_MAX = MU_MESH_WORLD_MAX + 1,
+    REDUCE_ROOT_BITS = 6,
+    SMALL_BYTES = 1360, /* a packed struct mu_small */
 };
 
-/* Exchange numbers: sequence | what | index. */
-enum reduce_exchange {
-    EXCHANGE_UP = 1,
-    EXCHANGE_DOWN,
-    EXCHANGE_VOTE_UP,
-    EXCHANGE_VOTE_DOWN,
-    EXCHANGE_EVAL_UP,
-    EXCHANGE_EVAL_DOWN
-};
-enum { EXCHANGE_INDEX_BITS = 27, EXCHANGE_KIND_BITS = 3, EXCHANGE_ROOT_BITS = 6 };
+_Static_assert(1 << REDUCE_ROOT_BITS >= MU_TREE_ROOTS_MAX, "a root's number fits");
+_Static_assert(REDUCE_RELATIVES_MAX >= 33, "a parent and its children in the binomial tree");
 
-_Static_assert(1 << EXCHANGE_ROOT_BITS >= MU_TREE_ROOTS_MAX, "a root's number fits");
+/* Who is next to this one among the `size` members of a group: everybody (mesh), or parent and children in the binomial
+ * tree. */
+struct relatives {
+    bool mesh;
+    int64_t parent; /* REDUCE_NOBODY: the root; always in a mesh */
+    uint32_t children[REDUCE_RELATIVES_MAX], child_count;
+};
 
 /* A run of chunks of one cell and one owner. Numbered alike on all ranks. */
 struct segment {
-    uint32_t cell, owner;
+    uint32_t cell, owner;   /* owner: index of a replica */
     uint64_t offset, size;  /* elements */
     uint32_t first_request; /* inputs, then ups, then the down, then the forwards */
+    uint32_t first_gather;  /* sends to the other replicas, or the one receive */
     bool ready, added, complete;
 };
 
-/* A root that another rank sends to this one, for every segment that is collected here. */
+/* A root that another replica sends to this one, for every segment that is collected here. */
 struct input {
-    uint32_t peer;
+    uint32_t peer;   /* index of a replica */
     uint32_t number; /* among the roots that the peer sends */
 };
 
@@ -42,17 +44,19 @@ struct mu_reduce {
     const struct mu_model_spec *model;
     struct mu_pool *pool;
     struct mu_comm_group *group;
-    uint32_t leaves, world, rank;
-    bool mesh;
+    uint32_t leaves, replicas, index;
+    uint32_t *ranks; /* [replicas] */
+    bool mesh, sharded;
 
     /* the layout */
     struct segment *segments;
     uint32_t segment_count, segment_chunks;
-    uint32_t *cell_first; /* [cell_count + 1]: segments of the cell at position i of the backward order */
-    uint32_t *collected;  /* segments whose inputs come to this rank, in order */
+    uint32_t *cell_first, *cell_segments; /* [cell_count]: its segments; none outside the column */
+    uint32_t *collected;                  /* segments whose inputs come to this rank, in order */
     uint32_t collected_count;
-    int64_t parent;                                    /* tree */
-    uint32_t children[MU_NEIGHBOURS_MAX], child_count; /* tree; mesh: everybody else */
+    uint32_t *parts; /* segments of which this rank is the owner, in order; sharded only */
+    uint32_t part_count;
+    struct relatives kin; /* indices of replicas */
 
     /* Storages: 0 .. stack_count - 1 are the buffers of the stack, the others staging slots of the segment's window. */
     uint32_t own_root_count, stack_count, staging_count;
@@ -72,10 +76,18 @@ struct mu_reduce {
     struct mu_comm_request *requests;
     uint32_t request_count;
 
+    /* the gather under way */
+    uint64_t gather_sequence;
+    float *params; /* NULL: none is */
+    struct mu_comm_request *gathers;
+    uint32_t gather_count;
+
     /* small reductions */
-    uint8_t (*small_in)[SMALL_BYTES]; /* [neighbours] */
+    uint32_t world, rank;
+    struct relatives world_kin;       /* ranks */
+    uint8_t (*small_in)[SMALL_BYTES]; /* [relatives] */
     uint8_t small_up[SMALL_BYTES], small_down[SMALL_BYTES];
-    struct mu_comm_request *small_requests; /* [2 * neighbours]: receives, then sends */
+    struct mu_comm_request *small_requests; /* [2 * relatives]: receives, then sends */
 };
 
 /* Are two adjacent nodes the children of one node of the tree? */
@@ -88,24 +100,17 @@ static inline bool reduce_siblings(uint32_t leaves, struct mu_tree_node low, str
     return left.count == low.count;
 }
 
-static inline uint64_t reduce_exchange_number(uint64_t sequence, enum reduce_exchange kind, uint64_t index)
-{
-    MU_ASSERT(sequence < 1ull << (64 - EXCHANGE_INDEX_BITS - EXCHANGE_KIND_BITS) && index < 1ull
-                                                                                                << EXCHANGE_INDEX_BITS);
-    return sequence << (EXCHANGE_INDEX_BITS + EXCHANGE_KIND_BITS) | (uint64_t)kind << EXCHANGE_INDEX_BITS | index;
-}
-
-/* Does this rank add up the segment's inputs? To whom do the results go (REDUCE_NO_RANK: they are the sum)? */
+/* Does this rank add up the segment's inputs? To which replica do the results go (REDUCE_NOBODY: they are the sum)? */
 static inline bool reduce_collects(const struct mu_reduce *reduce, const struct segment *segment)
 {
-    return reduce->input_count > 0 && (!reduce->mesh || segment->owner == reduce->rank);
+    return reduce->input_count > 0 && (!reduce->mesh || segment->owner == reduce->index);
 }
 
 static inline int64_t reduce_parent(const struct mu_reduce *reduce, const struct segment *segment)
 {
     if (!reduce->mesh)
-        return reduce->parent;
-    return segment->owner == reduce->rank ? REDUCE_NO_RANK : (int64_t)segment->owner;
+        return reduce->kin.parent;
+    return segment->owner == reduce->index ? REDUCE_NOBODY : (int64_t)segment->owner;
 }
 
 /* How many requests of each kind a segment has on this rank. */
@@ -115,14 +120,14 @@ struct segment_counts {
 
 static inline struct segment_counts reduce_counts(const struct mu_reduce *reduce, const struct segment *segment)
 {
-    bool collects = reduce_collects(reduce, segment), to_parent = reduce_parent(reduce, segment) != REDUCE_NO_RANK;
+    bool collects = reduce_collects(reduce, segment), to_parent = reduce_parent(reduce, segment) != REDUCE_NOBODY;
     return (struct segment_counts){
         .inputs = collects ? reduce->input_count : 0,
         .ups = !to_parent ? 0
                : collects ? reduce->result_count
                           : reduce->own_root_count,
-        .down = to_parent,
-        .forwards = reduce->mesh && to_parent ? 0 : reduce->child_count,
+        .down = to_parent && !reduce->sharded,
+        .forwards = reduce->sharded || (reduce->mesh && to_parent) ? 0 : reduce->kin.child_count,
     };
 }
 

@@ -4,51 +4,57 @@
 
 #include "plan/plan.h"
 
-/* ---- the tree over ranks ---- */
+/* ---- who is next to whom ---- */
 
-/* Ranks below `rank` in the binomial tree, itself included: [rank, returned). */
-static uint32_t subtree_end(uint32_t world, uint32_t rank)
+/* Members below `index` in the binomial tree, itself included: [index, returned). */
+static uint32_t subtree_end(uint32_t size, uint32_t index)
 {
-    if (rank == 0)
-        return world;
-    uint32_t lowest = rank & (~rank + 1u);
-    return world - rank < lowest ? world : rank + lowest;
+    if (index == 0)
+        return size;
+    uint32_t lowest = index & (~index + 1u);
+    return size - index < lowest ? size : index + lowest;
+}
+
+static struct relatives find_relatives(uint32_t size, uint32_t index, bool tree)
+{
+    struct relatives kin = {.mesh = !tree && size <= MU_MESH_WORLD_MAX, .parent = REDUCE_NOBODY};
+    if (kin.mesh) {
+        for (uint32_t i = 0; i < size; i++)
+            if (i != index)
+                kin.children[kin.child_count++] = i;
+        return kin;
+    }
+    uint32_t around[33], count = mu_layout_binomial(size, index, around);
+    for (uint32_t i = 0; i < count; i++) {
+        if (around[i] < index)
+            kin.parent = around[i];
+        else
+            kin.children[kin.child_count++] = around[i];
+    }
+    return kin;
 }
 
 struct leaf_range {
     uint32_t first, count;
 };
 
-static struct leaf_range range_of_ranks(const struct mu_reduce_config *config, uint32_t rank, uint32_t end)
+static struct leaf_range range_of_replicas(const struct mu_reduce_config *config, uint32_t index, uint32_t end)
 {
     uint32_t count;
     struct leaf_range range;
-    range.first = mu_plan_leaf_range(config->leaves, config->world, config->leaf_counts, rank, &count);
-    range.count =
-        mu_plan_leaf_range(config->leaves, config->world, config->leaf_counts, end - 1, &count) + count - range.first;
+    range.first = mu_plan_leaf_range(config->leaves, config->replicas, config->leaf_counts, index, &count);
+    range.count = mu_plan_leaf_range(config->leaves, config->replicas, config->leaf_counts, end - 1, &count) + count -
+                  range.first;
     return range;
 }
 
-/* Roots that `rank` sends: of its own range (mesh), or of its whole subtree of ranks (tree). */
-static uint32_t roots_sent(const struct mu_reduce_config *config, uint32_t rank,
+/* Roots that replica `index` sends: of its own range (mesh), or of its whole subtree (tree). */
+static uint32_t roots_sent(const struct mu_reduce *reduce, const struct mu_reduce_config *config, uint32_t index,
                            struct mu_tree_node out[MU_TREE_ROOTS_MAX])
 {
-    uint32_t end = config->mesh ? rank + 1 : subtree_end(config->world, rank);
-    struct leaf_range range = range_of_ranks(config, rank, end);
+    uint32_t end = reduce->mesh ? index + 1 : subtree_end(config->replicas, index);
+    struct leaf_range range = range_of_replicas(config, index, end);
     return mu_tree_roots(config->leaves, range.first, range.count, out);
-}
-
-static void find_relatives(struct mu_reduce *reduce)
-{
-    uint32_t neighbours[MU_NEIGHBOURS_MAX];
-    uint32_t count = mu_plan_neighbours(reduce->world, reduce->mesh, reduce->rank, neighbours);
-    reduce->parent = REDUCE_NO_RANK;
-    for (uint32_t i = 0; i < count; i++) {
-        if (!reduce->mesh && neighbours[i] < reduce->rank)
-            reduce->parent = neighbours[i];
-        else
-            reduce->children[reduce->child_count++] = neighbours[i];
-    }
 }
 
 /* ---- additions ---- */
@@ -95,20 +101,20 @@ static void take_input(struct program *program, uint32_t peer, uint32_t number, 
     program_push(program, node, storage);
 }
 
-/* The ranks whose roots come to this one, ascending, itself among them. */
-static uint32_t sources(const struct mu_reduce *reduce, uint32_t out[MU_NEIGHBOURS_MAX + 1])
+/* The replicas whose roots come to this one, ascending, itself among them. */
+static uint32_t sources(const struct mu_reduce *reduce, uint32_t out[REDUCE_RELATIVES_MAX + 1])
 {
     uint32_t count = 0;
     bool self_done = false;
-    for (uint32_t i = 0; i < reduce->child_count; i++) {
-        if (!self_done && reduce->children[i] > reduce->rank) {
-            out[count++] = reduce->rank;
+    for (uint32_t i = 0; i < reduce->kin.child_count; i++) {
+        if (!self_done && reduce->kin.children[i] > reduce->index) {
+            out[count++] = reduce->index;
             self_done = true;
         }
-        out[count++] = reduce->children[i];
+        out[count++] = reduce->kin.children[i];
     }
     if (!self_done)
-        out[count++] = reduce->rank;
+        out[count++] = reduce->index;
     return count;
 }
 
@@ -116,13 +122,13 @@ static enum mu_status plan_additions(struct mu_reduce *reduce, const struct mu_r
                                      struct mu_error *err)
 {
     struct mu_tree_node roots[MU_TREE_ROOTS_MAX];
-    struct leaf_range own = range_of_ranks(config, reduce->rank, reduce->rank + 1);
+    struct leaf_range own = range_of_replicas(config, reduce->index, reduce->index + 1);
     reduce->own_root_count = mu_tree_roots(config->leaves, own.first, own.count, roots);
     reduce->stack_count = reduce->own_root_count > 0 ? reduce->own_root_count : 1;
 
-    uint32_t ranks[MU_NEIGHBOURS_MAX + 1], rank_count = sources(reduce, ranks), total = 0;
-    for (uint32_t i = 0; i < rank_count; i++)
-        total += ranks[i] == reduce->rank ? reduce->own_root_count : roots_sent(config, ranks[i], roots);
+    uint32_t from[REDUCE_RELATIVES_MAX + 1], from_count = sources(reduce, from), total = 0;
+    for (uint32_t i = 0; i < from_count; i++)
+        total += from[i] == reduce->index ? reduce->own_root_count : roots_sent(reduce, config, from[i], roots);
     size_t room = total > 0 ? total : 1;
     reduce->inputs = calloc(room, sizeof *reduce->inputs);
     reduce->input_storage = calloc(room, sizeof *reduce->input_storage);
@@ -131,15 +137,15 @@ static enum mu_status plan_additions(struct mu_reduce *reduce, const struct mu_r
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the additions of %u subtree roots", total);
 
     struct program program = {.reduce = reduce};
-    for (uint32_t i = 0; i < rank_count; i++) {
-        bool self = ranks[i] == reduce->rank;
+    for (uint32_t i = 0; i < from_count; i++) {
+        bool self = from[i] == reduce->index;
         uint32_t count =
-            self ? mu_tree_roots(config->leaves, own.first, own.count, roots) : roots_sent(config, ranks[i], roots);
+            self ? mu_tree_roots(config->leaves, own.first, own.count, roots) : roots_sent(reduce, config, from[i], roots);
         for (uint32_t k = 0; k < count; k++) {
             if (self)
                 program_push(&program, roots[k], k);
             else
-                take_input(&program, ranks[i], k, roots[k]);
+                take_input(&program, from[i], k, roots[k]);
         }
     }
     reduce->result_count = program.depth;
@@ -150,43 +156,75 @@ static enum mu_status plan_additions(struct mu_reduce *reduce, const struct mu_r
 
 /* ---- segments ---- */
 
-static uint32_t owner_of_chunk(const struct mu_model_spec *model, uint32_t world, uint32_t chunk)
+/* The column's chunks in flat order, divided over the replicas; the first ones get one more. */
+static uint32_t owner_of(uint32_t chunks, uint32_t replicas, uint32_t ordinal)
 {
-    uint32_t base = model->chunk_count / world, extra = model->chunk_count % world;
-    uint32_t in_larger = extra * (base + 1); /* chunks of the ranks that own one more */
-    return chunk < in_larger ? chunk / (base + 1) : extra + (chunk - in_larger) / base;
+    uint32_t base = chunks / replicas, extra = chunks % replicas;
+    uint32_t in_larger = extra * (base + 1); /* chunks of the replicas that own one more */
+    return ordinal < in_larger ? ordinal / (base + 1) : extra + (ordinal - in_larger) / base;
 }
 
-/* Calls for every segment, or only counts (segments NULL). Cells from the last to the first: the order of the backward
+static uint32_t column_chunks(const struct mu_reduce_config *config)
+{
+    uint32_t chunks = 0;
+    for (uint32_t i = 0; i < config->run_count; i++)
+        chunks += config->runs[i].count;
+    return chunks;
+}
+
+struct cutter {
+    struct mu_reduce *reduce;
+    struct segment *segments; /* NULL: only counted */
+    uint32_t chunks;          /* of the column */
+    uint32_t count;
+};
+
+/* `ordinal`: of the cell's first chunk in the column. */
+static void cut_cell(struct cutter *cutter, uint32_t index, uint32_t ordinal)
+{
+    struct mu_reduce *reduce = cutter->reduce;
+    struct mu_cell cell = mu_model_cell(reduce->model, index);
+    uint32_t first = cutter->count, replicas = reduce->replicas;
+    for (uint32_t i = 0, run; i < cell.chunk_count; i += run) {
+        uint32_t owner = reduce->mesh ? owner_of(cutter->chunks, replicas, ordinal + i) : 0;
+        run = 1;
+        while (run < reduce->segment_chunks && i + run < cell.chunk_count &&
+               (!reduce->mesh || owner_of(cutter->chunks, replicas, ordinal + i + run) == owner))
+            run++;
+        uint64_t start = (uint64_t)i * MU_CHUNK_ELEMENTS, end = (uint64_t)(i + run) * MU_CHUNK_ELEMENTS;
+        if (end > cell.size)
+            end = cell.size;
+        if (cutter->segments)
+            cutter->segments[cutter->count] =
+                (struct segment){.cell = index, .owner = owner, .offset = cell.offset + start, .size = end - start};
+        cutter->count++;
+    }
+    if (cutter->segments) {
+        reduce->cell_first[index] = first;
+        reduce->cell_segments[index] = cutter->count - first;
+    }
+}
+
+/* Makes every segment, or only counts them (segments NULL). Cells from the last to the first: the order of the backward
  * pass. */
-static uint32_t make_segments(struct mu_reduce *reduce, struct segment *segments)
+static uint32_t make_segments(struct mu_reduce *reduce, const struct mu_reduce_config *config, struct segment *segments)
 {
     const struct mu_model_spec *model = reduce->model;
-    uint32_t count = 0;
-    for (uint32_t position = 0; position < model->cell_count; position++) {
-        uint32_t index = model->cell_count - 1 - position;
-        struct mu_cell cell = mu_model_cell(model, index);
-        if (segments)
-            reduce->cell_first[position] = count;
-        for (uint32_t i = 0, run; i < cell.chunk_count; i += run) {
-            uint32_t chunk = cell.first_chunk + i,
-                     owner = reduce->mesh ? owner_of_chunk(model, reduce->world, chunk) : 0;
-            run = 1;
-            while (run < reduce->segment_chunks && i + run < cell.chunk_count &&
-                   (!reduce->mesh || owner_of_chunk(model, reduce->world, chunk + run) == owner))
-                run++;
-            uint64_t start = (uint64_t)i * MU_CHUNK_ELEMENTS, end = (uint64_t)(i + run) * MU_CHUNK_ELEMENTS;
-            if (end > cell.size)
-                end = cell.size;
-            if (segments)
-                segments[count] =
-                    (struct segment){.cell = index, .owner = owner, .offset = cell.offset + start, .size = end - start};
-            count++;
+    struct cutter cutter = {.reduce = reduce, .segments = segments, .chunks = column_chunks(config)};
+    uint32_t before = cutter.chunks; /* chunks of the column before the run */
+    for (uint32_t i = config->run_count; i-- > 0;) {
+        const struct mu_chunk_run *run = &config->runs[i];
+        before -= run->count;
+        uint32_t cell = mu_model_chunk(model, run->first + run->count - 1).cell;
+        for (;; cell--) {
+            uint32_t first_chunk = mu_model_cell(model, cell).first_chunk;
+            MU_ASSERT(first_chunk >= run->first);
+            cut_cell(&cutter, cell, before + first_chunk - run->first);
+            if (first_chunk == run->first)
+                break;
         }
     }
-    if (segments)
-        reduce->cell_first[model->cell_count] = count;
-    return count;
+    return cutter.count;
 }
 
 /* Longer segments where one peer would otherwise have too many messages in one step. */
@@ -194,38 +232,53 @@ static uint32_t choose_segment_chunks(const struct mu_reduce *reduce, const stru
 {
     struct mu_tree_node roots[MU_TREE_ROOTS_MAX];
     uint32_t most = 1;
-    for (uint32_t rank = 0; rank < config->world; rank++) {
-        uint32_t count = roots_sent(config, rank, roots);
+    for (uint32_t i = 0; i < config->replicas; i++) {
+        uint32_t count = roots_sent(reduce, config, i, roots);
         most = count > most ? count : most;
     }
     uint32_t segments = MU_REDUCE_REQUESTS_MAX / most;
-    uint32_t chunks = (reduce->model->chunk_count + segments - 1) / segments;
-    return chunks > config->segment_chunks ? chunks : config->segment_chunks ? config->segment_chunks : 1;
+    uint32_t chunks = (column_chunks(config) + segments - 1) / segments;
+    uint32_t least = config->segment_chunks ? config->segment_chunks : 1;
+    return chunks > least ? chunks : least;
+}
+
+static void number_requests(struct mu_reduce *reduce, uint32_t index)
+{
+    struct segment *segment = &reduce->segments[index];
+    struct segment_counts counts = reduce_counts(reduce, segment);
+    segment->first_request = reduce->request_count;
+    reduce->request_count += counts.inputs + counts.ups + counts.down + counts.forwards;
+    if (reduce->sharded) {
+        bool own = segment->owner == reduce->index;
+        segment->first_gather = reduce->gather_count;
+        reduce->gather_count += own ? reduce->replicas - 1 : 1;
+        if (own)
+            reduce->parts[reduce->part_count++] = index;
+    }
+    if (!reduce_collects(reduce, segment))
+        return;
+    reduce->collected[reduce->collected_count++] = index;
+    if (segment->size > reduce->segment_floats)
+        reduce->segment_floats = segment->size;
 }
 
 static enum mu_status plan_segments(struct mu_reduce *reduce, const struct mu_reduce_config *config,
                                     struct mu_error *err)
 {
+    size_t cells = reduce->model->cell_count;
     reduce->segment_chunks = choose_segment_chunks(reduce, config);
-    reduce->segment_count = make_segments(reduce, NULL);
-    MU_ASSERT(reduce->segment_count < 1u << (EXCHANGE_INDEX_BITS - EXCHANGE_ROOT_BITS));
-    reduce->segments = calloc(reduce->segment_count, sizeof *reduce->segments);
-    reduce->cell_first = calloc(reduce->model->cell_count + 1, sizeof *reduce->cell_first);
-    reduce->collected = calloc(reduce->segment_count, sizeof *reduce->collected);
-    if (!reduce->segments || !reduce->cell_first || !reduce->collected)
+    reduce->segment_count = make_segments(reduce, config, NULL);
+    MU_ASSERT(reduce->segment_count < 1u << (EXCHANGE_INDEX_BITS - REDUCE_ROOT_BITS));
+    reduce->segments = calloc(reduce->segment_count + 1u, sizeof *reduce->segments);
+    reduce->cell_first = calloc(cells, sizeof *reduce->cell_first);
+    reduce->cell_segments = calloc(cells, sizeof *reduce->cell_segments);
+    reduce->collected = calloc(reduce->segment_count + 1u, sizeof *reduce->collected);
+    reduce->parts = calloc(reduce->segment_count + 1u, sizeof *reduce->parts);
+    if (!reduce->segments || !reduce->cell_first || !reduce->cell_segments || !reduce->collected || !reduce->parts)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u segments of the gradient", reduce->segment_count);
-    make_segments(reduce, reduce->segments);
-    for (uint32_t i = 0; i < reduce->segment_count; i++) {
-        struct segment *segment = &reduce->segments[i];
-        struct segment_counts counts = reduce_counts(reduce, segment);
-        segment->first_request = reduce->request_count;
-        reduce->request_count += counts.inputs + counts.ups + counts.down + counts.forwards;
-        if (!reduce_collects(reduce, segment))
-            continue;
-        reduce->collected[reduce->collected_count++] = i;
-        if (segment->size > reduce->segment_floats)
-            reduce->segment_floats = segment->size;
-    }
+    make_segments(reduce, config, reduce->segments);
+    for (uint32_t i = 0; i < reduce->segment_count; i++)
+        number_requests(reduce, i);
     uint64_t align = REDUCE_ALIGN_FLOATS;
     reduce->segment_floats = (reduce->segment_floats + align - 1) / align * align;
     return MU_OK;
@@ -242,7 +295,9 @@ static void choose_window(struct mu_reduce *reduce, uint64_t staging_bytes)
 
 enum mu_status mu_reduce_plan(struct mu_reduce *reduce, const struct mu_reduce_config *config, struct mu_error *err)
 {
-    find_relatives(reduce);
+    reduce->world_kin = find_relatives(config->world, config->rank, config->tree);
+    reduce->kin = find_relatives(config->replicas, config->index, config->tree);
+    reduce->mesh = reduce->kin.mesh;
     enum mu_status status = plan_additions(reduce, config, err);
     if (status == MU_OK)
         status = plan_segments(reduce, config, err);

@@ -17,6 +17,13 @@ static void push_node(struct mu_small *small, uint32_t leaves, struct mu_tree_no
     }
 }
 
+void mu_small_init(struct mu_small *small)
+{
+    memset(small, 0, sizeof *small);
+    mu_exact_sum_init(&small->squares);
+    small->command = UINT64_MAX;
+}
+
 void mu_small_push(struct mu_small *small, uint32_t leaves, uint32_t first, uint32_t leaf, double value)
 {
     MU_ASSERT(leaf >= first && leaf < leaves);
@@ -29,6 +36,7 @@ struct packed {
     uint32_t kind, root_count;
     uint8_t squares[MU_EXACT_SUM_BYTES];
     uint32_t reserved;
+    uint8_t digest[MU_DIGEST_SIZE];
     struct mu_tree_node nodes[MU_TREE_ROOTS_MAX];
     double roots[MU_TREE_ROOTS_MAX];
 };
@@ -41,6 +49,7 @@ static void pack(uint64_t sequence, enum mu_small_kind kind, const struct mu_sma
     struct packed packed = {
         .sequence = sequence, .command = small->command, .kind = kind, .root_count = small->root_count};
     mu_exact_sum_pack(&small->squares, packed.squares);
+    memcpy(packed.digest, small->digest, sizeof packed.digest);
     memcpy(packed.nodes, small->nodes, small->root_count * sizeof packed.nodes[0]);
     memcpy(packed.roots, small->roots, small->root_count * sizeof packed.roots[0]);
     memcpy(out, &packed, sizeof packed);
@@ -72,16 +81,24 @@ static enum mu_status merge(uint64_t sequence, enum mu_small_kind kind, uint32_t
         next = node.first + node.count;
     }
     mu_exact_sum_merge(&into->squares, &squares);
+    for (size_t i = 0; i < sizeof packed.digest; i++)
+        into->digest[i] |= packed.digest[i];
     if (packed.command < into->command)
         into->command = packed.command;
     return MU_OK;
 }
 
-static enum reduce_exchange exchange_of(enum mu_small_kind kind, bool down)
+static enum exchange_kind exchange_of(enum mu_small_kind kind, bool down)
 {
-    if (kind == MU_SMALL_VOTE)
+    switch (kind) {
+    case MU_SMALL_VOTE:
         return down ? EXCHANGE_VOTE_DOWN : EXCHANGE_VOTE_UP;
-    return down ? EXCHANGE_EVAL_DOWN : EXCHANGE_EVAL_UP;
+    case MU_SMALL_EVAL:
+        return down ? EXCHANGE_EVAL_DOWN : EXCHANGE_EVAL_UP;
+    case MU_SMALL_END:
+        break;
+    }
+    return down ? EXCHANGE_END_DOWN : EXCHANGE_END_UP;
 }
 
 /* One small message to or from each of `ranks`; waits for them. A NULL `out` or `in` leaves that direction out. */
@@ -119,18 +136,16 @@ static enum mu_status run_round(struct mu_reduce *reduce, const struct round *ro
 static enum mu_status merge_all(struct mu_reduce *reduce, uint64_t sequence, enum mu_small_kind kind, uint32_t leaves,
                                 struct mu_small *total, struct mu_error *err)
 {
-    memset(total, 0, sizeof *total);
-    mu_exact_sum_init(&total->squares);
-    total->command = UINT64_MAX;
+    mu_small_init(total);
     enum mu_status status = MU_OK;
     bool self_done = false;
-    for (uint32_t i = 0; i <= reduce->child_count && status == MU_OK; i++) {
-        if (!self_done && (i == reduce->child_count || reduce->children[i] > reduce->rank)) {
+    for (uint32_t i = 0; i <= reduce->world_kin.child_count && status == MU_OK; i++) {
+        if (!self_done && (i == reduce->world_kin.child_count || reduce->world_kin.children[i] > reduce->rank)) {
             status = merge(sequence, kind, leaves, reduce->rank, reduce->small_up, total, err);
             self_done = true;
         }
-        if (i < reduce->child_count && status == MU_OK)
-            status = merge(sequence, kind, leaves, reduce->children[i], reduce->small_in[i], total, err);
+        if (i < reduce->world_kin.child_count && status == MU_OK)
+            status = merge(sequence, kind, leaves, reduce->world_kin.children[i], reduce->small_in[i], total, err);
     }
     return status;
 }
@@ -138,30 +153,28 @@ static enum mu_status merge_all(struct mu_reduce *reduce, uint64_t sequence, enu
 static enum mu_status reduce_along_tree(struct mu_reduce *reduce, uint64_t sequence, enum mu_small_kind kind,
                                         uint32_t leaves, struct mu_small *total, struct mu_error *err)
 {
-    uint32_t parent = (uint32_t)reduce->parent;
-    bool root = reduce->parent == REDUCE_NO_RANK;
-    struct round from_children = {reduce_exchange_number(sequence, exchange_of(kind, false), 0), reduce->children,
-                                  reduce->child_count, NULL, reduce->small_in};
+    uint32_t parent = (uint32_t)reduce->world_kin.parent;
+    bool root = reduce->world_kin.parent == REDUCE_NOBODY;
+    struct round from_children = {exchange_number(sequence, exchange_of(kind, false), 0), reduce->world_kin.children,
+                                  reduce->world_kin.child_count, NULL, reduce->small_in};
     enum mu_status status = run_round(reduce, &from_children, err);
     if (status == MU_OK)
         status = merge_all(reduce, sequence, kind, leaves, total, err);
     if (status != MU_OK)
         return status;
     pack(sequence, kind, total, reduce->small_down);
-    uint64_t down = reduce_exchange_number(sequence, exchange_of(kind, true), 0);
+    uint64_t down = exchange_number(sequence, exchange_of(kind, true), 0);
     if (!root) {
         status = run_round(reduce, &(struct round){from_children.number, &parent, 1, reduce->small_down, NULL}, err);
         if (status == MU_OK)
             status = run_round(reduce, &(struct round){down, &parent, 1, NULL, &reduce->small_down}, err);
-        memset(total, 0, sizeof *total);
-        mu_exact_sum_init(&total->squares);
-        total->command = UINT64_MAX;
+        mu_small_init(total);
         if (status == MU_OK)
             status = merge(sequence, kind, leaves, parent, reduce->small_down, total, err);
     }
     if (status == MU_OK)
         status = run_round(reduce,
-                           &(struct round){down, reduce->children, reduce->child_count, reduce->small_down, NULL}, err);
+                           &(struct round){down, reduce->world_kin.children, reduce->world_kin.child_count, reduce->small_down, NULL}, err);
     return status;
 }
 
@@ -171,9 +184,9 @@ enum mu_status mu_reduce_small(struct mu_reduce *reduce, uint64_t sequence, enum
     struct mu_small total;
     enum mu_status status = MU_OK;
     pack(sequence, kind, own, reduce->small_up);
-    if (reduce->mesh || reduce->world == 1) {
-        struct round all = {reduce_exchange_number(sequence, exchange_of(kind, false), 0), reduce->children,
-                            reduce->child_count, reduce->small_up, reduce->small_in};
+    if (reduce->world_kin.mesh) {
+        struct round all = {exchange_number(sequence, exchange_of(kind, false), 0), reduce->world_kin.children,
+                            reduce->world_kin.child_count, reduce->small_up, reduce->small_in};
         status = run_round(reduce, &all, err);
         if (status == MU_OK)
             status = merge_all(reduce, sequence, kind, leaves, &total, err);
@@ -182,7 +195,9 @@ enum mu_status mu_reduce_small(struct mu_reduce *reduce, uint64_t sequence, enum
     }
     if (status != MU_OK)
         return status;
-    if (total.root_count != 1 || total.nodes[0].first != 0 || total.nodes[0].count != leaves)
+    bool whole = leaves == 0 ? total.root_count == 0
+                             : total.root_count == 1 && total.nodes[0].first == 0 && total.nodes[0].count == leaves;
+    if (!whole)
         return mu_fail(err, MU_ERR_CORRUPT, "votes of %u ranks do not cover all %u leaves", reduce->world, leaves);
     *ret_total = total;
     return MU_OK;

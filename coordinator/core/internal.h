@@ -232,10 +232,21 @@ void member_lost(struct mu_coord *coord, struct job *job, struct worker *worker)
 void member_silent(struct mu_coord *coord, struct job *job, struct worker *worker); /* its stream is gone */
 void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *plan, const uint8_t *secret);
 void job_tick(struct mu_coord *coord, struct job *job);
-void finish_job(struct mu_coord *coord, struct job *job, enum mu_job_state state, uint32_t exit_code, const char *text);
 void send_go(struct mu_coord *coord, const struct job *job, const struct worker *worker);
-void release_drained(struct mu_coord *coord, struct job *job, bool all); /* all: also those that hold state */
 void wait_for_workers(struct mu_coord *coord, struct job *job, const char *why);
+
+void set_phase(struct mu_coord *coord, struct job *job, enum mu_job_phase phase);
+uint32_t count_candidates(struct mu_coord *coord, const struct job *job, bool *ret_leaving);
+
+/* ending.c */
+void finish_job(struct mu_coord *coord, struct job *job, enum mu_job_state state, uint32_t exit_code, const char *text);
+bool has_finished(const struct job *job, const struct worker *worker);
+bool all_finished(struct mu_coord *coord, const struct job *job);
+bool final_state_is_safe(struct mu_coord *coord, const struct job *job);
+void finalize(struct mu_coord *coord, struct job *job); /* everybody has finished */
+void finalizing_tick(struct mu_coord *coord, struct job *job);
+void waiting_tick(struct mu_coord *coord, struct job *job);
+void release_drained(struct mu_coord *coord, struct job *job, bool all); /* all: also those that hold state */
 
 /* links.c: the blame graph */
 uint32_t count_isolated_spares(struct mu_coord *coord, const struct job *job);

@@ -1,7 +1,8 @@
-/* Causal attention of one (sequence, head) in tiles of 64 x 64. Compiled once per instruction set.
+/* Causal attention of one (sequence, query head), backward of one (sequence, key and value head), in tiles of 64 x 64.
+ * Compiled once per instruction set.
  *
  * Operands are first copied into the lane's scratch: rows padded with zeros to whole tiles, channels to whole vectors,
- * so that the inner loops have no edges (the rows of qkv lie 3 channels apart, which also maps them to few cache sets).
+ * so that the inner loops have no edges (the rows of qkv lie far apart, which also maps them to few cache sets).
  * Every product of a tile is an fma chain from +0 over 64 keys or queries, or over the channels of a head; tiles are
  * added in ascending order. Forward: running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention,
  * arXiv 2205.14135). Backward: key tiles outside, query tiles inside, both ascending; P = exp(S - lse) is recomputed.
@@ -88,16 +89,22 @@ static void tile_product(const struct product *p)
 
 struct shape {
     uint32_t length, head;  /* tokens, channels of a head */
+    uint32_t group;         /* query heads of a key and value head */
     uint32_t tiles, padded; /* tiles of tokens; channels of a head rounded up to whole vectors */
-    size_t row;             /* floats between tokens of qkv */
+    size_t row, out_row;    /* floats between tokens of qkv, of out */
+    size_t keys, values;    /* where the keys and values of a token start in its row of qkv */
     size_t tile_size;       /* floats of one tile [64, padded] */
 };
 
 static struct shape shape_of(const struct mu_attention *at)
 {
-    struct shape s = {.length = at->length, .head = at->channels / at->heads, .row = 3 * (size_t)at->channels};
+    struct shape s = {.length = at->length, .head = at->head_channels, .group = at->heads / at->kv_heads};
     s.tiles = (s.length + TILE - 1) / TILE;
     s.padded = (s.head + VL - 1) / VL * VL;
+    s.row = at->qkv_stride;
+    s.out_row = at->out_stride;
+    s.keys = (size_t)at->heads * s.head;
+    s.values = s.keys + (size_t)at->kv_heads * s.head;
     s.tile_size = (size_t)TILE * s.padded;
     return s;
 }
@@ -141,10 +148,12 @@ MU_INLINE vf mask_future(vf x, uint32_t row, uint32_t column, vf masked)
     return v_select(vi_less(vi_set1(row), columns), masked, x);
 }
 
+/* Sequences of further slices follow those of the first. */
 static void drop_factors(const struct mu_attention *at, uint32_t sequence, uint32_t head, uint32_t query, uint32_t key,
                          float *keep)
 {
-    mu_isa_ops()->dropout_factors(at->drop, sequence, query, head << 20 | key, TILE, keep);
+    uint32_t number = at->first_head + sequence / at->sequences * at->heads + head;
+    mu_isa_ops()->dropout_factors(at->drop, sequence % at->sequences, query, number << 20 | key, TILE, keep);
 }
 
 /* ---- forward ---- */
@@ -211,8 +220,9 @@ void MU_ISA_FN(mu_attention_forward)(const struct mu_attention *at, uint32_t seq
                                      const struct mu_lane *lane)
 {
     const struct shape s = shape_of(at);
-    const float *q = at->qkv + (size_t)sequence * s.length * s.row + (size_t)head * s.head;
-    const float *k = q + at->channels, *v = k + at->channels;
+    const float *token = at->qkv + (size_t)sequence * s.length * s.row; /* the first of the sequence */
+    const float *q = token + (size_t)head * s.head, *k = token + s.keys + (size_t)(head / s.group) * s.head,
+                *v = k + (s.values - s.keys);
     const float factor = 1.0f / sqrtf((float)s.head);
     float *scratch = lane->scratch;
     float *keys = take(&scratch, s.tiles * s.tile_size), *values = take(&scratch, s.tiles * s.tile_size);
@@ -240,8 +250,8 @@ void MU_ISA_FN(mu_attention_forward)(const struct mu_attention *at, uint32_t seq
             tile_product(&(struct product){s.padded / VL, TILE, score, TILE, 1, values + j * s.tile_size, s.padded,
                                            sums, s.padded, SCALE, rows.correction});
         }
-        finish_queries(&s, &rows, sums, i, at->out + (size_t)sequence * s.length * at->channels + (size_t)head * s.head,
-                       at->channels, at->lse + ((size_t)sequence * at->heads + head) * s.length);
+        finish_queries(&s, &rows, sums, i, at->out + (size_t)sequence * s.length * s.out_row + (size_t)head * s.head,
+                       s.out_row, at->lse + ((size_t)sequence * at->heads + head) * s.length);
     }
 }
 
@@ -331,8 +341,6 @@ static void backward_keys(const struct mu_attention *at, struct backward *w, uin
 {
     const struct shape *s = &w->s;
     const uint32_t width = s->padded / VL, wide = GROUPS_OF_TILE;
-    memset(w->dkeys, 0, s->tile_size * sizeof(float));
-    memset(w->dvalues, 0, s->tile_size * sizeof(float));
     for (uint32_t i = j; i < s->tiles; i++) {
         const float *queries = w->queries + i * s->tile_size, *douts = w->douts + i * s->tile_size;
         float *dqueries = w->dqueries + i * s->tile_size;
@@ -349,30 +357,48 @@ static void backward_keys(const struct mu_attention *at, struct backward *w, uin
     }
 }
 
-void MU_ISA_FN(mu_attention_backward)(const struct mu_attention *at, uint32_t sequence, uint32_t head,
-                                      const struct mu_lane *lane)
+/* What query head `head` adds to its key and value head: `first` when nothing has been added yet. */
+static void backward_head(const struct mu_attention *at, uint32_t sequence, uint32_t head, bool first,
+                          const struct mu_lane *lane)
 {
     struct backward w = backward_scratch(at, lane->scratch);
     const struct shape *s = &w.s;
-    const size_t first = (size_t)sequence * s->length, channel = (size_t)head * s->head;
-    const float *q = at->qkv + first * s->row + channel, *k = q + at->channels, *v = k + at->channels;
-    const float *out = at->out + first * at->channels + channel, *dout = at->dout + first * at->channels + channel;
-    float *dq = at->dqkv + first * s->row + channel, *dk = dq + at->channels, *dv = dk + at->channels;
+    const size_t token = (size_t)sequence * s->length, query = token * s->row + (size_t)head * s->head,
+                 key = token * s->row + s->keys + (size_t)(head / s->group) * s->head,
+                 value = key + (s->values - s->keys), result = token * s->out_row + (size_t)head * s->head;
+    const float *q = at->qkv + query, *k = at->qkv + key, *v = at->qkv + value;
+    const float *out = at->out + result, *dout = at->dout + result;
+    float *dq = at->dqkv + query, *dk = at->dqkv + key, *dv = at->dqkv + value;
     const float factor = 1.0f / sqrtf((float)s->head);
     memcpy(w.lse, at->lse + ((size_t)sequence * at->heads + head) * s->length, s->length * sizeof(float));
-    output_dots(s, out, dout, at->channels, w.delta);
+    output_dots(s, out, dout, s->out_row, w.delta);
     for (uint32_t i = 0; i < s->tiles; i++) {
         copy_tile(s, q, s->row, i, factor, w.queries + i * s->tile_size);
-        copy_tile(s, dout, at->channels, i, 1.0f, w.douts + i * s->tile_size);
+        copy_tile(s, dout, s->out_row, i, 1.0f, w.douts + i * s->tile_size);
     }
     for (uint32_t j = 0; j < s->tiles && !mu_lane_pause(lane); j++) {
         copy_tile(s, k, s->row, j, 1.0f, w.keys);
         transpose_tile(s, k, s->row, j, w.keys_t);
         transpose_tile(s, v, s->row, j, w.values_t);
+        if (first) {
+            memset(w.dkeys, 0, s->tile_size * sizeof(float));
+            memset(w.dvalues, 0, s->tile_size * sizeof(float));
+        } else {
+            copy_tile(s, dk, s->row, j, 1.0f, w.dkeys);
+            copy_tile(s, dv, s->row, j, 1.0f, w.dvalues);
+        }
         backward_keys(at, &w, sequence, head, j);
         store_tile(s, w.dkeys, j, 1.0f, dk, s->row);
         store_tile(s, w.dvalues, j, 1.0f, dv, s->row);
         store_tile(s, w.dqueries + j * s->tile_size, j, factor, dq,
                    s->row); /* tile j of dQ is complete: only key tiles <= j */
     }
+}
+
+void MU_ISA_FN(mu_attention_backward)(const struct mu_attention *at, uint32_t sequence, uint32_t kv_head,
+                                      const struct mu_lane *lane)
+{
+    uint32_t group = at->heads / at->kv_heads;
+    for (uint32_t i = 0; i < group; i++)
+        backward_head(at, sequence, kv_head * group + i, i == 0, lane);
 }

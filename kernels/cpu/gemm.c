@@ -16,8 +16,12 @@ enum {
     COLUMN_SUM_COLUMNS = 64, /* columns of one task of a column sum */
 };
 
-_Static_assert((MU_GEMM_TILE_COLUMNS + MU_GEMM_GROUP_ROWS) * MU_GEMM_CHUNK * sizeof(float) <= MU_LANE_SCRATCH_BYTES,
-               "packed operands fit the scratch of a lane");
+enum {
+    PACKED_FLOATS = (MU_GEMM_TILE_COLUMNS + MU_GEMM_GROUP_ROWS) * MU_GEMM_CHUNK,
+    LEVEL_ROWS = (MU_LANE_SCRATCH_BYTES / (int)sizeof(float) - PACKED_FLOATS) / MU_GEMM_TILE_COLUMNS,
+};
+_Static_assert(LEVEL_ROWS >= 6 * TILE_ROWS_MIN && 1 << 6 == MU_GEMM_SLICES_MAX,
+               "packed operands and the partial sums of slices fit the scratch of a lane");
 _Static_assert(MU_GEMM_TILE_COLUMNS % MU_GEMM_PANEL_COLUMNS == 0, "tiles consist of whole panels");
 
 struct gemm_run {
@@ -36,6 +40,13 @@ static uint32_t min_u32(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
+/* Tiles in a lane's scratch that the partial sums of slices need. */
+static uint32_t stack_levels(const struct mu_gemm *g)
+{
+    uint32_t passes = g->slices / mu_gemm_together(g);
+    return passes > 1 ? (uint32_t)__builtin_ctz(passes) : 0;
+}
+
 /* Tiles never show in the result, so they follow speed: tall ones pack B less often, many keep all threads busy. */
 static struct gemm_run plan_tiles(const struct mu_gemm *g, uint32_t threads)
 {
@@ -45,6 +56,8 @@ static struct gemm_run plan_tiles(const struct mu_gemm *g, uint32_t threads)
     run.tile_columns = divide_up(panels, across) * MU_GEMM_PANEL_COLUMNS;
     across = divide_up(g->n, run.tile_columns);
     run.tile_rows = TILE_ROWS_MAX;
+    while (stack_levels(g) * run.tile_rows > LEVEL_ROWS)
+        run.tile_rows /= 2;
     while (run.tile_rows > TILE_ROWS_MIN && divide_up(g->m, run.tile_rows) * across < threads * TASKS_PER_THREAD)
         run.tile_rows /= 2;
     run.tiles_down = divide_up(g->m, run.tile_rows);
@@ -66,7 +79,9 @@ static void gemm_task(void *arg, uint32_t task, const struct mu_lane *lane)
 enum mu_status mu_kernel_gemm(struct mu_pool *pool, const struct mu_gemm *gemm)
 {
     MU_ASSERT(gemm->m > 0 && gemm->n > 0 && gemm->k > 0);
-    MU_ASSERT(!gemm->accumulate || gemm->epilogue == MU_EPILOGUE_NONE);
+    MU_ASSERT(!gemm->accumulate || (gemm->epilogue == MU_EPILOGUE_NONE && gemm->slices <= 1));
+    MU_ASSERT(gemm->slices <= MU_GEMM_SLICES_MAX && (gemm->slices & (gemm->slices - 1)) == 0 &&
+              gemm->k_last <= gemm->k);
     MU_ASSERT((gemm->epilogue != MU_EPILOGUE_BIAS && gemm->epilogue != MU_EPILOGUE_BIAS_GELU) || gemm->bias);
     MU_ASSERT(gemm->epilogue != MU_EPILOGUE_BIAS_GELU || gemm->before);
     MU_ASSERT(gemm->epilogue != MU_EPILOGUE_GELU_GRAD || gemm->aux);

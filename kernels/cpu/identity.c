@@ -24,6 +24,7 @@ struct battery {
     struct mu_pool *pool;
     struct mu_kernel_shapes shapes;
     uint32_t tokens, head; /* attention: tokens of a sequence, channels of a head */
+    uint32_t group;        /* query heads of a key and value head */
     float *a, *b, *c, *d, *e, *f;
     size_t size; /* floats in each */
     double loss[VOCAB_ROWS];
@@ -89,6 +90,27 @@ static enum mu_status products(struct battery *t)
     return MU_OK;
 }
 
+/* A product in slices, the last one shorter. */
+static enum mu_status sliced_product(struct battery *t)
+{
+    uint32_t slices = t->shapes.slices, k = (t->shapes.hidden + slices - 1) / slices;
+    fill(t->a, (size_t)ROWS * k * slices + MISALIGN, 31, true);
+    fill(t->b, (size_t)COLUMNS * k * slices + MISALIGN, 32, true);
+    struct mu_gemm g = {.m = ROWS, .n = COLUMNS, .k = k, .slices = slices, .k_last = k - k / 2};
+    g.a = t->a + MISALIGN;
+    g.b = t->b + MISALIGN;
+    g.a_slice = k;
+    g.b_slice = (size_t)k * COLUMNS;
+    g.c = t->c;
+    g.lda = (size_t)k * slices;
+    g.ldb = g.ldc = COLUMNS;
+    g.epilogue = MU_EPILOGUE_BIAS;
+    g.bias = t->b;
+    enum mu_status status = mu_kernel_gemm(t->pool, &g);
+    record(t, "gemm_slices", t->c, (size_t)ROWS * COLUMNS * sizeof(float), 0);
+    return status;
+}
+
 static enum mu_status rows(struct battery *t)
 {
     uint32_t channels = t->shapes.channels;
@@ -101,7 +123,7 @@ static enum mu_status rows(struct battery *t)
     uint64_t samples[1] = {0x123456789abcdefu};
     struct mu_dropout drop = mu_dropout_site(7, 8, 9, MU_DROPOUT_MLP, 0.25f, samples);
     struct mu_norm_forward forward = {
-        .sequences = 1, .length = ROWS, .channels = channels, .residual = t->a, .branch = t->b};
+        .rows = ROWS, .length = ROWS, .channels = channels, .residual = t->a, .branch = t->b};
     forward.weight = forward.bias = t->c;
     forward.drop = &drop;
     forward.residual_out = t->d;
@@ -114,7 +136,7 @@ static enum mu_status rows(struct battery *t)
     record(t, "norm_forward", t->e, size * sizeof(float), mu_xxh3_64(t->d, size * sizeof(float), 0));
     fill(t->b, size, 5, false); /* gradients */
     struct mu_norm_backward backward = {
-        .sequences = 1, .length = ROWS, .channels = channels, .residual = t->d, .weight = t->c};
+        .rows = ROWS, .length = ROWS, .channels = channels, .residual = t->d, .weight = t->c};
     backward.mean = mean;
     backward.rstd = rstd;
     backward.dy = t->b;
@@ -142,12 +164,19 @@ static enum mu_status lookup(struct battery *t)
     size_t table = (size_t)LOOKUP_VOCAB * channels, size = (size_t)SEQUENCES * LOOKUP_LENGTH * channels;
     fill(t->a, table, 22, true);
     fill(t->b, (size_t)LOOKUP_LENGTH * channels, 23, true);
-    enum mu_status status = mu_kernel_embedding_forward(t->pool, SEQUENCES, LOOKUP_LENGTH, channels, LOOKUP_VOCAB,
-                                                        tokens, t->a, t->b, &drop, t->c);
+    const uint32_t count = SEQUENCES * LOOKUP_LENGTH;
+    const float *const slices[] = {t->a};
+    const struct mu_vocab_slices whole = {slices, LOOKUP_VOCAB, 0, 1, LOOKUP_VOCAB};
+    enum mu_status status =
+        mu_kernel_embedding_forward(t->pool, 0, count, LOOKUP_LENGTH, channels, &whole, tokens, t->b, &drop, t->c);
     if (status != MU_OK)
         return status;
     uint64_t forward = mu_xxh3_64(t->c, size * sizeof(float), 0);
-    status = mu_kernel_embedding_backward(t->pool, SEQUENCES, LOOKUP_LENGTH, channels, tokens, &drop, t->c, t->a, t->b);
+    status = mu_kernel_embedding_drop(t->pool, 0, count, LOOKUP_LENGTH, channels, &drop, t->c);
+    if (status == MU_OK)
+        status = mu_kernel_embedding_backward(t->pool, count, channels, tokens, t->c, 0, LOOKUP_VOCAB, t->a);
+    if (status == MU_OK)
+        status = mu_kernel_position_backward(t->pool, 0, count, LOOKUP_LENGTH, channels, t->c, t->b);
     record(t, "embedding", t->a, table * sizeof(float), forward);
     return status;
 }
@@ -159,7 +188,8 @@ static enum mu_status attention(struct battery *t)
     fill(t->a, 3 * size, 11, false);
     fill(t->b, size, 12, false);
     struct mu_attention at = {
-        .sequences = 1, .length = t->tokens, .heads = 1, .channels = channels, .qkv = t->a, .out = t->c};
+        .sequences = 1, .length = t->tokens, .heads = 1, .kv_heads = 1, .head_channels = channels, .qkv = t->a};
+    at.out = t->c;
     at.lse = t->f;
     at.dout = t->b;
     at.dqkv = t->d;
@@ -180,6 +210,99 @@ static enum mu_status loss(struct battery *t)
     enum mu_status status = mu_kernel_cross_entropy(t->pool, VOCAB_ROWS, t->shapes.vocab, t->shapes.vocab, t->a,
                                                     targets, 0.125f, true, t->loss);
     record(t, "cross_entropy", t->a, size * sizeof(float), mu_xxh3_64(t->loss, sizeof t->loss, 0));
+    return status;
+}
+
+static enum mu_status sliced_loss(struct battery *t)
+{
+    const int32_t targets[VOCAB_ROWS] = {0, (int32_t)t->shapes.vocab - 1, -1};
+    uint32_t slices = t->shapes.slices, width = (t->shapes.vocab + slices - 1) / slices;
+    size_t each = (size_t)VOCAB_ROWS * width;
+    double *sums = (double *)t->d, loss[VOCAB_ROWS] = {0};
+    enum mu_status status = MU_OK;
+    fill(t->a, each * slices, 33, false);
+    for (uint32_t s = 0; s < slices && status == MU_OK; s++)
+        status = mu_kernel_cross_entropy_max(t->pool, VOCAB_ROWS, width, width, t->a + s * each, t->c + s * VOCAB_ROWS);
+    mu_join_max(slices, VOCAB_ROWS, t->c);
+    for (uint32_t s = 0; s < slices && status == MU_OK; s++)
+        status = mu_kernel_cross_entropy_sum(t->pool, VOCAB_ROWS, s * width, width, width, t->a + s * each, targets,
+                                             t->c, true, sums + s * VOCAB_ROWS, loss);
+    mu_join_sums(slices, VOCAB_ROWS, sums);
+    for (uint32_t s = 0; s < slices && status == MU_OK; s++)
+        status = mu_kernel_cross_entropy_gradient(t->pool, VOCAB_ROWS, s * width, width, width, t->a + s * each,
+                                                  targets, sums, 0.125f, true, loss);
+    record(t, "cross_entropy_slices", t->a, each * slices * sizeof(float), mu_xxh3_64(loss, sizeof loss, 0));
+    return status;
+}
+
+static enum mu_status rms_norm(struct battery *t)
+{
+    uint32_t channels = t->shapes.channels;
+    size_t size = (size_t)ROWS * channels;
+    float *rstd = t->f, *dweight = rstd + ROWS, *workspace = dweight + channels;
+    fill(t->a, size, 34, false);
+    fill(t->b, size, 35, true);
+    fill(t->c, channels, 36, false);
+    struct mu_norm_forward forward = {
+        .rows = ROWS, .length = ROWS, .channels = channels, .rms = true, .residual = t->a, .branch = t->b};
+    forward.weight = t->c;
+    forward.residual_out = t->d;
+    forward.y = t->e;
+    forward.rstd = rstd;
+    enum mu_status status = mu_kernel_norm_forward(t->pool, &forward);
+    if (status != MU_OK)
+        return status;
+    uint64_t seed = mu_xxh3_64(t->e, size * sizeof(float), 0);
+    fill(t->b, size, 35, false); /* gradients */
+    struct mu_norm_backward backward = {
+        .rows = ROWS, .length = ROWS, .channels = channels, .rms = true, .residual = t->d, .weight = t->c};
+    backward.rstd = rstd;
+    backward.dy = t->b;
+    backward.first = true;
+    backward.dresidual = t->a;
+    backward.dweight = dweight;
+    backward.workspace = workspace;
+    status = mu_kernel_norm_backward(t->pool, &backward);
+    record(t, "rms_norm", t->a, size * sizeof(float), mu_xxh3_64(dweight, channels * sizeof(float), seed));
+    return status;
+}
+
+static enum mu_status swiglu(struct battery *t)
+{
+    size_t size = (size_t)VOCAB_ROWS * t->shapes.hidden;
+    fill(t->a, 2 * size, 37, true);
+    fill(t->b, size, 38, false);
+    enum mu_status status = mu_kernel_swiglu_forward(t->pool, VOCAB_ROWS, t->shapes.hidden, t->a, t->c);
+    if (status == MU_OK)
+        status = mu_kernel_swiglu_backward(t->pool, VOCAB_ROWS, t->shapes.hidden, t->a, t->b, t->d);
+    record(t, "swiglu", t->d, 2 * size * sizeof(float), mu_xxh3_64(t->c, size * sizeof(float), 0));
+    return status;
+}
+
+/* One key and value head with its query heads, rotated. */
+static enum mu_status grouped_attention(struct battery *t)
+{
+    uint32_t heads = t->group, channels = t->head;
+    size_t row = (size_t)(heads + 2) * channels, size = t->tokens * row, out = (size_t)t->tokens * heads * channels;
+    fill(t->a, size, 39, false);
+    fill(t->b, out, 40, false);
+    float *cosines = t->e, *sines = t->e + (size_t)t->tokens * (channels / 2);
+    mu_kernel_rotary_table(t->tokens, channels, 10000.0, cosines, sines);
+    enum mu_status status =
+        mu_kernel_rotary(t->pool, 0, t->tokens, t->tokens, heads + 1, channels, row, cosines, sines, false, t->a);
+    if (status != MU_OK)
+        return status;
+    record(t, "rotary", t->a, size * sizeof(float), 0);
+    struct mu_attention at = {.sequences = 1, .length = t->tokens, .heads = heads, .kv_heads = 1, .qkv = t->a};
+    at.head_channels = channels;
+    at.out = t->c;
+    at.lse = t->f;
+    at.dout = t->b;
+    at.dqkv = t->d;
+    status = mu_kernel_attention_forward(t->pool, &at);
+    if (status == MU_OK)
+        status = mu_kernel_attention_backward(t->pool, &at);
+    record(t, "attention_grouped", t->d, size * sizeof(float), mu_xxh3_64(t->c, out * sizeof(float), 0));
     return status;
 }
 
@@ -211,24 +334,69 @@ static enum mu_status ranges(struct battery *t)
 
 static size_t battery_floats(const struct battery *t)
 {
-    size_t sizes[] = {(size_t)COLUMNS * 4 * t->shapes.channels + MISALIGN, (size_t)VOCAB_ROWS * t->shapes.vocab,
-                      3 * (size_t)t->tokens * t->head, RANGE,
-                      (size_t)ROWS * t->shapes.channels + 4 * (size_t)t->shapes.channels + 2 * ROWS};
+    const struct mu_kernel_shapes *s = &t->shapes;
+    size_t sizes[] = {(size_t)COLUMNS * 4 * s->channels + MISALIGN,
+                      (size_t)COLUMNS * (s->hidden + s->slices) + MISALIGN,
+                      (size_t)VOCAB_ROWS * (s->vocab + s->slices),
+                      2 * (size_t)VOCAB_ROWS * s->hidden,
+                      (size_t)(t->group + 2) * t->tokens * t->head,
+                      RANGE,
+                      (size_t)ROWS * s->channels + 4 * (size_t)s->channels + 2 * ROWS};
     size_t largest = 0;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         largest = sizes[i] > largest ? sizes[i] : largest;
     return (largest + 63) / 64 * 64;
 }
 
+static struct battery battery_of(const struct mu_kernel_shapes *shapes)
+{
+    struct battery t = {.shapes = *shapes, .group = 1};
+    MU_ASSERT(shapes->channels > 0 && shapes->heads > 0 && shapes->vocab > 0 && shapes->length > 0);
+    if (shapes->hidden == 0)
+        t.shapes.hidden = 4 * shapes->channels;
+    if (shapes->slices == 0)
+        t.shapes.slices = 1;
+    if (shapes->llama && shapes->kv_heads > 0)
+        t.group = shapes->heads / shapes->kv_heads;
+    t.tokens = shapes->length < TOKENS_MAX ? shapes->length : TOKENS_MAX;
+    t.head = shapes->channels / shapes->heads;
+    t.size = battery_floats(&t);
+    return t;
+}
+
+/* The parts that every job has come first: a job keeps its identity when others learn to use more kernels. */
+static enum mu_status run_parts(struct battery *t)
+{
+    const struct {
+        enum mu_status (*run)(struct battery *);
+        bool wanted;
+    } parts[] = {
+        {products, true},
+        {rows, true},
+        {lookup, true},
+        {attention, true},
+        {loss, true},
+        {ranges, true},
+        {sliced_product, t->shapes.slices > 1},
+        {sliced_loss, t->shapes.slices > 1},
+        {rms_norm, t->shapes.llama},
+        {swiglu, t->shapes.llama},
+        {grouped_attention, t->shapes.llama},
+    };
+    enum mu_status status = MU_OK;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0] && status == MU_OK; i++)
+        if (parts[i].wanted)
+            status = parts[i].run(t);
+    return status;
+}
+
 enum mu_status mu_kernels_identity(struct mu_pool *pool, const struct mu_kernel_shapes *shapes, struct mu_error *err,
                                    struct mu_kernel_identity *ret_identity)
 {
     struct mu_kernel_identity identity = {0};
-    struct battery t = {.pool = pool, .shapes = *shapes, .identity = &identity};
-    MU_ASSERT(shapes->channels > 0 && shapes->heads > 0 && shapes->vocab > 0 && shapes->length > 0);
-    t.tokens = shapes->length < TOKENS_MAX ? shapes->length : TOKENS_MAX;
-    t.head = shapes->channels / shapes->heads;
-    t.size = battery_floats(&t);
+    struct battery t = battery_of(shapes);
+    t.pool = pool;
+    t.identity = &identity;
     float *block = calloc(6 * t.size, sizeof(float));
     if (!block)
         return mu_fail(err, MU_ERR_NO_MEMORY, "numeric identity: out of memory (%zu MiB)",
@@ -236,10 +404,7 @@ enum mu_status mu_kernels_identity(struct mu_pool *pool, const struct mu_kernel_
     float **buffers[] = {&t.a, &t.b, &t.c, &t.d, &t.e, &t.f};
     for (size_t i = 0; i < 6; i++)
         *buffers[i] = block + i * t.size;
-    enum mu_status (*const parts[])(struct battery *) = {products, rows, lookup, attention, loss, ranges};
-    enum mu_status status = MU_OK;
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0] && status == MU_OK; i++)
-        status = parts[i](&t);
+    enum mu_status status = run_parts(&t);
     free(block);
     if (status != MU_OK)
         return mu_fail(err, status, "numeric identity: cancelled");
@@ -248,8 +413,8 @@ enum mu_status mu_kernels_identity(struct mu_pool *pool, const struct mu_kernel_
     for (uint32_t i = 0; i < t.count; i++)
         words[i] = identity.parts[i].hash ^ mu_xxh3_64(identity.parts[i].name, strlen(identity.parts[i].name), 0);
     static const char backend[] = "cpu fp32 exact 1"; /* the last number: version of the definitions in kernels.h */
-    words[MU_IDENTITY_PARTS] = mu_xxh3_64(backend, sizeof backend, 0);
-    identity.total = mu_xxh3_128(words, sizeof words);
+    words[t.count] = mu_xxh3_64(backend, sizeof backend, 0);
+    identity.total = mu_xxh3_128(words, (t.count + 1) * sizeof words[0]);
     identity.count = t.count;
     *ret_identity = identity;
     return MU_OK;

@@ -57,7 +57,7 @@ void mu_dropout_factors(const struct mu_dropout *site, uint32_t sequence, uint32
     mu_isa_ops()->dropout_factors(site, sequence, token, first, count, keep);
 }
 
-/* Factors of one row, in the lane's scratch; NULL when nothing is dropped. */
+/* Factors of one row of the micro-batch, in the lane's scratch; NULL when nothing is dropped. */
 static const float *row_factors(const struct mu_isa_ops *ops, const struct mu_dropout *drop, uint32_t length,
                                 uint32_t row, uint32_t channels, float *scratch)
 {
@@ -71,95 +71,132 @@ static const float *row_factors(const struct mu_isa_ops *ops, const struct mu_dr
 
 struct embedding_run {
     const struct mu_isa_ops *ops;
-    uint32_t sequences, length, channels, vocab;
+    uint32_t first_row, rows, length, channels;
+    const struct mu_vocab_slices *table;
     const int32_t *tokens;
-    const float *wte, *wpe;
+    const float *wpe;
     const struct mu_dropout *drop;
-    float *x, *dwte, *dwpe;
+    float *x;
 };
+
+/* The token's row of the table, or NULL when no slice here holds it. */
+static const float *table_row(const struct mu_vocab_slices *table, uint32_t channels, int32_t token)
+{
+    MU_ASSERT(token >= 0 && (uint32_t)token < table->vocab);
+    uint32_t slice = (uint32_t)token / table->slice_rows, row = (uint32_t)token % table->slice_rows;
+    if (slice < table->first_slice || slice - table->first_slice >= table->slice_count)
+        return NULL;
+    return table->slices[slice - table->first_slice] + (size_t)row * channels;
+}
 
 static void embedding_forward_task(void *arg, uint32_t task, const struct mu_lane *lane)
 {
     const struct embedding_run *r = arg;
-    size_t end = min_size((size_t)r->sequences * r->length, (size_t)(task + 1) * ROWS_OF_TASK);
-    for (uint32_t row = task * ROWS_OF_TASK; row < end; row++) {
-        int32_t token = r->tokens[row];
-        MU_ASSERT(token >= 0 && (uint32_t)token < r->vocab);
+    uint32_t end = (uint32_t)min_size(r->rows, (size_t)(task + 1) * ROWS_OF_TASK);
+    for (uint32_t i = task * ROWS_OF_TASK; i < end; i++) {
+        const float *from = table_row(r->table, r->channels, r->tokens[i]);
+        if (!from)
+            continue;
+        uint32_t row = r->first_row + i;
         const float *keep = row_factors(r->ops, r->drop, r->length, row, r->channels, lane->scratch);
-        r->ops->embedding_row(r->channels, r->wte + (size_t)token * r->channels,
-                              r->wpe + (size_t)(row % r->length) * r->channels, keep, r->x + (size_t)row * r->channels);
+        const float *wpe = r->wpe ? r->wpe + (size_t)(row % r->length) * r->channels : NULL;
+        r->ops->embedding_row(r->channels, from, wpe, keep, r->x + (size_t)i * r->channels);
     }
 }
 
-enum mu_status mu_kernel_embedding_forward(struct mu_pool *pool, uint32_t sequences, uint32_t length, uint32_t channels,
-                                           uint32_t vocab, const int32_t *tokens, const float *wte, const float *wpe,
-                                           const struct mu_dropout *drop, float *x)
+enum mu_status mu_kernel_embedding_forward(struct mu_pool *pool, uint32_t first_row, uint32_t rows, uint32_t length,
+                                           uint32_t channels, const struct mu_vocab_slices *table,
+                                           const int32_t *tokens, const float *wpe, const struct mu_dropout *drop,
+                                           float *x)
 {
-    struct embedding_run run = {mu_isa_ops(), sequences, length,          channels, vocab, tokens,
-                                wte,          wpe,       in_effect(drop), x,        NULL,  NULL};
-    return mu_pool_run(pool, divide_up((size_t)sequences * length, ROWS_OF_TASK), embedding_forward_task, &run);
+    struct embedding_run run = {mu_isa_ops(), first_row, rows, length,          channels,
+                                table,        tokens,    wpe,  in_effect(drop), x};
+    return mu_pool_run(pool, divide_up(rows, ROWS_OF_TASK), embedding_forward_task, &run);
 }
 
 static void embedding_drop_task(void *arg, uint32_t task, const struct mu_lane *lane)
 {
     const struct embedding_run *r = arg;
-    size_t end = min_size((size_t)r->sequences * r->length, (size_t)(task + 1) * ROWS_OF_TASK);
-    for (uint32_t row = task * ROWS_OF_TASK; row < end; row++) {
-        const float *keep = row_factors(r->ops, r->drop, r->length, row, r->channels, lane->scratch);
-        r->ops->multiply(r->channels, keep, r->x + (size_t)row * r->channels);
+    uint32_t end = (uint32_t)min_size(r->rows, (size_t)(task + 1) * ROWS_OF_TASK);
+    for (uint32_t i = task * ROWS_OF_TASK; i < end; i++) {
+        const float *keep = row_factors(r->ops, r->drop, r->length, r->first_row + i, r->channels, lane->scratch);
+        r->ops->multiply(r->channels, keep, r->x + (size_t)i * r->channels);
     }
 }
 
-/* Owns a few columns of both tables and walks all tokens in order: the order of a scatter sorted by token, without the
+enum mu_status mu_kernel_embedding_drop(struct mu_pool *pool, uint32_t first_row, uint32_t rows, uint32_t length,
+                                        uint32_t channels, const struct mu_dropout *drop, float *dx)
+{
+    struct embedding_run run = {.ops = mu_isa_ops(), .first_row = first_row, .rows = rows, .length = length};
+    run.channels = channels;
+    run.drop = in_effect(drop);
+    run.x = dx;
+    return run.drop ? mu_pool_run(pool, divide_up(rows, ROWS_OF_TASK), embedding_drop_task, &run) : MU_OK;
+}
+
+struct scatter_run {
+    const struct mu_isa_ops *ops;
+    uint32_t first_row, rows, length, channels;
+    const int32_t *tokens; /* NULL: positions */
+    const float *dx;
+    uint32_t first, count; /* rows of the table that are wanted */
+    float *table;
+};
+
+/* Owns a few columns of the table and walks all rows in order: the order of a scatter sorted by token, without the
  * sort. */
-static void embedding_backward_task(void *arg, uint32_t task, const struct mu_lane *lane)
+static void scatter_task(void *arg, uint32_t task, const struct mu_lane *lane)
 {
     (void)lane;
-    const struct embedding_run *r = arg;
-    uint32_t first = task * COLUMNS_OF_TASK;
-    size_t columns = min_size(COLUMNS_OF_TASK, r->channels - first), rows = (size_t)r->sequences * r->length;
-    for (size_t row = 0; row < rows; row++) {
-        const float *dx = r->x + row * r->channels + first;
-        r->ops->add(columns, r->dwte + (size_t)r->tokens[row] * r->channels + first, dx);
-        r->ops->add(columns, r->dwpe + row % r->length * r->channels + first, dx);
+    const struct scatter_run *r = arg;
+    uint32_t column = task * COLUMNS_OF_TASK;
+    size_t columns = min_size(COLUMNS_OF_TASK, r->channels - column);
+    for (uint32_t i = 0; i < r->rows; i++) {
+        uint32_t into = r->tokens ? (uint32_t)r->tokens[i] : (r->first_row + i) % r->length;
+        if (into < r->first || into - r->first >= r->count)
+            continue;
+        r->ops->add(columns, r->table + (size_t)(into - r->first) * r->channels + column,
+                    r->dx + (size_t)i * r->channels + column);
     }
 }
 
-enum mu_status mu_kernel_embedding_backward(struct mu_pool *pool, uint32_t sequences, uint32_t length,
-                                            uint32_t channels, const int32_t *tokens, const struct mu_dropout *drop,
-                                            float *dx, float *dwte, float *dwpe)
+enum mu_status mu_kernel_embedding_backward(struct mu_pool *pool, uint32_t rows, uint32_t channels,
+                                            const int32_t *tokens, const float *dx, uint32_t first, uint32_t count,
+                                            float *dtable)
 {
-    struct embedding_run run = {mu_isa_ops(), sequences, length,          channels, 0,    tokens,
-                                NULL,         NULL,      in_effect(drop), dx,       dwte, dwpe};
-    if (run.drop) {
-        enum mu_status status =
-            mu_pool_run(pool, divide_up((size_t)sequences * length, ROWS_OF_TASK), embedding_drop_task, &run);
-        if (status != MU_OK)
-            return status;
-    }
-    return mu_pool_run(pool, divide_up(channels, COLUMNS_OF_TASK), embedding_backward_task, &run);
+    struct scatter_run run = {mu_isa_ops(), 0, rows, 1, channels, tokens, dx, first, count, dtable};
+    return mu_pool_run(pool, divide_up(channels, COLUMNS_OF_TASK), scatter_task, &run);
 }
 
-/* ---- layer norm ---- */
+enum mu_status mu_kernel_position_backward(struct mu_pool *pool, uint32_t first_row, uint32_t rows, uint32_t length,
+                                           uint32_t channels, const float *dx, float *dwpe)
+{
+    struct scatter_run run = {mu_isa_ops(), first_row, rows, length, channels, NULL, dx, 0, length, dwpe};
+    return mu_pool_run(pool, divide_up(channels, COLUMNS_OF_TASK), scatter_task, &run);
+}
+
+/* ---- norm ---- */
 
 static void norm_forward_task(void *arg, uint32_t task, const struct mu_lane *lane)
 {
     const struct mu_norm_forward *n = arg;
     const struct mu_isa_ops *ops = mu_isa_ops();
     const struct mu_dropout *drop = in_effect(n->drop);
-    size_t end = min_size((size_t)n->sequences * n->length, (size_t)(task + 1) * ROWS_OF_TASK);
-    for (uint32_t row = task * ROWS_OF_TASK; row < end; row++) {
-        size_t at = (size_t)row * n->channels;
-        const float *keep = n->branch ? row_factors(ops, drop, n->length, row, n->channels, lane->scratch) : NULL;
-        ops->norm_forward_row(n->channels, n->residual + at, n->branch ? n->branch + at : NULL, keep, n->weight,
-                              n->bias, n->residual_out + at, n->y + at, n->mean + row, n->rstd + row);
+    uint32_t end = (uint32_t)min_size(n->rows, (size_t)(task + 1) * ROWS_OF_TASK);
+    for (uint32_t i = task * ROWS_OF_TASK; i < end; i++) {
+        const float *keep =
+            n->branch ? row_factors(ops, drop, n->length, n->first_row + i, n->channels, lane->scratch) : NULL;
+        if (n->rms)
+            ops->rms_forward_row(n, i, keep);
+        else
+            ops->norm_forward_row(n, i, keep);
     }
 }
 
 enum mu_status mu_kernel_norm_forward(struct mu_pool *pool, const struct mu_norm_forward *norm)
 {
     struct mu_norm_forward run = *norm;
-    return mu_pool_run(pool, divide_up((size_t)run.sequences * run.length, ROWS_OF_TASK), norm_forward_task, &run);
+    return mu_pool_run(pool, divide_up(run.rows, ROWS_OF_TASK), norm_forward_task, &run);
 }
 
 size_t mu_kernel_norm_workspace(uint32_t rows, uint32_t channels)
@@ -174,24 +211,28 @@ static void norm_backward_task(void *arg, uint32_t task, const struct mu_lane *l
     const struct mu_isa_ops *ops = mu_isa_ops();
     const struct mu_dropout *drop = in_effect(n->drop);
     float *partial = n->workspace + (size_t)task * 2 * n->channels;
-    size_t end = min_size((size_t)n->sequences * n->length, (size_t)(task + 1) * MU_NORM_ROWS);
+    uint32_t end = (uint32_t)min_size(n->rows, (size_t)(task + 1) * MU_NORM_ROWS);
     memset(partial, 0, 2 * (size_t)n->channels * sizeof(float));
-    for (uint32_t row = task * MU_NORM_ROWS; row < end; row++) {
-        const float *keep = n->dbranch ? row_factors(ops, drop, n->length, row, n->channels, lane->scratch) : NULL;
-        ops->norm_backward_row(n, row, keep, partial, partial + n->channels);
+    for (uint32_t i = task * MU_NORM_ROWS; i < end; i++) {
+        const float *keep =
+            n->dbranch ? row_factors(ops, drop, n->length, n->first_row + i, n->channels, lane->scratch) : NULL;
+        if (n->rms)
+            ops->rms_backward_row(n, i, keep, partial);
+        else
+            ops->norm_backward_row(n, i, keep, partial, partial + n->channels);
     }
 }
 
 enum mu_status mu_kernel_norm_backward(struct mu_pool *pool, const struct mu_norm_backward *norm)
 {
     struct mu_norm_backward run = *norm;
-    uint32_t blocks = divide_up((size_t)run.sequences * run.length, MU_NORM_ROWS), channels = run.channels;
+    uint32_t blocks = divide_up(run.rows, MU_NORM_ROWS), channels = run.channels;
     enum mu_status status = mu_pool_run(pool, blocks, norm_backward_task, &run);
     if (status != MU_OK)
         return status;
     size_t stride = 2 * (size_t)channels;
     status = mu_kernel_column_sum(pool, blocks, channels, run.workspace, stride, run.accumulate, run.dweight);
-    if (status != MU_OK)
+    if (status != MU_OK || run.rms)
         return status;
     return mu_kernel_column_sum(pool, blocks, channels, run.workspace + channels, stride, run.accumulate, run.dbias);
 }
@@ -201,11 +242,16 @@ enum mu_status mu_kernel_norm_backward(struct mu_pool *pool, const struct mu_nor
 static struct mu_attention checked_attention(const struct mu_attention *attention)
 {
     struct mu_attention run = *attention;
-    MU_ASSERT(run.heads > 0 && run.channels % run.heads == 0);
-    size_t head = run.channels / run.heads, padded = (head + 15) / 16 * 16;
+    MU_ASSERT(run.kv_heads > 0 && run.heads % run.kv_heads == 0 && run.head_channels > 0);
+    size_t padded = (run.head_channels + 15u) / 16 * 16;
     size_t tokens = (size_t)divide_up(run.length, MU_ATTENTION_TILE) * MU_ATTENTION_TILE;
-    MU_ASSERT(head <= MU_ATTENTION_HEAD_MAX && tokens * padded <= MU_ATTENTION_ELEMENTS_MAX);
+    MU_ASSERT(run.head_channels <= MU_ATTENTION_HEAD_MAX && tokens * padded <= MU_ATTENTION_ELEMENTS_MAX);
     run.drop = in_effect(run.drop);
+    run.slices = run.slices ? run.slices : 1;
+    if (run.qkv_stride == 0)
+        run.qkv_stride = ((size_t)run.heads + 2 * (size_t)run.kv_heads) * run.head_channels;
+    if (run.out_stride == 0)
+        run.out_stride = (size_t)run.heads * run.head_channels;
     return run;
 }
 
@@ -218,19 +264,19 @@ static void attention_forward_task(void *arg, uint32_t task, const struct mu_lan
 enum mu_status mu_kernel_attention_forward(struct mu_pool *pool, const struct mu_attention *attention)
 {
     struct mu_attention run = checked_attention(attention);
-    return mu_pool_run(pool, run.sequences * run.heads, attention_forward_task, &run);
+    return mu_pool_run(pool, run.slices * run.sequences * run.heads, attention_forward_task, &run);
 }
 
 static void attention_backward_task(void *arg, uint32_t task, const struct mu_lane *lane)
 {
     const struct mu_attention *a = arg;
-    mu_isa_ops()->attention_backward(a, task / a->heads, task % a->heads, lane);
+    mu_isa_ops()->attention_backward(a, task / a->kv_heads, task % a->kv_heads, lane);
 }
 
 enum mu_status mu_kernel_attention_backward(struct mu_pool *pool, const struct mu_attention *attention)
 {
     struct mu_attention run = checked_attention(attention);
-    return mu_pool_run(pool, run.sequences * run.heads, attention_backward_task, &run);
+    return mu_pool_run(pool, run.slices * run.sequences * run.kv_heads, attention_backward_task, &run);
 }
 
 /* ---- loss ---- */
@@ -263,6 +309,148 @@ enum mu_status mu_kernel_cross_entropy(struct mu_pool *pool, uint32_t rows, uint
 {
     struct loss_run run = {mu_isa_ops(), rows, vocab, ld, logits, targets, scale, gradient, loss};
     return mu_pool_run(pool, divide_up(rows, LOSS_ROWS_OF_TASK), loss_task, &run);
+}
+
+enum loss_phase { LOSS_MAX, LOSS_SUM, LOSS_GRADIENT };
+
+struct slice_loss_run {
+    const struct mu_isa_ops *ops;
+    enum loss_phase phase;
+    uint32_t rows, first, vocab;
+    size_t ld;
+    float *logits;
+    const float *max_of; /* the logits, phase 1 */
+    const int32_t *targets;
+    float *highest;      /* written in phase 1 */
+    const float *shift;  /* the joined maximum, phase 2 */
+    double *sum;         /* written in phase 2 */
+    const double *total; /* the joined sum, phase 3 */
+    float scale;
+    bool gradient;
+    double *loss;
+};
+
+/* The row's target in this slice, or -1. */
+static int32_t target_here(const struct slice_loss_run *r, size_t row)
+{
+    int32_t target = r->targets[row];
+    return target < 0 || (uint32_t)target < r->first || (uint32_t)target - r->first >= r->vocab
+               ? -1
+               : target - (int32_t)r->first;
+}
+
+static void slice_sum_row(const struct slice_loss_run *r, size_t row)
+{
+    float *logits = r->logits + row * r->ld;
+    int32_t target = target_here(r, row);
+    if (r->targets[row] < 0) {
+        r->sum[row] = 0.0;
+        return;
+    }
+    if (target >= 0)
+        r->loss[row] = (double)r->shift[row] - (double)logits[target];
+    r->sum[row] = r->ops->exp_sum(r->vocab, logits, r->shift[row], r->gradient);
+}
+
+static void slice_gradient_row(const struct slice_loss_run *r, size_t row)
+{
+    float *logits = r->logits + row * r->ld;
+    int32_t target = target_here(r, row);
+    if (r->gradient && r->targets[row] < 0)
+        memset(logits, 0, r->vocab * sizeof(float));
+    else if (r->gradient)
+        r->ops->scale(r->vocab, (float)((double)r->scale / r->total[row]), logits);
+    if (target < 0)
+        return;
+    if (r->gradient)
+        logits[target] -= r->scale;
+    r->loss[row] += mu_fmath_log(r->total[row]);
+}
+
+static void slice_loss_task(void *arg, uint32_t task, const struct mu_lane *lane)
+{
+    (void)lane;
+    const struct slice_loss_run *r = arg;
+    size_t end = min_size(r->rows, (size_t)(task + 1) * LOSS_ROWS_OF_TASK);
+    for (size_t row = (size_t)task * LOSS_ROWS_OF_TASK; row < end; row++)
+        switch (r->phase) {
+        case LOSS_MAX:
+            r->highest[row] = r->ops->row_max(r->vocab, r->max_of + row * r->ld);
+            break;
+        case LOSS_SUM:
+            slice_sum_row(r, row);
+            break;
+        case LOSS_GRADIENT:
+            slice_gradient_row(r, row);
+            break;
+        }
+}
+
+static enum mu_status run_slice_loss(struct mu_pool *pool, struct slice_loss_run *run)
+{
+    MU_ASSERT(run->vocab > 0);
+    run->ops = mu_isa_ops();
+    return mu_pool_run(pool, divide_up(run->rows, LOSS_ROWS_OF_TASK), slice_loss_task, run);
+}
+
+enum mu_status mu_kernel_cross_entropy_max(struct mu_pool *pool, uint32_t rows, uint32_t vocab, size_t ld,
+                                           const float *logits, float *highest)
+{
+    return run_slice_loss(
+        pool, &(struct slice_loss_run){
+                  .phase = LOSS_MAX, .rows = rows, .vocab = vocab, .ld = ld, .max_of = logits, .highest = highest});
+}
+
+enum mu_status mu_kernel_cross_entropy_sum(struct mu_pool *pool, uint32_t rows, uint32_t first, uint32_t vocab,
+                                           size_t ld, float *logits, const int32_t *targets, const float *highest,
+                                           bool gradient, double *sum, double *loss)
+{
+    return run_slice_loss(pool, &(struct slice_loss_run){.phase = LOSS_SUM,
+                                                         .rows = rows,
+                                                         .first = first,
+                                                         .vocab = vocab,
+                                                         .ld = ld,
+                                                         .logits = logits,
+                                                         .targets = targets,
+                                                         .shift = highest,
+                                                         .gradient = gradient,
+                                                         .sum = sum,
+                                                         .loss = loss});
+}
+
+enum mu_status mu_kernel_cross_entropy_gradient(struct mu_pool *pool, uint32_t rows, uint32_t first, uint32_t vocab,
+                                                size_t ld, float *logits, const int32_t *targets, const double *sum,
+                                                float scale, bool gradient, double *loss)
+{
+    return run_slice_loss(pool, &(struct slice_loss_run){.phase = LOSS_GRADIENT,
+                                                         .rows = rows,
+                                                         .first = first,
+                                                         .vocab = vocab,
+                                                         .ld = ld,
+                                                         .logits = logits,
+                                                         .targets = targets,
+                                                         .total = sum,
+                                                         .scale = scale,
+                                                         .gradient = gradient,
+                                                         .loss = loss});
+}
+
+void mu_join_max(uint32_t slices, uint32_t rows, float *highest)
+{
+    for (uint32_t s = 1; s < slices; s++)
+        for (size_t row = 0; row < rows; row++) {
+            float other = highest[(size_t)s * rows + row];
+            highest[row] = highest[row] > other ? highest[row] : other;
+        }
+}
+
+void mu_join_sums(uint32_t slices, uint32_t rows, double *sums)
+{
+    MU_ASSERT(slices > 0 && (slices & (slices - 1)) == 0);
+    for (uint32_t step = 1; step < slices; step *= 2)
+        for (uint32_t s = 0; s < slices; s += 2 * step)
+            for (size_t row = 0; row < rows; row++)
+                sums[(size_t)s * rows + row] += sums[(size_t)(s + step) * rows + row];
 }
 
 /* ---- flat ranges ---- */

@@ -122,44 +122,82 @@ static void embedding_row(uint32_t channels, const float *wte, const float *wpe,
 {
     for (uint32_t i = 0; i < channels; i += VL) {
         unsigned n = lanes_of(channels - i);
-        vf sum = v_add(v_load_n(wte + i, n), v_load_n(wpe + i, n));
+        vf sum = v_load_n(wte + i, n);
+        if (wpe)
+            sum = v_add(sum, v_load_n(wpe + i, n));
         if (keep)
             sum = v_mul(sum, v_load_n(keep + i, n));
         v_store_n(x + i, sum, n);
     }
 }
 
-static void norm_forward_row(uint32_t channels, const float *residual, const float *branch, const float *keep,
-                             const float *weight, const float *bias, float *residual_out, float *y, float *mean,
-                             float *rstd)
+/* Writes residual_out and returns the lane sums of its values, or of their squares. */
+MU_INLINE vf add_branch(const struct mu_norm_forward *norm, size_t offset, const float *keep, const bool squares)
 {
-    vf sum = v_zero(), squares = v_zero();
-    for (uint32_t i = 0; i < channels; i += VL) {
-        unsigned n = lanes_of(channels - i);
+    const float *residual = norm->residual + offset, *branch = norm->branch ? norm->branch + offset : NULL;
+    float *out = norm->residual_out + offset;
+    vf sum = v_zero();
+    for (uint32_t i = 0; i < norm->channels; i += VL) {
+        unsigned n = lanes_of(norm->channels - i);
         vf x = v_load_n(residual + i, n);
         if (branch) {
             vf b = v_load_n(branch + i, n);
             x = keep ? v_fma(b, v_load_n(keep + i, n), x) : v_add(x, b);
         }
-        v_store_n(residual_out + i, x, n);
-        sum = v_add(sum, x);
+        v_store_n(out + i, x, n);
+        sum = squares ? v_fma(x, x, sum) : v_add(sum, x);
     }
-    float m = v_fold_sum(sum) / (float)channels;
+    return sum;
+}
+
+static void norm_forward_row(const struct mu_norm_forward *norm, uint32_t row, const float *keep)
+{
+    const uint32_t channels = norm->channels;
+    const size_t offset = (size_t)row * channels;
+    const float *x = norm->residual_out + offset, *weight = norm->weight, *bias = norm->bias;
+    float *y = norm->y + offset;
+    vf squares = v_zero();
+    float m = v_fold_sum(add_branch(norm, offset, keep, false)) / (float)channels;
     const vf center = v_set1(m);
     for (uint32_t i = 0; i < channels; i += VL) {
         unsigned n = lanes_of(channels - i);
-        vf d = v_keep_n(v_sub(v_load_n(residual_out + i, n), center), n);
+        vf d = v_keep_n(v_sub(v_load_n(x + i, n), center), n);
         squares = v_fma(d, d, squares);
     }
     float variance = v_fold_sum(squares) / (float)channels;
     float r = 1.0f / sqrtf(variance + norm_eps);
     for (uint32_t i = 0; i < channels; i += VL) {
         unsigned n = lanes_of(channels - i);
-        vf normal = v_mul(v_sub(v_load_n(residual_out + i, n), center), v_set1(r));
+        vf normal = v_mul(v_sub(v_load_n(x + i, n), center), v_set1(r));
         v_store_n(y + i, v_fma(normal, v_load_n(weight + i, n), v_load_n(bias + i, n)), n);
     }
-    *mean = m;
-    *rstd = r;
+    norm->mean[row] = m;
+    norm->rstd[row] = r;
+}
+
+static void rms_forward_row(const struct mu_norm_forward *norm, uint32_t row, const float *keep)
+{
+    const uint32_t channels = norm->channels;
+    const size_t offset = (size_t)row * channels;
+    const float *x = norm->residual_out + offset;
+    float *y = norm->y + offset;
+    float square = v_fold_sum(add_branch(norm, offset, keep, true)) / (float)channels;
+    float r = 1.0f / sqrtf(square + norm_eps);
+    for (uint32_t i = 0; i < channels; i += VL) {
+        unsigned n = lanes_of(channels - i);
+        v_store_n(y + i, v_mul(v_mul(v_load_n(x + i, n), v_set1(r)), v_load_n(norm->weight + i, n)), n);
+    }
+    norm->rstd[row] = r;
+}
+
+/* The gradient of the residual at one vector, and with it that of the branch. */
+MU_INLINE void store_dresidual(const struct mu_norm_backward *norm, size_t at, unsigned n, vf dx, const float *keep)
+{
+    if (!norm->first)
+        dx = v_add(v_load_n(norm->dresidual + at, n), dx);
+    v_store_n(norm->dresidual + at, dx, n);
+    if (norm->dbranch)
+        v_store_n(norm->dbranch + at, keep ? v_mul(dx, v_load_n(keep, n)) : dx, n);
 }
 
 static void norm_backward_row(const struct mu_norm_backward *norm, uint32_t row, const float *keep, float *dweight,
@@ -168,7 +206,6 @@ static void norm_backward_row(const struct mu_norm_backward *norm, uint32_t row,
     uint32_t channels = norm->channels;
     size_t offset = (size_t)row * channels;
     const float *residual = norm->residual + offset, *dy = norm->dy + offset;
-    float *dresidual = norm->dresidual + offset;
     const vf center = v_set1(norm->mean[row]), r = v_set1(norm->rstd[row]);
     vf sum = v_zero(), sum_normal = v_zero();
     for (uint32_t i = 0; i < channels; i += VL) {
@@ -188,15 +225,35 @@ static void norm_backward_row(const struct mu_norm_backward *norm, uint32_t row,
         vf normal = v_mul(v_sub(v_load_n(residual + i, n), center), r);
         vf weighted = v_mul(v_load_n(dy + i, n), v_load_n(norm->weight + i, n));
         vf dx = v_mul(v_fnma(normal, mean_normal, v_sub(weighted, mean)), r);
-        if (!norm->first)
-            dx = v_add(v_load_n(dresidual + i, n), dx);
-        v_store_n(dresidual + i, dx, n);
-        if (norm->dbranch)
-            v_store_n(norm->dbranch + offset + i, keep ? v_mul(dx, v_load_n(keep + i, n)) : dx, n);
+        store_dresidual(norm, offset + i, n, dx, keep ? keep + i : NULL);
     }
 }
 
-/* ---- GELU ---- */
+static void rms_backward_row(const struct mu_norm_backward *norm, uint32_t row, const float *keep, float *dweight)
+{
+    uint32_t channels = norm->channels;
+    size_t offset = (size_t)row * channels;
+    const float *residual = norm->residual + offset, *dy = norm->dy + offset;
+    const vf r = v_set1(norm->rstd[row]);
+    vf sum_normal = v_zero();
+    for (uint32_t i = 0; i < channels; i += VL) {
+        unsigned n = lanes_of(channels - i);
+        vf g = v_load_n(dy + i, n);
+        vf normal = v_mul(v_load_n(residual + i, n), r);
+        sum_normal = v_fma(v_mul(g, v_load_n(norm->weight + i, n)), normal, sum_normal);
+        v_store_n(dweight + i, v_fma(g, normal, v_load_n(dweight + i, n)), n);
+    }
+    const vf mean_normal = v_set1(v_fold_sum(sum_normal) / (float)channels);
+    for (uint32_t i = 0; i < channels; i += VL) {
+        unsigned n = lanes_of(channels - i);
+        vf normal = v_mul(v_load_n(residual + i, n), r);
+        vf weighted = v_mul(v_load_n(dy + i, n), v_load_n(norm->weight + i, n));
+        vf dx = v_mul(v_fnma(normal, mean_normal, weighted), r);
+        store_dresidual(norm, offset + i, n, dx, keep ? keep + i : NULL);
+    }
+}
+
+/* ---- activations ---- */
 
 static void gelu_forward(size_t size, const float *x, float *y)
 {
@@ -212,6 +269,39 @@ static void gelu_backward(size_t size, const float *x, const float *dy, float *d
         unsigned n = lanes_of(size - i);
         v_store_n(dx + i, v_mul(v_load_n(dy + i, n), v_gelu_grad(v_load_n(x + i, n))), n);
     }
+}
+
+static void swiglu_forward(uint32_t hidden, const float *gate_up, float *y)
+{
+    for (uint32_t i = 0; i < hidden; i += VL) {
+        unsigned n = lanes_of(hidden - i);
+        v_store_n(y + i, v_mul(v_silu(v_load_n(gate_up + i, n)), v_load_n(gate_up + hidden + i, n)), n);
+    }
+}
+
+static void swiglu_backward(uint32_t hidden, const float *gate_up, const float *dy, float *d_gate_up)
+{
+    for (uint32_t i = 0; i < hidden; i += VL) {
+        unsigned n = lanes_of(hidden - i);
+        vf gate = v_load_n(gate_up + i, n), up = v_load_n(gate_up + hidden + i, n), g = v_load_n(dy + i, n);
+        v_store_n(d_gate_up + i, v_mul(v_mul(g, up), v_silu_grad(gate)), n);
+        v_store_n(d_gate_up + hidden + i, v_mul(g, v_silu(gate)), n);
+    }
+}
+
+static void rotary_row(uint32_t heads, uint32_t head_channels, const float *cosines, const float *sines, bool inverse,
+                       float *x)
+{
+    const uint32_t half = head_channels / 2;
+    const vf sign = v_set1(inverse ? -1.0f : 1.0f);
+    for (uint32_t h = 0; h < heads; h++, x += head_channels)
+        for (uint32_t i = 0; i < half; i += VL) {
+            unsigned n = lanes_of(half - i);
+            vf c = v_load_n(cosines + i, n), s = v_mul(sign, v_load_n(sines + i, n));
+            vf a = v_load_n(x + i, n), b = v_load_n(x + half + i, n);
+            v_store_n(x + i, v_fnma(b, s, v_mul(a, c)), n);
+            v_store_n(x + half + i, v_fma(a, s, v_mul(b, c)), n);
+        }
 }
 
 /* ---- loss ---- */
@@ -254,7 +344,19 @@ static double exp_sum(uint32_t size, float *x, float highest, bool store)
     return total;
 }
 
-static double cross_entropy_row(uint32_t vocab, float *logits, int32_t target, float scale, bool gradient)
+static void scale(size_t size, float by, float *x)
+{
+    const vf factor = v_set1(by);
+    size_t i = 0;
+    for (; i + VL <= size; i += VL)
+        v_store(x + i, v_mul(v_load(x + i), factor));
+    if (i < size) {
+        unsigned n = lanes_of(size - i);
+        v_store_n(x + i, v_mul(v_load_n(x + i, n), factor), n);
+    }
+}
+
+static double cross_entropy_row(uint32_t vocab, float *logits, int32_t target, float factor, bool gradient)
 {
     if (target < 0) {
         if (gradient)
@@ -264,13 +366,8 @@ static double cross_entropy_row(uint32_t vocab, float *logits, int32_t target, f
     float highest = row_max(vocab, logits), aim = logits[target];
     double sum = exp_sum(vocab, logits, highest, gradient);
     if (gradient) {
-        const vf factor = v_set1((float)((double)scale / sum));
-        uint32_t i = 0;
-        for (; i + VL <= vocab; i += VL)
-            v_store(logits + i, v_mul(v_load(logits + i), factor));
-        if (i < vocab)
-            v_store_n(logits + i, v_mul(v_load_n(logits + i, vocab - i), factor), vocab - i);
-        logits[target] -= scale;
+        scale(vocab, (float)((double)factor / sum), logits);
+        logits[target] -= factor;
     }
     return ((double)highest - (double)aim) + mu_fmath_log(sum);
 }
@@ -302,11 +399,19 @@ const struct mu_isa_ops MU_ISA_FN(mu_isa_ops) = {
     .multiply = multiply,
     .norm_forward_row = norm_forward_row,
     .norm_backward_row = norm_backward_row,
+    .rms_forward_row = rms_forward_row,
+    .rms_backward_row = rms_backward_row,
     .gelu_forward = gelu_forward,
     .gelu_backward = gelu_backward,
+    .swiglu_forward = swiglu_forward,
+    .swiglu_backward = swiglu_backward,
+    .rotary_row = rotary_row,
     .attention_forward = MU_ISA_FN(mu_attention_forward),
     .attention_backward = MU_ISA_FN(mu_attention_backward),
     .cross_entropy_row = cross_entropy_row,
+    .row_max = row_max,
+    .exp_sum = exp_sum,
+    .scale = scale,
     .add = add,
     .square_sum = square_sum,
     .adamw = adamw,

@@ -232,4 +232,19 @@ MU_INLINE vf v_gelu_grad(vf x)
     return v_add(s, product);
 }
 
+/* silu(x) = x s and silu'(x) = s (1 + x (1 - s)), s = 1 / (1 + exp(-x)). Below -87 the values are those at -87: under
+ * 2^-113, and no infinity meets a zero. */
+MU_INLINE vf v_silu(vf x)
+{
+    vf c = v_max(v_set1(-87.0f), x);
+    return v_div(c, v_add(v_set1(1.0f), v_exp(v_sub(v_zero(), c))));
+}
+MU_INLINE vf v_silu_grad(vf x)
+{
+    vf c = v_max(v_set1(-87.0f), v_min(v_set1(87.0f), x));
+    vf e = v_exp(v_sub(v_zero(), c));
+    vf s = v_div(v_set1(1.0f), v_add(v_set1(1.0f), e));
+    return v_mul(s, v_fma(c, v_mul(e, s), v_set1(1.0f)));
+}
+
 #endif

@@ -32,12 +32,49 @@ double ref_gelu_grad(double x)
            0.5 * x * (1.0 - t * t) * sqrt(2.0 / 3.14159265358979323846) * (1.0 + 3.0 * 0.044715 * x * x);
 }
 
-static void row_moments(uint32_t channels, const double *x, double *mean, double *rstd)
+static double sigmoid(double x)
+{
+    return 1.0 / (1.0 + exp(-x));
+}
+
+void ref_swiglu_forward(uint32_t rows, uint32_t hidden, const double *gate_up, double *y)
+{
+    for (size_t row = 0; row < rows; row++, gate_up += 2 * (size_t)hidden)
+        for (uint32_t i = 0; i < hidden; i++)
+            y[row * hidden + i] = gate_up[i] * sigmoid(gate_up[i]) * gate_up[hidden + i];
+}
+
+void ref_swiglu_backward(uint32_t rows, uint32_t hidden, const double *gate_up, const double *dy, double *d_gate_up)
+{
+    for (size_t row = 0; row < rows; row++, gate_up += 2 * (size_t)hidden, d_gate_up += 2 * (size_t)hidden)
+        for (uint32_t i = 0; i < hidden; i++) {
+            double g = gate_up[i], s = sigmoid(g), d = dy[row * hidden + i];
+            d_gate_up[i] = d * gate_up[hidden + i] * (s + g * s * (1.0 - s));
+            d_gate_up[hidden + i] = d * g * s;
+        }
+}
+
+void ref_rotary(uint32_t first_row, uint32_t rows, uint32_t length, uint32_t heads, uint32_t head_channels, double base,
+                bool inverse, double *x)
+{
+    uint32_t half = head_channels / 2;
+    for (size_t row = 0; row < rows; row++)
+        for (uint32_t h = 0; h < heads; h++, x += head_channels)
+            for (uint32_t i = 0; i < half; i++) {
+                double angle = (double)((first_row + row) % length) * pow(base, -2.0 * i / head_channels);
+                double c = cos(angle), s = inverse ? -sin(angle) : sin(angle), a = x[i], b = x[i + half];
+                x[i] = a * c - b * s;
+                x[i + half] = b * c + a * s;
+            }
+}
+
+static void row_moments(const struct ref_norm *n, const double *x, double *mean, double *rstd)
 {
     double sum = 0, squares = 0;
+    const uint32_t channels = n->channels;
     for (uint32_t i = 0; i < channels; i++)
         sum += x[i];
-    *mean = sum / channels;
+    *mean = n->rms ? 0.0 : sum / channels;
     for (uint32_t i = 0; i < channels; i++)
         squares += (x[i] - *mean) * (x[i] - *mean);
     *rstd = 1.0 / sqrt(squares / channels + 1e-5);
@@ -55,9 +92,9 @@ void ref_norm_forward(const struct ref_norm *n, double *residual_out, double *y)
         double mean, rstd;
         for (uint32_t i = 0; i < n->channels; i++)
             residual_out[first + i] = stream(n, first + i);
-        row_moments(n->channels, residual_out + first, &mean, &rstd);
+        row_moments(n, residual_out + first, &mean, &rstd);
         for (uint32_t i = 0; i < n->channels; i++)
-            y[first + i] = (residual_out[first + i] - mean) * rstd * n->weight[i] + n->bias[i];
+            y[first + i] = (residual_out[first + i] - mean) * rstd * n->weight[i] + (n->rms ? 0.0 : n->bias[i]);
     }
 }
 
@@ -65,18 +102,21 @@ void ref_norm_backward(const struct ref_norm *n, const double *dy, const double 
                        double *dbranch, double *dweight, double *dbias)
 {
     memset(dweight, 0, n->channels * sizeof(double));
-    memset(dbias, 0, n->channels * sizeof(double));
+    if (!n->rms)
+        memset(dbias, 0, n->channels * sizeof(double));
     for (uint32_t row = 0; row < n->rows; row++) {
         size_t first = (size_t)row * n->channels;
         double mean, rstd, sum = 0, sum_normal = 0;
         for (uint32_t i = 0; i < n->channels; i++)
             dresidual[first + i] = stream(n, first + i);
-        row_moments(n->channels, dresidual + first, &mean, &rstd);
+        row_moments(n, dresidual + first, &mean, &rstd);
         for (uint32_t i = 0; i < n->channels; i++) {
             double normal = (dresidual[first + i] - mean) * rstd, g = dy[first + i];
             dweight[i] += g * normal;
-            dbias[i] += g;
-            sum += g * n->weight[i];
+            if (!n->rms) {
+                dbias[i] += g;
+                sum += g * n->weight[i];
+            }
             sum_normal += g * n->weight[i] * normal;
         }
         for (uint32_t i = 0; i < n->channels; i++) {
@@ -89,16 +129,17 @@ void ref_norm_backward(const struct ref_norm *n, const double *dy, const double 
     }
 }
 
-/* q, k or v (part 0, 1, 2) of one token and head. */
+/* q, k or v (part 0, 1, 2) of one token and query head. */
 static size_t qkv_at(const struct ref_attention *at, uint32_t sequence, uint32_t token, uint32_t part, uint32_t head)
 {
-    return (((size_t)sequence * at->length + token) * 3 + part) * at->channels +
-           (size_t)head * (at->channels / at->heads);
+    uint32_t group = at->heads / at->kv_heads;
+    uint32_t column = part == 0 ? head : at->heads + (part - 1) * at->kv_heads + head / group;
+    return (((size_t)sequence * at->length + token) * (at->heads + 2 * at->kv_heads) + column) * at->head_channels;
 }
 
 static void attention_row(const struct ref_attention *at, uint32_t s, uint32_t h, uint32_t i, double *p, double *lse)
 {
-    uint32_t size = at->channels / at->heads;
+    uint32_t size = at->head_channels;
     const double *q = at->qkv + qkv_at(at, s, i, 0, h);
     double highest = -INFINITY, sum = 0;
     for (uint32_t j = 0; j <= i; j++) {
@@ -119,13 +160,13 @@ static void attention_row(const struct ref_attention *at, uint32_t s, uint32_t h
 
 void ref_attention_forward(const struct ref_attention *at, double *out, double *lse, double *probabilities)
 {
-    uint32_t size = at->channels / at->heads;
+    uint32_t size = at->head_channels;
     for (uint32_t s = 0; s < at->sequences; s++)
         for (uint32_t h = 0; h < at->heads; h++)
             for (uint32_t i = 0; i < at->length; i++) {
                 size_t row = ((size_t)s * at->heads + h) * at->length + i;
                 double *p = probabilities + row * at->length;
-                double *o = out + ((size_t)s * at->length + i) * at->channels + (size_t)h * size;
+                double *o = out + (((size_t)s * at->length + i) * at->heads + h) * size;
                 attention_row(at, s, h, i, p, lse + row);
                 memset(o, 0, size * sizeof(double));
                 for (uint32_t j = 0; j <= i; j++)
@@ -138,15 +179,15 @@ void ref_attention_forward(const struct ref_attention *at, double *out, double *
 void ref_attention_backward(const struct ref_attention *at, const double *probabilities, const double *dout,
                             double *dqkv)
 {
-    uint32_t size = at->channels / at->heads;
-    memset(dqkv, 0, (size_t)at->sequences * at->length * 3 * at->channels * sizeof(double));
+    uint32_t size = at->head_channels;
+    memset(dqkv, 0, (size_t)at->sequences * at->length * (at->heads + 2 * at->kv_heads) * size * sizeof(double));
     for (uint32_t s = 0; s < at->sequences; s++)
         for (uint32_t h = 0; h < at->heads; h++)
             for (uint32_t i = 0; i < at->length; i++) {
                 size_t row = ((size_t)s * at->heads + h) * at->length + i;
                 const double *p = probabilities + row * at->length,
                              *keep = at->keep ? at->keep + row * at->length : NULL;
-                const double *d = dout + ((size_t)s * at->length + i) * at->channels + (size_t)h * size;
+                const double *d = dout + (((size_t)s * at->length + i) * at->heads + h) * size;
                 double total = 0; /* sum of p * dp */
                 for (uint32_t pass = 0; pass < 2; pass++)
                     for (uint32_t j = 0; j <= i; j++) {

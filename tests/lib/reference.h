@@ -19,19 +19,28 @@ void ref_gemm(const struct ref_gemm *shape, const double *a, const double *b, bo
 double ref_gelu(double x);
 double ref_gelu_grad(double x);
 
+/* gate_up[rows, 2 hidden]: gate | up. */
+void ref_swiglu_forward(uint32_t rows, uint32_t hidden, const double *gate_up, double *y);
+void ref_swiglu_backward(uint32_t rows, uint32_t hidden, const double *gate_up, const double *dy, double *d_gate_up);
+
+/* x[rows, heads, head_channels] in place; the row's angle is that of token (first_row + row) % length. */
+void ref_rotary(uint32_t first_row, uint32_t rows, uint32_t length, uint32_t heads, uint32_t head_channels, double base,
+                bool inverse, double *x);
+
 struct ref_norm {
     uint32_t rows, channels;
-    const double *residual, *branch, *keep, *weight, *bias; /* branch, keep may be NULL */
+    const double *residual, *branch, *keep, *weight, *bias; /* branch, keep may be NULL; bias not with rms */
+    bool rms;
 };
 void ref_norm_forward(const struct ref_norm *norm, double *residual_out, double *y);
-/* Gradients of residual (equal to that of the stream), branch, weight, bias for dy and for `dstream`, the gradient that
- * reaches residual_out directly (NULL: zero). */
+/* Gradients of residual (equal to that of the stream), branch, weight, bias (not with rms) for dy and for `dstream`,
+ * the gradient that reaches residual_out directly (NULL: zero). */
 void ref_norm_backward(const struct ref_norm *norm, const double *dy, const double *dstream, double *dresidual,
                        double *dbranch, double *dweight, double *dbias);
 
 struct ref_attention {
-    uint32_t sequences, length, heads, channels;
-    const double *qkv;
+    uint32_t sequences, length, heads, kv_heads, head_channels;
+    const double *qkv;  /* [sequences, length, heads + 2 kv_heads, head_channels] */
     const double *keep; /* [sequences, heads, length, length] or NULL */
 };
 /* probabilities [sequences, heads, length, length] receives the softmax before dropout. */

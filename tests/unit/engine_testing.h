@@ -1,5 +1,6 @@
-/* Engines in one process and the smallest possible coordinator for them: it plans with the real planner, hands out
- * assignments, waits for answers. Included by one file per executable. */
+/* Engines in one process and the smallest possible coordinator for them: it starts any layout it is told to, from the
+ * newest step that the workers hold together, moves planned by plan/reshard.h; it hands out assignments and waits for
+ * answers. Included by one file per executable. */
 #ifndef MU_TESTS_ENGINE_TESTING_H
 #define MU_TESTS_ENGINE_TESTING_H
 
@@ -19,7 +20,9 @@
 
 #include "common/clock.h"
 #include "common/rng.h"
+#include "plan/layout.h"
 #include "plan/plan.h"
+#include "plan/reshard.h"
 #include "storage/manifest.h"
 #include "worker/engine.h"
 
@@ -69,12 +72,16 @@ struct fleet {
     uint64_t generation;
     uint32_t ranks[WORKERS_MAX], world; /* worker of each rank of this generation */
     const uint32_t *leaf_counts;
-    bool tree;
+    struct mu_layout layout, wanted; /* of this generation; of the next one, dp 0: all members are replicas */
+    uint32_t rolled_forward;         /* ranks that were told to, so far */
+    uint64_t moved_bytes;            /* planned, so far */
     uint64_t checkpoint, checkpoint_step;
     char checkpoint_dir[MU_PATH_SIZE];
     struct command command;
 
     enum trigger_point trigger;
+    bool trigger_holds; /* instead of aborting everybody the worker stands still until it is let go */
+    bool holding;
     uint32_t trigger_worker;
     atomic_uint trigger_hits;
     bool triggered;
@@ -96,9 +103,13 @@ static inline void pull_trigger(struct worker *worker, enum trigger_point point)
                 atomic_fetch_sub(&fleet->trigger_hits, 1) == 1;
     if (fire) {
         fleet->triggered = true;
-        for (uint32_t rank = 0; rank < fleet->world; rank++)
+        fleet->holding = fleet->trigger_holds;
+        pthread_cond_broadcast(&fleet->changed);
+        for (uint32_t rank = 0; !fleet->holding && rank < fleet->world; rank++)
             if (mu_engine_abort(fleet->workers[fleet->ranks[rank]].engine, fleet->generation) != MU_OK)
                 abort();
+        while (fleet->holding)
+            pthread_cond_wait(&fleet->changed, &fleet->lock);
     }
     pthread_mutex_unlock(&fleet->lock);
 }
@@ -150,8 +161,8 @@ static inline struct mu_boundary on_boundary(void *ctx, uint64_t generation, uin
             if (worker->fleet->ranks[rank] != worker->index)
                 continue;
             decision.take_snapshot = true;
-            decision.snapshot =
-                (struct mu_snapshot){.checkpoint = command->checkpoint, .piece = rank, .piece_count = command->pieces};
+            decision.snapshot = (struct mu_snapshot){
+                .checkpoint = command->checkpoint, .piece = rank, .layout = worker->fleet->layout};
             snprintf(decision.snapshot.dir, sizeof decision.snapshot.dir, "%s", command->dir);
         }
     }
@@ -194,8 +205,9 @@ static inline void write_text(const char *path, size_t size_bytes)
     assert_int_equal(fclose(file), 0);
 }
 
-/* 7 leaves of 2 micro-batches of 1 sequence; two layers; dropout, so that sample numbers matter. */
-static inline struct fleet *fleet_new(void)
+/* 7 leaves of 2 micro-batches of 1 sequence; two layers; dropout, so that sample numbers matter. `model` NULL: a small
+ * GPT-2 without slices. */
+static inline struct fleet *fleet_of(const struct mu_model_config *model)
 {
     struct fleet *fleet = calloc(1, sizeof *fleet);
     assert_non_null(fleet);
@@ -217,7 +229,10 @@ static inline struct fleet *fleet_new(void)
                                            .channels = 32,
                                            .context = 16,
                                            .vocab = 256,
-                                           .dropout = 0.1f};
+                                           .dropout = 0.1f,
+                                           .slices = 1};
+    if (model)
+        spec->model = *model;
     snprintf(spec->data.path, sizeof spec->data.path, "%s/text", fleet->dir);
     write_text(spec->data.path, 6000);
     spec->data.holdout = 0.1;
@@ -233,6 +248,11 @@ static inline struct fleet *fleet_new(void)
     if (mu_job_spec_check(spec, &err) != MU_OK)
         fail_msg("%s", err.text);
     return fleet;
+}
+
+static inline struct fleet *fleet_new(void)
+{
+    return fleet_of(NULL);
 }
 
 static inline void remove_tree(const char *dir)
@@ -304,6 +324,7 @@ static inline void forget_held(struct worker *worker)
 static inline void set_trigger(struct fleet *fleet, enum trigger_point point, uint32_t worker, uint32_t hits)
 {
     pthread_mutex_lock(&fleet->lock);
+    fleet->triggered = false;
     fleet->trigger = point;
     fleet->trigger_worker = worker;
     atomic_store(&fleet->trigger_hits, hits);
@@ -335,64 +356,190 @@ static inline uint32_t worker_start(struct fleet *fleet)
     return index;
 }
 
-/* Assigns a new generation to the workers whose bits are set, by what they hold. */
+/* ---- the coordinator ---- */
+
+static inline struct mu_layout make_layout(uint32_t tp, uint32_t pp, uint32_t dp, uint32_t idle, bool sharded,
+                                           uint32_t layers)
+{
+    struct mu_layout layout;
+    mu_layout_init(&layout, dp, layers);
+    layout.tp = tp;
+    layout.pp = pp;
+    layout.idle = idle;
+    layout.sharded = sharded;
+    for (uint32_t p = 0; p <= pp; p++)
+        layout.stage_first[p] = (uint16_t)(p * layers / pp);
+    return layout;
+}
+
+/* The next generations' layout; dp 0: tp = pp = 1, all members. */
+static inline void want_layout(struct fleet *fleet, uint32_t tp, uint32_t pp, uint32_t dp, uint32_t idle, bool sharded)
+{
+    fleet->wanted = make_layout(tp, pp, dp, idle, sharded, fleet->spec.model.layers);
+}
+
+/* Where a generation starts, and what each of its ranks has of that. */
+struct beginning {
+    uint64_t step;
+    enum mu_state_source source[WORKERS_MAX];
+    struct mu_step_result result;
+    struct mu_held held[WORKERS_MAX];
+    struct mu_reshard_holder holders[WORKERS_MAX];
+};
+
+static inline bool find_result(const struct beginning *begin, uint32_t world, uint64_t step,
+                               struct mu_step_result *ret_result)
+{
+    for (uint32_t rank = 0; rank < world; rank++) {
+        const struct mu_held *held = &begin->held[rank];
+        if (held->has_result && held->result.step == step) {
+            *ret_result = held->result;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Do the members together have `step`, some of them after one update? */
+static inline bool can_begin(const struct mu_model_spec *model, struct beginning *begin, uint32_t world, uint64_t step)
+{
+    bool known = step > 0 && find_result(begin, world, step - 1, &begin->result);
+    begin->step = step;
+    for (uint32_t rank = 0; rank < world; rank++) {
+        struct mu_held *held = &begin->held[rank];
+        begin->source[rank] = MU_SOURCE_PEER;
+        begin->holders[rank] = (struct mu_reshard_holder){.shares = held->shares, .host = rank % 2};
+        if (held->has_state && held->step == step) {
+            begin->source[rank] = MU_SOURCE_HELD;
+            begin->holders[rank].share_count = held->share_count;
+        } else if (held->has_state && held->step + 1 == step && held->has_gradient && known) {
+            begin->source[rank] = MU_SOURCE_ROLL_FORWARD;
+            begin->holders[rank].share_count = 1;
+        }
+    }
+    return mu_reshard_complete(model, begin->holders, world);
+}
+
+/* After a sharded update only the owned parameters are of the new step. */
+static inline void note_updates(struct fleet *fleet, struct beginning *begin, uint32_t world)
+{
+    for (uint32_t rank = 0; rank < world; rank++) {
+        if (begin->source[rank] != MU_SOURCE_ROLL_FORWARD)
+            continue;
+        struct mu_held_share *share = &begin->held[rank].shares[0];
+        share->owned_only = share->owned_only || (share->layout.sharded && share->layout.dp > 1 && begin->result.finite);
+        fleet->rolled_forward++;
+    }
+}
+
+static inline void choose_beginning(struct fleet *fleet, const struct mu_model_spec *model, struct beginning *begin,
+                                    uint32_t world)
+{
+    uint64_t newest = 0;
+    bool any = false;
+    for (uint32_t rank = 0; rank < world; rank++) {
+        begin->held[rank] = held_of(&fleet->workers[fleet->ranks[rank]]);
+        const struct mu_held *held = &begin->held[rank];
+        any = any || held->has_state;
+        if (held->has_state && held->step + 1 > newest)
+            newest = held->step + 1;
+    }
+    for (uint64_t step = newest; any; step--) {
+        if (can_begin(model, begin, world, step)) {
+            note_updates(fleet, begin, world);
+            return;
+        }
+        if (step == 0)
+            break;
+    }
+    begin->step = fleet->checkpoint ? fleet->checkpoint_step : 0;
+    for (uint32_t rank = 0; rank < world; rank++)
+        begin->source[rank] = fleet->checkpoint ? MU_SOURCE_CHECKPOINT : MU_SOURCE_INIT;
+}
+
+/* Neighbours, and partners of moves; ascending. */
+static inline uint32_t peers_of(struct fleet *fleet, const struct mu_model_spec *model, uint32_t rank,
+                                const struct mu_move *moves, uint32_t move_count, struct mu_peer *out)
+{
+    bool wanted[WORKERS_MAX] = {false};
+    uint32_t neighbours[MU_LAYOUT_NEIGHBOURS_MAX], count = 0;
+    uint32_t neighbour_count = mu_layout_neighbours(model, &fleet->layout, rank, neighbours);
+    for (uint32_t i = 0; i < neighbour_count; i++)
+        wanted[neighbours[i]] = true;
+    for (uint32_t i = 0; i < move_count; i++)
+        wanted[moves[i].from == rank ? moves[i].to : moves[i].from] = true;
+    for (uint32_t other = 0; other < fleet->world; other++) {
+        struct worker *peer = &fleet->workers[fleet->ranks[other]];
+        if (wanted[other] && other != rank)
+            out[count++] = (struct mu_peer){other, peer->incarnation, "peer", mu_engine_address(peer->engine)};
+    }
+    return count;
+}
+
+static inline void assign_rank(struct fleet *fleet, const struct mu_model_spec *model, const struct beginning *begin,
+                               const struct mu_reshard *reshard, const uint32_t *leaf_counts, uint32_t rank)
+{
+    struct mu_peer peers[WORKERS_MAX];
+    struct worker *worker = &fleet->workers[fleet->ranks[rank]];
+    struct mu_move *moves = calloc(reshard->move_count + 1, sizeof *moves);
+    struct mu_assign a = {.layout = fleet->layout,
+                          .rank = rank,
+                          .start_step = begin->step,
+                          .leaf_counts = leaf_counts,
+                          .peers = peers,
+                          .source = begin->source[rank],
+                          .moves = moves,
+                          .roll_forward = begin->result,
+                          .checkpoint = fleet->checkpoint};
+    assert_non_null(moves);
+    for (uint32_t i = 0; i < reshard->move_count; i++)
+        if (reshard->moves[i].from == rank || reshard->moves[i].to == rank)
+            moves[a.move_count++] = reshard->moves[i];
+    a.peer_count = peers_of(fleet, model, rank, moves, a.move_count, peers);
+    snprintf(a.checkpoint_dir, sizeof a.checkpoint_dir, "%s", fleet->checkpoint_dir);
+    memset(a.secret, 42, sizeof a.secret);
+    worker->executed = fleet->command.number;
+    assert_int_equal(mu_engine_prepare(worker->engine, fleet->generation, worker->incarnation, &a), MU_OK);
+    free(moves);
+}
+
+/* Assigns a new generation to the workers whose bits are set, lowest first, by what they hold. */
 static inline void assign(struct fleet *fleet, uint32_t members)
 {
-    struct mu_plan_member list[WORKERS_MAX];
-    struct mu_plan_rank ranks[WORKERS_MAX];
-    uint32_t indices[WORKERS_MAX], count = 0;
-    for (uint32_t i = 0; i < fleet->count; i++) {
-        if (!(members >> i & 1))
-            continue;
-        indices[count] = i;
-        list[count++] = (struct mu_plan_member){.held = held_of(&fleet->workers[i]), .old_rank = UINT32_MAX, .host = 0};
-    }
-    struct mu_plan_input input = {.spec = &fleet->spec,
-                                  .members = list,
-                                  .member_count = count,
-                                  .checkpoint = fleet->checkpoint,
-                                  .checkpoint_step = fleet->checkpoint_step,
-                                  .may_initialise = fleet->checkpoint == 0};
-    struct mu_plan plan = {.ranks = ranks};
-    mu_plan_make(&input, &plan);
-    assert_int_equal(plan.status, MU_OK);
-    for (uint32_t rank = 1; fleet->tree && rank < plan.world; rank++)
-        ranks[rank].source_rank = rank & (rank - 1); /* along the tree of ranks state comes from the parent */
+    struct mu_model_spec model;
+    struct beginning begin = {0};
+    struct mu_reshard reshard = {0};
+    uint32_t indices[WORKERS_MAX], count = 0, leaves = mu_job_leaves(&fleet->spec), counts[WORKERS_MAX];
+    for (uint32_t i = 0; i < fleet->count; i++)
+        if (members >> i & 1)
+            indices[count++] = i;
+    mu_model_spec_init(&model, &fleet->spec.model);
+    struct mu_layout layout = fleet->wanted;
+    if (layout.dp == 0)
+        layout = make_layout(1, 1, count < leaves ? count : leaves, 0, false, fleet->spec.model.layers);
+    struct mu_error err;
+    if (mu_layout_check(&layout, &fleet->spec, &err) != MU_OK)
+        fail_msg("layout: %s", err.text);
+    assert_true(mu_layout_world(&layout) <= count);
+    pthread_mutex_lock(&fleet->lock);
     fleet->generation++;
-    fleet->world = plan.world;
-    for (uint32_t rank = 0; rank < plan.world; rank++)
-        fleet->ranks[rank] = indices[ranks[rank].member];
-    uint32_t leaf_counts[WORKERS_MAX];
-    for (uint32_t rank = 0; rank < plan.world; rank++)
-        leaf_counts[rank] = fleet->leaf_counts ? fleet->leaf_counts[rank] : ranks[rank].leaf_count;
-    for (uint32_t rank = 0; rank < plan.world; rank++) {
-        struct mu_peer peers[WORKERS_MAX];
-        uint32_t neighbours[MU_NEIGHBOURS_MAX], serve[WORKERS_MAX];
-        struct mu_assign a = {.rank = rank,
-                              .world = plan.world,
-                              .start_step = plan.start_step,
-                              .mesh = !fleet->tree,
-                              .leaf_counts = leaf_counts,
-                              .peers = peers,
-                              .source = ranks[rank].source,
-                              .source_rank = ranks[rank].source_rank,
-                              .serve_ranks = serve,
-                              .roll_forward = plan.roll_forward,
-                              .checkpoint = fleet->checkpoint};
-        snprintf(a.checkpoint_dir, sizeof a.checkpoint_dir, "%s", fleet->checkpoint_dir);
-        memset(a.secret, 42, sizeof a.secret);
-        a.peer_count = mu_plan_neighbours(plan.world, a.mesh, rank, neighbours);
-        for (uint32_t i = 0; i < a.peer_count; i++) {
-            struct worker *peer = &fleet->workers[fleet->ranks[neighbours[i]]];
-            peers[i] = (struct mu_peer){neighbours[i], peer->incarnation, "peer", mu_engine_address(peer->engine)};
-        }
-        for (uint32_t other = 0; other < plan.world; other++)
-            if (ranks[other].source == MU_SOURCE_PEER && ranks[other].source_rank == rank)
-                serve[a.serve_count++] = other;
-        struct worker *worker = &fleet->workers[fleet->ranks[rank]];
-        worker->executed = fleet->command.number;
-        assert_int_equal(mu_engine_prepare(worker->engine, fleet->generation, worker->incarnation, &a), MU_OK);
+    fleet->layout = layout;
+    fleet->world = mu_layout_world(&layout);
+    memcpy(fleet->ranks, indices, sizeof indices);
+    pthread_mutex_unlock(&fleet->lock);
+    choose_beginning(fleet, &model, &begin, fleet->world);
+    bool made = begin.source[0] == MU_SOURCE_INIT || begin.source[0] == MU_SOURCE_CHECKPOINT;
+    if (!made && mu_reshard_plan(&model, &layout, begin.holders, &reshard) != MU_OK)
+        fail_msg("no source for chunk %u", reshard.missing_chunk);
+    fleet->moved_bytes += reshard.bytes;
+    for (uint32_t d = 0; d < layout.dp; d++) {
+        mu_plan_leaf_range(leaves, layout.dp, NULL, d, &counts[d]);
+        if (fleet->leaf_counts)
+            counts[d] = fleet->leaf_counts[d];
     }
+    for (uint32_t rank = 0; rank < fleet->world; rank++)
+        assign_rank(fleet, &model, &begin, &reshard, counts, rank);
+    mu_reshard_fini(&reshard);
 }
 
 /* Assigns, waits until all are prepared, says go. */

@@ -61,11 +61,10 @@ static void check_finished(struct fleet *fleet)
     check_ledger(fleet);
 }
 
-static void run_undisturbed(uint32_t world, uint32_t threads, bool tree, const uint32_t *leaf_counts)
+static void run_undisturbed(uint32_t world, uint32_t threads, const uint32_t *leaf_counts)
 {
     struct fleet *fleet = fleet_new();
     fleet->threads = threads;
-    fleet->tree = tree;
     fleet->leaf_counts = leaf_counts;
     for (uint32_t i = 0; i < world; i++)
         worker_start(fleet);
@@ -92,40 +91,31 @@ static void test_engine_any_world_same_bits(void **state)
     (void)state;
     static const uint32_t worlds[] = {2, 3, 4, 7};
     for (uint32_t i = 0; i < 4; i++)
-        run_undisturbed(worlds[i], 1, false, NULL);
-}
-
-static void test_engine_tree_of_ranks_same_bits(void **state)
-{
-    (void)state;
-    for (uint32_t world = 2; world <= 7; world += 5)
-        run_undisturbed(world, 1, true, NULL);
-    run_undisturbed(4, 1, true, (const uint32_t[]){3, 1, 1, 2});
+        run_undisturbed(worlds[i], 1, NULL);
 }
 
 static void test_engine_any_thread_count_same_bits(void **state)
 {
     (void)state;
-    run_undisturbed(1, 2, false, NULL);
-    run_undisturbed(1, 3, false, NULL);
-    run_undisturbed(3, 2, false, NULL);
+    run_undisturbed(1, 2, NULL);
+    run_undisturbed(1, 3, NULL);
+    run_undisturbed(3, 2, NULL);
 }
 
 static void test_engine_uneven_leaves_same_bits(void **state)
 {
     (void)state;
-    run_undisturbed(3, 1, false, (const uint32_t[]){1, 5, 1});
-    run_undisturbed(2, 1, false, (const uint32_t[]){6, 1});
-    run_undisturbed(4, 1, false, (const uint32_t[]){2, 3, 1, 1});
+    run_undisturbed(3, 1, (const uint32_t[]){1, 5, 1});
+    run_undisturbed(2, 1, (const uint32_t[]){6, 1});
+    run_undisturbed(4, 1, (const uint32_t[]){2, 3, 1, 1});
 }
 
 /* ---- aborts ---- */
 
 /* Everybody is revoked at the point; then `survivors` go on, later `late` workers join. */
-static void run_disturbed(uint32_t world, enum trigger_point point, uint32_t hits, uint32_t lose, bool join, bool tree)
+static void run_disturbed(uint32_t world, enum trigger_point point, uint32_t hits, uint32_t lose, bool join)
 {
     struct fleet *fleet = fleet_new();
-    fleet->tree = tree;
     for (uint32_t i = 0; i < world; i++)
         worker_start(fleet);
     set_trigger(fleet, point, world - 1, hits);
@@ -159,18 +149,10 @@ static void test_engine_abort_anywhere_then_same_bits(void **state)
     (void)state;
     static const enum trigger_point points[] = {TRIGGER_LEAF, TRIGGER_VOTE, TRIGGER_APPLIED, TRIGGER_BOUNDARY};
     for (uint32_t i = 0; i < 4; i++) {
-        run_disturbed(3, points[i], 1 + i, 0, false, false);
-        run_disturbed(3, points[i], 2 + i, 1, false, false);
-        run_disturbed(2, points[i], 3, 1, true, false);
+        run_disturbed(3, points[i], 1 + i, 0, false);
+        run_disturbed(3, points[i], 2 + i, 1, false);
+        run_disturbed(2, points[i], 3, 1, true);
     }
-}
-
-static void test_engine_abort_in_a_tree_then_same_bits(void **state)
-{
-    (void)state;
-    run_disturbed(4, TRIGGER_VOTE, 3, 2, false, true);
-    run_disturbed(4, TRIGGER_LEAF, 4, 1, true, true);
-    run_disturbed(4, TRIGGER_APPLIED, 2, 0, false, true);
 }
 
 static void test_engine_abort_is_answered_fast_when_parked_and_when_waiting(void **state)
@@ -291,17 +273,18 @@ static void test_engine_assignment_that_contradicts_what_is_held_is_refused(void
     struct fleet *fleet = fleet_new();
     worker_start(fleet);
     struct worker *worker = &fleet->workers[0];
-    struct mu_assign a = {.rank = 0, .world = 1, .start_step = 3, .mesh = true, .source = MU_SOURCE_HELD};
+    struct mu_layout alone = make_layout(1, 1, 1, 0, false, fleet->spec.model.layers);
+    struct mu_assign a = {.layout = alone, .start_step = 3, .source = MU_SOURCE_HELD};
     assert_int_equal(mu_engine_prepare(worker->engine, 1, worker->incarnation, &a), MU_OK);
     const struct mu_worker_event *event = next_event(worker, 1u << MU_WE_PREPARED | 1u << MU_WE_PARKED);
     assert_int_equal(event->kind, MU_WE_PARKED);
     assert_int_equal(event->parked.reason, MU_PARK_PREPARE);
     assert_non_null(strstr(event->parked.text, "holds"));
-    a = (struct mu_assign){.rank = 0, .world = 1, .start_step = 3, .mesh = true, .source = MU_SOURCE_ROLL_FORWARD};
+    a = (struct mu_assign){.layout = alone, .start_step = 3, .source = MU_SOURCE_ROLL_FORWARD};
     assert_int_equal(mu_engine_prepare(worker->engine, 2, worker->incarnation, &a), MU_OK);
     event = next_event(worker, 1u << MU_WE_PREPARED | 1u << MU_WE_PARKED);
     assert_int_equal(event->kind, MU_WE_PARKED);
-    a = (struct mu_assign){.rank = 0, .world = 1, .start_step = 7, .mesh = true, .source = MU_SOURCE_INIT};
+    a = (struct mu_assign){.layout = alone, .start_step = 7, .source = MU_SOURCE_INIT};
     assert_int_equal(mu_engine_prepare(worker->engine, 3, worker->incarnation, &a), MU_OK);
     event = next_event(worker, 1u << MU_WE_PREPARED | 1u << MU_WE_PARKED);
     assert_int_equal(event->kind, MU_WE_PARKED);
@@ -335,7 +318,7 @@ static void test_engine_load_failures_are_one_clear_line(void **state)
     assert_int_not_equal(next_event(worker, 1u << MU_WE_JOB_LOADED)->job_loaded.status, MU_OK);
     assert_non_null(strstr(worker->text, "eval.every"));
     /* An assignment without a job is refused, and a good load works afterwards. */
-    struct mu_assign a = {.rank = 0, .world = 1, .mesh = true, .source = MU_SOURCE_INIT};
+    struct mu_assign a = {.layout = make_layout(1, 1, 1, 0, false, 2), .source = MU_SOURCE_INIT};
     assert_int_equal(mu_engine_prepare(worker->engine, 1, worker->incarnation, &a), MU_OK);
     assert_int_equal(next_event(worker, 1u << MU_WE_PARKED)->parked.reason, MU_PARK_PREPARE);
     assert_int_equal(mu_engine_load(worker->engine, &fleet->spec, (struct mu_id){1, 1}), MU_OK);
@@ -351,11 +334,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_engine_reference_learns),
         cmocka_unit_test(test_engine_any_world_same_bits),
-        cmocka_unit_test(test_engine_tree_of_ranks_same_bits),
         cmocka_unit_test(test_engine_any_thread_count_same_bits),
         cmocka_unit_test(test_engine_uneven_leaves_same_bits),
         cmocka_unit_test(test_engine_abort_anywhere_then_same_bits),
-        cmocka_unit_test(test_engine_abort_in_a_tree_then_same_bits),
         cmocka_unit_test(test_engine_abort_is_answered_fast_when_parked_and_when_waiting),
         cmocka_unit_test(test_engine_grow_and_shrink_at_commands_same_bits),
         cmocka_unit_test(test_engine_forget_holds_nothing_and_joins_again),

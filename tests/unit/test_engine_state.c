@@ -86,11 +86,10 @@ static void write_manifest(struct fleet *fleet, uint32_t world)
         assert_int_equal(piece.piece, rank);
         assert_int_equal(piece.checkpoint, 5);
         assert_int_equal(piece.step, 2);
-        uint32_t first, count;
-        mu_model_owned_chunks(&model, world, rank, &first, &count);
+        struct mu_chunk_run runs[MU_RUNS_MAX];
+        uint32_t count = mu_layout_runs(&model, &fleet->layout, rank, MU_SHARE_PRIMARY, runs);
         assert_int_equal(
-            mu_manifest_add_chunks(manifest, &model, piece.file, piece.size_bytes, piece.checksum, first, count),
-            MU_OK);
+            mu_manifest_add_runs(manifest, &model, piece.file, piece.size_bytes, piece.checksum, runs, count), MU_OK);
     }
     struct mu_error err;
     if (mu_manifest_write(fleet->command.dir, manifest, &err) != MU_OK)
@@ -189,7 +188,7 @@ static void test_engine_snapshot_when_parked_is_answered_once_each(void **state)
     struct fleet *fleet = fleet_new();
     worker_start(fleet);
     struct worker *worker = &fleet->workers[0];
-    struct mu_snapshot snapshot = {.checkpoint = 9, .piece = 0, .piece_count = 1};
+    struct mu_snapshot snapshot = {.checkpoint = 9, .layout = make_layout(1, 1, 1, 0, false, 2)};
     checkpoint_path(fleet, "parked", 9, snapshot.dir);
     /* Without state it is refused, not ignored. */
     assert_int_equal(mu_engine_snapshot(worker->engine, 1, &snapshot), MU_OK);
@@ -283,7 +282,7 @@ static void check_peer_death(bool running)
     assert_int_equal(write(to_child[1], &intro, sizeof intro), sizeof intro);
     struct mu_peer peer = {1, intro.own, "mute", address};
     struct mu_assign a = {
-        .rank = 0, .world = 2, .mesh = true, .peers = &peer, .peer_count = 1, .source = MU_SOURCE_INIT};
+        .layout = make_layout(1, 1, 2, 0, false, 2), .peers = &peer, .peer_count = 1, .source = MU_SOURCE_INIT};
     memset(a.secret, 42, sizeof a.secret);
     fleet->generation = 1;
     assert_int_equal(mu_engine_prepare(worker->engine, 1, worker->incarnation, &a), MU_OK);

@@ -23,12 +23,21 @@ static const char good[] =
     "steps:      1000\n"
     "optimizer:  {kind: adamw, lr: 6.0e-4, min_lr: 6.0e-5, warmup: 50, betas: [0.8, 0.99], eps: 1e-9,\n"
     "             weight_decay: 0.2, clip: 0.5}\n"
-    "parallel:   {tp: auto, pp: auto, slices: 1}\n"
+    "parallel:   {tp: auto, pp: auto, dp: 4, slices: 1, optimizer_sharding: true, recompute: full, redundancy: none}\n"
     "workers:    {min: 2, max: 64, spares: 1}\n"
     "checkpoint: {path: ckpt, kind: shared, every: 100, keep: 7, keep_every: 500}\n"
     "eval:       {every: 50, sequences: 16}\n"
     "numerics:   fast\n"
     "seed:       18446744073709551615\n";
+
+static const char llama[] =
+    "job: a\n"
+    "model: {family: llama, layers: 4, heads: 8, kv_heads: 4, channels: 64, hidden: 172, context: 16, vocab: 256,\n"
+    "        rope_base: 5.0e5}\n"
+    "data: {path: /abs/text}\n"
+    "batch: {sequences: 16, micro: 2}\n"
+    "parallel: {tp: 2, pp: 2, slices: 4, recompute: selective}\n"
+    "steps: 3\n";
 
 static const char minimal[] = "job: a\n"
                               "model: {layers: 1, heads: 1, channels: 8, context: 16, vocab: 256}\n"
@@ -68,6 +77,16 @@ static void test_job_file_every_field_is_read(void **state)
     assert_int_equal(s.optimizer.warmup, 50);
     assert_true(s.optimizer.beta1 == 0.8 && s.optimizer.beta2 == 0.99);
     assert_true(s.optimizer.eps == 1e-9 && s.optimizer.weight_decay == 0.2 && s.optimizer.clip == 0.5);
+    assert_int_equal(s.model.kv_heads, 6);
+    assert_int_equal(s.model.hidden, 1536);
+    assert_int_equal(s.model.slices, 1);
+    assert_true(s.model.rope_base == 0);
+    assert_int_equal(s.parallel.tp, 0);
+    assert_int_equal(s.parallel.pp, 0);
+    assert_int_equal(s.parallel.dp, 4);
+    assert_true(s.parallel.optimizer_sharding);
+    assert_int_equal(s.parallel.recompute, MU_RECOMPUTE_FULL);
+    assert_int_equal(s.parallel.redundancy, MU_REDUNDANCY_NONE);
     assert_int_equal(s.workers.min, 2);
     assert_int_equal(s.workers.max, 64);
     assert_int_equal(s.workers.spares, 1);
@@ -80,6 +99,25 @@ static void test_job_file_every_field_is_read(void **state)
     assert_int_equal(s.eval.sequences, 16);
     assert_int_equal(s.numerics, MU_NUMERICS_FAST);
     assert_true(s.seed == UINT64_MAX);
+}
+
+static void test_job_file_llama_and_degrees_are_read(void **state)
+{
+    (void)state;
+    struct mu_job_spec s;
+    struct mu_error err = {0};
+    if (parse(llama, &s, &err))
+        fail_msg("%s", err.text);
+    assert_int_equal(s.model.family, MU_FAMILY_LLAMA);
+    assert_int_equal(s.model.kv_heads, 4);
+    assert_int_equal(s.model.hidden, 172);
+    assert_int_equal(s.model.slices, 4);
+    assert_true(s.model.rope_base == 5e5);
+    assert_int_equal(s.parallel.tp, 2);
+    assert_int_equal(s.parallel.pp, 2);
+    assert_int_equal(s.parallel.dp, 0);
+    assert_false(s.parallel.optimizer_sharding);
+    assert_int_equal(s.parallel.recompute, MU_RECOMPUTE_SELECTIVE);
 }
 
 static void test_job_file_absent_fields_take_their_defaults(void **state)
@@ -98,6 +136,10 @@ static void test_job_file_absent_fields_take_their_defaults(void **state)
     assert_string_equal(s.checkpoint.path, "");
     assert_int_equal(s.eval.every, 0);
     assert_int_equal(s.numerics, MU_NUMERICS_EXACT);
+    assert_memory_equal(&s.parallel, &d.parallel, sizeof s.parallel);
+    assert_int_equal(s.model.kv_heads, 1);
+    assert_int_equal(s.model.hidden, 32);
+    assert_int_equal(s.model.slices, 1);
     assert_int_equal(s.seed, 1337);
     char text[600];
     snprintf(text, sizeof text, "%soptimizer: {lr: 1e-5}\ndata: {path: x, holdout: 0.1}\neval: {every: 2}\n", minimal);
@@ -146,7 +188,7 @@ static const struct bad bads[] = {
      ""},
     {"eps: 1e-9", "eps: 0", "f.yaml:6: optimizer.eps: value 0 is not allowed: 1e-30 to 1", ""},
     /* words */
-    {"family: gpt2", "family: llama", "f.yaml:2: model.family: value llama is not allowed: gpt2", ""},
+    {"family: gpt2", "family: bert", "f.yaml:2: model.family: value bert is not allowed: gpt2 or llama", ""},
     {"tokens: bytes", "tokens: words", "f.yaml:3: data.tokens: value words is not allowed: bytes or llmc", ""},
     {"kind: adamw", "kind: sgd", "f.yaml:6: optimizer.kind: value sgd is not allowed: adamw", ""},
     {"numerics:   fast", "numerics: Exact", "f.yaml:12: numerics: value Exact is not allowed: exact or fast", ""},
@@ -154,9 +196,36 @@ static const struct bad bads[] = {
      "f.yaml:10: checkpoint.kind: value local is not allowed: this version supports shared", ""},
     {"kind: shared", "kind: s3", "f.yaml:10: checkpoint.kind: value s3 is not allowed: shared", ""},
     {"every: 100", "every: auto", "f.yaml:10: checkpoint.every: value auto is not allowed: a number of steps", ""},
-    {"tp: auto", "tp: 2", "f.yaml:8: parallel.tp: value 2 is not allowed: auto or 1", "leaves only"},
-    {"pp: auto", "pp: 4", "f.yaml:8: parallel.pp: value 4 is not allowed: auto or 1", ""},
-    {"slices: 1", "slices: 8", "f.yaml:8: parallel.slices: value 8 is not allowed: auto or 1", ""},
+    {"optimizer_sharding: true", "optimizer_sharding: yes",
+     "f.yaml:8: parallel.optimizer_sharding: value yes is not allowed: true or false", ""},
+    {"recompute: full", "recompute: all",
+     "f.yaml:8: parallel.recompute: value all is not allowed: none, selective or full", ""},
+    {"redundancy: none", "redundancy: raid", "f.yaml:8: parallel.redundancy: value raid is not allowed: none or buddy",
+     ""},
+    {"redundancy: none", "redundancy: buddy",
+     "f.yaml:8: parallel.redundancy: value buddy is not allowed: this version supports none", "checkpoints"},
+    /* degrees */
+    {"tp: auto", "tp: 2", "f.yaml:8: parallel.tp: value 2 is not allowed: a divisor of parallel.slices (1); use 1", ""},
+    {"tp: auto", "tp: 0", "f.yaml:8: parallel.tp: value 0 is not allowed: auto, or a whole number from 1", "leave"},
+    {"tp: auto", "tp: all", "f.yaml:8: parallel.tp: value all is not allowed: auto, or a whole number from 1", ""},
+    {"tp: auto", "tp: -1", "f.yaml:8: parallel.tp: value -1 is not allowed: auto, or a whole number from 1", ""},
+    {"pp: auto", "pp: 7", "f.yaml:8: parallel.pp: value 7 is not allowed: 0 to 6", ""},
+    {"dp: 4", "dp: 9", "f.yaml:8: parallel.dp: value 9 is not allowed: 0 to 8", ""},
+    {"dp: 4", "dp: 4294967296", "f.yaml:8: parallel.dp: value 4294967296 is not allowed", "4294967295"},
+    {"slices: 1", "slices: 0", "f.yaml:8: parallel.slices: value 0 is not allowed", "from 1"},
+    {"slices: 1", "slices: 8", "f.yaml:2: model.heads: value 6 is not allowed: a multiple of parallel.slices (8)",
+     "; use 8"},
+    {"slices: 1", "slices: 3", "f.yaml:8: parallel.slices: value 3 is not allowed: a power of two", "use 2 or 4"},
+    {"max: 64", "max: 3", "f.yaml:9: workers.max: value 3 is not allowed: at least tp * pp * dp = 4", "raise it to 4"},
+    /* families */
+    {"dropout: 0.1", "kv_heads: 3", "f.yaml:2: model.kv_heads: value 3 is not allowed: model.heads (6) for gpt2", ""},
+    {"dropout: 0.1", "kv_heads: 0", "f.yaml:2: model.kv_heads: value 0 is not allowed: a whole number from 1", ""},
+    {"dropout: 0.1", "hidden: 100", "f.yaml:2: model.hidden: value 100 is not allowed: 4 * model.channels", ""},
+    {"dropout: 0.1", "rope_base: 1e4", "f.yaml:2: model.rope_base: value 10000 is not allowed: 0 for gpt2", ""},
+    {"family: gpt2", "family: llama", "f.yaml:2: model.hidden: is missing", "8/3"},
+    {"family: gpt2", "family: llama, hidden: 64", "f.yaml:2: model.dropout: value 0.1", "0 for llama"},
+    {"family: gpt2", "family: llama, hidden: 64, rope_base: 0", "f.yaml:2: model.rope_base: value 0 is not allowed",
+     ""},
     /* names and paths */
     {"job: kjv", "job: King", "f.yaml:1: job: value 'King' is not allowed", "a-z"},
     {"job: kjv", "job: \"a\\nb\"", "f.yaml:1: job: value 'a?b' is not allowed", ""},
@@ -216,13 +285,13 @@ static const struct bad bads[] = {
     /* contradictions */
     {"heads: 6", "heads: 5", "f.yaml:2: model.channels: value 384 is not allowed: a multiple of model.heads (5)", ""},
     {"vocab: 256", "vocab: 255", "f.yaml:2: model.vocab: value 255 is not allowed: at least 256", ""},
-    {"micro: 2", "micro: 3", "f.yaml:4: batch.sequences: value 32 is not allowed: a multiple of micro", "use 36"},
+    {"micro: 2", "micro: 3", "f.yaml:4: batch.sequences: value 32 is not allowed: a multiple of micro", "use 30 or 36"},
     {"length: 128", "length: 512", "f.yaml:4: batch.length: value 512 is not allowed: 1 to 256", ""},
     {"warmup: 50", "warmup: 5000", "f.yaml:6: optimizer.warmup: value 5000 is not allowed: 0 to 1000", ""},
     {"min_lr: 6.0e-5", "min_lr: 6.0e-3", "f.yaml:6: optimizer.min_lr: value 0.006 is not allowed: 0 to optimizer.lr",
      ""},
     {"min: 2", "min: 65", "f.yaml:9: workers.min: value 65 is not allowed: at most workers.max (64)", ""},
-    {"min: 2", "min: 9", "f.yaml:9: workers.min: value 9 is not allowed: at most the 8 leaves", ""},
+    {"min: 2", "min: 25", "f.yaml:9: workers.min: value 25 is not allowed: at most the 24 workers", ""},
     {"keep: 7", "keep: 0", "f.yaml:10: checkpoint.keep: value 0 is not allowed: 1 to 100000", ""},
     {"keep_every: 500", "keep_every: 250", "f.yaml:10: checkpoint.keep_every: value 250 is not allowed: a multiple",
      ""},
@@ -409,7 +478,7 @@ static void project_path(const char *name, char *out, size_t out_size)
 static void test_job_file_examples_are_valid(void **state)
 {
     (void)state;
-    static const char *const names[] = {"examples/kjv.yaml", "examples/tiny.yaml"};
+    static const char *const names[] = {"examples/kjv.yaml", "examples/tiny.yaml", "examples/llama.yaml"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char path[512];
         project_path(names[i], path, sizeof path);
@@ -429,6 +498,9 @@ static void test_job_file_every_field_is_documented(void **state)
                                          "model.family",
                                          "model.layers",
                                          "model.heads",
+                                         "model.kv_heads",
+                                         "model.hidden",
+                                         "model.rope_base",
                                          "model.channels",
                                          "model.context",
                                          "model.vocab",
@@ -451,7 +523,11 @@ static void test_job_file_every_field_is_documented(void **state)
                                          "optimizer.clip",
                                          "parallel.tp",
                                          "parallel.pp",
+                                         "parallel.dp",
                                          "parallel.slices",
+                                         "parallel.optimizer_sharding",
+                                         "parallel.recompute",
+                                         "parallel.redundancy",
                                          "workers.min",
                                          "workers.max",
                                          "workers.spares",
@@ -548,6 +624,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_job_file_every_field_is_read),
+        cmocka_unit_test(test_job_file_llama_and_degrees_are_read),
         cmocka_unit_test(test_job_file_absent_fields_take_their_defaults),
         cmocka_unit_test(test_job_file_bad_files_give_one_clear_line),
         cmocka_unit_test(test_job_file_long_values_and_keys_are_cut),

@@ -22,6 +22,11 @@ static struct mu_job_spec sample(void)
     s.model.context = 64;
     s.model.vocab = 257;
     s.model.dropout = 0.1f;
+    mu_model_config_resolve(&s.model);
+    s.parallel.dp = 2;
+    s.parallel.optimizer_sharding = true;
+    s.parallel.recompute = MU_RECOMPUTE_SELECTIVE;
+    s.parallel.redundancy = MU_REDUNDANCY_NONE;
     strcpy(s.data.path, "/data/\xc3\xa9t\xc3\xa9 \"quoted\" \\ kjv.txt");
     s.data.tokens = MU_TOKENS_BYTES;
     s.data.holdout = 0.012345678901234567;
@@ -54,6 +59,23 @@ static struct mu_job_spec sample(void)
     return s;
 }
 
+static struct mu_job_spec llama_sample(void)
+{
+    struct mu_job_spec s = sample();
+    s.model.family = MU_FAMILY_LLAMA;
+    s.model.heads = 8;
+    s.model.kv_heads = 4;
+    s.model.channels = 64;
+    s.model.hidden = 172;
+    s.model.dropout = 0;
+    s.model.rope_base = 500000.1;
+    s.model.slices = 4;
+    s.model.vocab = 300;
+    s.parallel.tp = 2;
+    s.parallel.pp = 1;
+    return s;
+}
+
 static void test_job_json_round_trip_is_lossless_and_canonical(void **state)
 {
     (void)state;
@@ -73,6 +95,50 @@ static void test_job_json_round_trip_is_lossless_and_canonical(void **state)
     assert_non_null(strstr(text, "\"lr\":0.30000000000000004"));
     free(text);
     free(again);
+    s = llama_sample();
+    text = mu_job_spec_to_text(&s);
+    memset(&back, 0xff, sizeof back);
+    if (mu_job_spec_from_text(text, strlen(text), "record", &back, &err))
+        fail_msg("%s in %s", err.text, text);
+    assert_memory_equal(&back, &s, sizeof s);
+    free(text);
+    /* Not given and given as the default are the same record. */
+    struct mu_job_spec bare = sample();
+    bare.model.kv_heads = bare.model.hidden = bare.model.slices = 0;
+    s = sample();
+    text = mu_job_spec_to_text(&s);
+    again = mu_job_spec_to_text(&bare);
+    assert_string_equal(text, again);
+    free(text);
+    free(again);
+}
+
+/* As version 0.1 wrote it: without what came later. */
+static void test_job_json_records_of_earlier_versions_have_the_old_defaults(void **state)
+{
+    (void)state;
+    static const char old[] =
+        "{\"batch\":{\"accumulate\":2,\"length\":256,\"micro\":2,\"sequences\":32},\"checkpoint\":{\"every\":100,"
+        "\"keep\":5,\"keep_every\":500,\"kind\":\"shared\",\"path\":\"/ckpt\"},\"data\":{\"holdout\":0.01,\"path\":"
+        "\"/data/kjv.txt\",\"tokens\":\"bytes\"},\"eval\":{\"every\":100,\"sequences\":16},\"job\":\"kjv\",\"model\":{"
+        "\"channels\":384,\"context\":256,\"dropout\":0.0,\"family\":\"gpt2\",\"heads\":6,\"layers\":6,\"vocab\":256},"
+        "\"numerics\":\"exact\",\"optimizer\":{\"beta1\":0.9,\"beta2\":0.95,\"clip\":1.0,\"eps\":1e-8,\"lr\":0.0006,"
+        "\"min_lr\":6e-05,\"warmup\":50,\"weight_decay\":0.1},\"seed\":\"1337\",\"steps\":1000,\"workers\":{\"max\":64,"
+        "\"min\":1,\"spares\":0}}";
+    struct mu_job_spec s, d;
+    struct mu_error err = {0};
+    if (mu_job_spec_from_text(old, strlen(old), "record", &s, &err))
+        fail_msg("%s", err.text);
+    mu_job_spec_init(&d);
+    assert_int_equal(s.model.kv_heads, 6);
+    assert_int_equal(s.model.hidden, 4 * 384);
+    assert_int_equal(s.model.slices, 1);
+    assert_true(s.model.rope_base == 0);
+    assert_int_equal(s.parallel.tp + s.parallel.pp + s.parallel.dp, 0);
+    assert_false(s.parallel.optimizer_sharding);
+    assert_int_equal(s.parallel.recompute, MU_RECOMPUTE_NONE);
+    assert_int_equal(s.parallel.redundancy, d.parallel.redundancy);
+    assert_true(mu_job_spec_hash(&s) == 0xb4e6b2ce90027c05); /* the identity that version gave it */
 }
 
 /* A field that were forgotten would read back as zero: so change every byte of a record in turn, and where the changed
@@ -85,6 +151,8 @@ static void test_job_json_no_byte_of_the_record_is_forgotten(void **state)
     for (size_t i = 0; i < sizeof base; i++) {
         for (int bit = 0; bit < 8; bit++) {
             struct mu_job_spec s = base, back;
+            if (i == offsetof(struct mu_job_spec, parallel.optimizer_sharding) && bit > 0)
+                continue; /* no value of a bool */
             ((unsigned char *)&s)[i] ^= (unsigned char)(1 << bit);
             if (mu_job_spec_check(&s, NULL) != MU_OK)
                 continue;
@@ -109,6 +177,15 @@ static void test_job_json_no_byte_of_the_record_is_forgotten(void **state)
     assert_true(tried > 500);
 }
 
+static bool is_newer(const char *name)
+{
+    static const char *const newer[] = {"model.kv_heads", "model.hidden", "model.rope_base", "model.slices"};
+    for (size_t i = 0; i < sizeof newer / sizeof newer[0]; i++)
+        if (strcmp(name, newer[i]) == 0)
+            return true;
+    return strncmp(name, "parallel.", 9) == 0;
+}
+
 static void test_job_json_every_field_is_required_and_typed(void **state)
 {
     (void)state;
@@ -131,14 +208,18 @@ static void test_job_json_every_field_is_required_and_typed(void **state)
             assert_int_equal(mu_job_spec_from_json(root, &back, &err), MU_ERR_INVALID);
             assert_int_equal(strncmp(err.text, name, strlen(name)), 0);
             json_object_del(object, key);
-            assert_int_equal(mu_job_spec_from_json(root, &back, &err), MU_ERR_INVALID);
-            assert_int_equal(strncmp(err.text, name, strlen(name)), 0);
-            assert_non_null(strstr(err.text, "missing"));
+            if (is_newer(name)) {
+                assert_int_equal(mu_job_spec_from_json(root, &back, &err), MU_OK);
+            } else {
+                assert_int_equal(mu_job_spec_from_json(root, &back, &err), MU_ERR_INVALID);
+                assert_int_equal(strncmp(err.text, name, strlen(name)), 0);
+                assert_non_null(strstr(err.text, "missing"));
+            }
             json_object_set_new(object, key, kept);
             leaf_count++;
         }
     }
-    assert_int_equal(leaf_count, 32);
+    assert_int_equal(leaf_count, 42);
     assert_int_equal(mu_job_spec_from_json(root, &back, NULL), MU_OK);
     json_decref(names);
     json_decref(root);
@@ -185,6 +266,11 @@ static void test_job_json_wrong_records_are_refused(void **state)
     expect_refused("\"lr\":0.30000000000000004", "\"lr\":true", "optimizer.lr: not a number");
     expect_refused("\"dropout\":", "\"dropout\":0.123456789012345,\"x\":", "model.dropout: not a number of 32 bits");
     expect_refused("\"eval\":{", "\"eval\":[],\"evil\":{", "eval.every: is missing");
+    expect_refused("\"optimizer_sharding\":true", "\"optimizer_sharding\":1",
+                   "parallel.optimizer_sharding: not true or");
+    expect_refused("\"recompute\":\"selective\"", "\"recompute\":\"some\"", "parallel.recompute: not one of the known");
+    expect_refused("\"redundancy\":\"none\"", "\"redundancy\":\"buddy\"", "this version supports none");
+    expect_refused("\"slices\":1", "\"slices\":2", "model.heads: value 3 is not allowed");
     expect_refused("{", "[1]{", "not valid JSON");
     expect_refused("{", "7", "");
 }
@@ -193,6 +279,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_job_json_round_trip_is_lossless_and_canonical),
+        cmocka_unit_test(test_job_json_records_of_earlier_versions_have_the_old_defaults),
         cmocka_unit_test(test_job_json_no_byte_of_the_record_is_forgotten),
         cmocka_unit_test(test_job_json_every_field_is_required_and_typed),
         cmocka_unit_test(test_job_json_wrong_records_are_refused),

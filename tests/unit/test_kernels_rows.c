@@ -44,12 +44,17 @@ static void run_norm(void *ctx, struct mu_pool *pool, float *out)
     size_t size = (size_t)rows * channels;
     float *mean = kt_alloc(2 * (size_t)rows, sizeof *mean), *rstd = mean + rows;
     float *workspace = kt_alloc(mu_kernel_norm_workspace(rows, channels), sizeof *workspace);
-    struct mu_norm_forward forward = {t->sequences, t->length, channels, t->x, t->branch ? t->b : NULL,
-                                      t->weight,    t->bias,   t->drop,  out,  out + size,
-                                      mean,         rstd};
+    struct mu_norm_forward forward = {.rows = rows, .length = t->length, .channels = channels, .residual = t->x};
+    forward.branch = t->branch ? t->b : NULL;
+    forward.weight = t->weight;
+    forward.bias = t->bias;
+    forward.drop = t->drop;
+    forward.residual_out = out;
+    forward.y = out + size;
+    forward.mean = mean;
+    forward.rstd = rstd;
     assert_int_equal(mu_kernel_norm_forward(pool, &forward), MU_OK);
-    struct mu_norm_backward backward = {
-        .sequences = t->sequences, .length = t->length, .channels = channels, .residual = out};
+    struct mu_norm_backward backward = {.rows = rows, .length = t->length, .channels = channels, .residual = out};
     backward.weight = t->weight;
     backward.mean = mean;
     backward.rstd = rstd;
@@ -78,7 +83,7 @@ static void expect_norm(const struct norm_case *t, const float *out)
     double *bias = kt_doubles(t->bias, channels), *dy = kt_doubles(t->dy, size), *dx = kt_doubles(t->dx, size);
     double *keep = t->drop ? row_factors(t->drop, t->sequences, t->length, channels) : NULL;
     double *r = kt_alloc(4 * size + 2 * (size_t)channels, sizeof *r);
-    struct ref_norm norm = {rows, channels, x, t->branch ? b : NULL, keep, w, bias};
+    struct ref_norm norm = {rows, channels, x, t->branch ? b : NULL, keep, w, bias, false};
     ref_norm_forward(&norm, r, r + size);
     ref_norm_backward(&norm, dy, t->first ? NULL : dx, r + 2 * size, r + 3 * size, r + 4 * size,
                       r + 4 * size + channels);
@@ -150,12 +155,15 @@ static void run_embedding(void *ctx, struct mu_pool *pool, float *out)
     float *dx = kt_copy(t->dx, size), *dwte = out + size, *dwpe = dwte + table;
     memcpy(dwte, t->dwte, table * sizeof *out);
     memcpy(dwpe, t->dwpe, (size_t)t->length * t->channels * sizeof *out);
-    assert_int_equal(mu_kernel_embedding_forward(pool, t->sequences, t->length, t->channels, t->vocab, t->tokens,
-                                                 t->wte, t->wpe, t->drop, out),
-                     MU_OK);
+    const uint32_t rows = t->sequences * t->length;
+    const float *const slices[] = {t->wte};
+    const struct mu_vocab_slices whole = {slices, t->vocab, 0, 1, t->vocab};
     assert_int_equal(
-        mu_kernel_embedding_backward(pool, t->sequences, t->length, t->channels, t->tokens, t->drop, dx, dwte, dwpe),
+        mu_kernel_embedding_forward(pool, 0, rows, t->length, t->channels, &whole, t->tokens, t->wpe, t->drop, out),
         MU_OK);
+    assert_int_equal(mu_kernel_embedding_drop(pool, 0, rows, t->length, t->channels, t->drop, dx), MU_OK);
+    assert_int_equal(mu_kernel_embedding_backward(pool, rows, t->channels, t->tokens, dx, 0, t->vocab, dwte), MU_OK);
+    assert_int_equal(mu_kernel_position_backward(pool, 0, rows, t->length, t->channels, dx, dwpe), MU_OK);
     free(dx);
 }
 
@@ -478,19 +486,24 @@ static void test_dropout_numbers_are_philox_of_the_logical_element(void **state)
 /* ---- identity ---- */
 
 static const uint64_t known_low = 0x03fc8c23d0bc84e6u, known_high = 0xdcd766aebdcc11f6u;
-static const struct mu_kernel_shapes shapes = {2, 100, 96, 3, 301};
+static const struct mu_kernel_shapes shapes = {.sequences = 2, .length = 100, .channels = 96, .heads = 3, .vocab = 301};
+
+struct identity_case {
+    struct mu_kernel_shapes shapes;
+    uint32_t parts;
+};
 
 static void run_identity(void *ctx, struct mu_pool *pool, float *out)
 {
-    (void)ctx;
+    const struct identity_case *t = ctx;
     struct mu_kernel_identity identity;
-    assert_int_equal(mu_kernels_identity(pool, &shapes, NULL, &identity), MU_OK);
-    assert_int_equal(identity.count, MU_IDENTITY_PARTS);
+    assert_int_equal(mu_kernels_identity(pool, &t->shapes, NULL, &identity), MU_OK);
+    assert_int_equal(identity.count, t->parts);
     for (uint32_t i = 0; i < identity.count; i++) {
         assert_non_null(identity.parts[i].name);
         memcpy(out + 2 * i, &identity.parts[i].hash, sizeof identity.parts[i].hash);
     }
-    memcpy(out + 2 * MU_IDENTITY_PARTS, &identity.total, sizeof identity.total);
+    memcpy(out + 2 * t->parts, &identity.total, sizeof identity.total);
 }
 
 /* Every machine computes these: a change of any kernel's bits is a change of the numeric identity, and must be meant.
@@ -498,18 +511,45 @@ static void run_identity(void *ctx, struct mu_pool *pool, float *out)
 static void test_identity_is_the_known_one_everywhere(void **state)
 {
     (void)state;
-    float words[2 * MU_IDENTITY_PARTS + 4];
+    struct identity_case t = {shapes, 12};
     struct mu_kernel_identity identity;
     assert_int_equal(mu_kernels_identity(kt_pool(1), &shapes, NULL, &identity), MU_OK);
     if (identity.total.low != known_low || identity.total.high != known_high)
         fail_msg("identity is 0x%016llx, 0x%016llx", (unsigned long long)identity.total.low,
                  (unsigned long long)identity.total.high);
-    kt_expect_same_bits("identity", run_identity, NULL, sizeof words / sizeof words[0]);
+    kt_expect_same_bits("identity", run_identity, &t, 2 * t.parts + 4);
     struct mu_kernel_shapes other = shapes;
     other.channels = 99;
     uint64_t before = identity.total.low;
     assert_int_equal(mu_kernels_identity(kt_pool(1), &other, NULL, &identity), MU_OK);
     assert_true(identity.total.low != before);
+}
+
+/* A job that uses more kernels is judged by more parts; the first ones stay. */
+static void test_identity_covers_what_the_job_uses(void **state)
+{
+    (void)state;
+    struct mu_kernel_identity base, more;
+    struct identity_case all = {shapes, 18}, sliced = {shapes, 14};
+    assert_int_equal(mu_kernels_identity(kt_pool(1), &shapes, NULL, &base), MU_OK);
+    all.shapes.heads = 4;
+    all.shapes.kv_heads = 2;
+    all.shapes.hidden = 270;
+    all.shapes.slices = 2;
+    all.shapes.llama = true;
+    kt_expect_same_bits("identity of llama", run_identity, &all, 2 * all.parts + 4);
+    sliced.shapes.slices = 4;
+    kt_expect_same_bits("identity with slices", run_identity, &sliced, 2 * sliced.parts + 4);
+    assert_int_equal(mu_kernels_identity(kt_pool(1), &sliced.shapes, NULL, &more), MU_OK);
+    for (uint32_t i = 0; i < base.count; i++)
+        assert_true(base.parts[i].hash == more.parts[i].hash && strcmp(base.parts[i].name, more.parts[i].name) == 0);
+    assert_true(more.total.low != base.total.low);
+    struct mu_kernel_shapes gpt2 = shapes; /* spelled out, the same job */
+    gpt2.kv_heads = gpt2.heads;
+    gpt2.hidden = 4 * gpt2.channels;
+    gpt2.slices = 1;
+    assert_int_equal(mu_kernels_identity(kt_pool(1), &gpt2, NULL, &more), MU_OK);
+    assert_memory_equal(&more.total, &base.total, sizeof base.total);
 }
 
 int main(void)
@@ -525,6 +565,7 @@ int main(void)
         cmocka_unit_test(test_initial_values_are_normal_and_named_by_element),
         cmocka_unit_test(test_dropout_numbers_are_philox_of_the_logical_element),
         cmocka_unit_test(test_identity_is_the_known_one_everywhere),
+        cmocka_unit_test(test_identity_covers_what_the_job_uses),
     };
     return cmocka_run_group_tests(tests, kt_setup, kt_teardown);
 }

@@ -24,6 +24,31 @@ int fsync(int fd)
     return (int)syscall(SYS_fsync, fd);
 }
 
+/* How pwrite behaves on descriptors with O_DIRECT, and how many bytes went over them from `watched`. */
+static enum { DIRECT_WORKS, DIRECT_REFUSED, DIRECT_SHORT, DIRECT_FAILS } direct_quirk;
+static const uint8_t *watched;
+static size_t watched_size, direct_bytes, unstaged_bytes;
+
+ssize_t pwrite(int fd, const void *data, size_t size, off_t offset)
+{
+    if (fcntl(fd, F_GETFL) & O_DIRECT) {
+        if (direct_quirk == DIRECT_REFUSED || direct_quirk == DIRECT_FAILS) {
+            errno = direct_quirk == DIRECT_FAILS ? EIO : EINVAL;
+            return -1;
+        }
+        if ((uintptr_t)data % 512 || size % 512 || offset % 512) {
+            errno = EINVAL;
+            return -1;
+        }
+        direct_bytes += size;
+        if ((const uint8_t *)data >= watched && (const uint8_t *)data < watched + watched_size)
+            unstaged_bytes += size;
+    }
+    if (direct_quirk == DIRECT_SHORT && size > 5000)
+        size = 5000 - (size_t)(offset / 4096 % 7);
+    return (ssize_t)syscall(SYS_pwrite64, fd, data, size, offset);
+}
+
 int renameat(int old_dir, const char *old_name, int new_dir, const char *new_name)
 {
     if (rename_fails) {
@@ -302,6 +327,85 @@ static void test_entries_across_blocks_read_back(void **state)
     }
     assert_int_equal(at % MU_PIECE_DATA_ALIGN_BYTES, 0);
     free(bytes);
+    scratch_remove(&scratch);
+}
+
+/* Entries that lie side by side from a page on, as a snapshot has them: their whole pages go to the disk from where
+ * they are; where the file system refuses, or takes only a part, the file comes out the same. */
+static void test_packed_entries_are_written_directly_or_else_all_the_same(void **state)
+{
+    (void)state;
+    struct scratch scratch = scratch_make();
+    struct mu_error err;
+    struct mu_piece_result first, again;
+    static const size_t sizes[] = {3, 5u << 20, 1000003, (2u << 20) - 1, 77};
+    enum { COUNT = sizeof sizes / sizeof sizes[0] };
+    struct mu_piece_entry entries[COUNT];
+    size_t total = 0;
+    for (size_t i = 0; i < COUNT; i++)
+        total += sizes[i];
+    uint32_t *data;
+    assert_int_equal(posix_memalign((void **)&data, 4096, total * sizeof *data), 0);
+    uint64_t random = 19;
+    for (size_t i = 0; i < total; i++)
+        data[i] = (uint32_t)mu_splitmix64(&random);
+    for (size_t i = 0, at = 0; i < COUNT; at += sizes[i++])
+        entries[i] = (struct mu_piece_entry){.kind = MU_PIECE_META,
+                                             .cell_name = "state",
+                                             .first_chunk = (uint32_t)i,
+                                             .chunk_count = 1,
+                                             .size = sizes[i],
+                                             .data = (const float *)data + at};
+    watched = (const uint8_t *)data;
+    watched_size = total * sizeof *data;
+    direct_bytes = unstaged_bytes = 0;
+    assert_ok(mu_piece_write(scratch.path, "p", &identity, entries, COUNT, NULL, &first, &err), &err);
+    if (direct_bytes == 0)
+        print_message("no direct output on this file system\n");
+    else
+        assert_true(unstaged_bytes > watched_size - 4096 && unstaged_bytes <= watched_size);
+    for (direct_quirk = DIRECT_REFUSED; direct_quirk <= DIRECT_SHORT; direct_quirk++) {
+        assert_ok(mu_piece_write(scratch.path, "p", &identity, entries, COUNT, NULL, &again, &err), &err);
+        assert_true(again.xxh3.low == first.xxh3.low && again.xxh3.high == first.xxh3.high);
+        char path[512];
+        path_join(path, scratch.path, "p");
+        struct mu_piece_expected expected = {.size_bytes = again.size_bytes, .xxh3 = again.xxh3};
+        assert_ok(mu_piece_read(path, &(struct mu_piece_read_options){.expected = &expected}, NULL, &err), &err);
+    }
+    direct_quirk = DIRECT_FAILS;
+    if (direct_bytes > 0)
+        assert_fails(mu_piece_write(scratch.path, "q", &identity, entries, COUNT, NULL, &again, &err), MU_ERR_IO, &err,
+                     "cannot write at byte");
+    direct_quirk = DIRECT_WORKS;
+    watched = NULL;
+    assert_int_equal(count_files(scratch.path), 1);
+    free(data);
+    scratch_remove(&scratch);
+}
+
+static void test_large_piece_on_a_file_system_without_direct_output(void **state)
+{
+    (void)state;
+    struct scratch scratch = scratch_make();
+    struct mu_error err;
+    struct mu_piece_result result;
+    if (!mount_tmpfs(scratch.path, "size=64m")) {
+        scratch_remove(&scratch);
+        skip();
+    }
+    size_t size = 5u << 20;
+    float *data = calloc(size, sizeof *data);
+    for (size_t i = 0; i < size; i++)
+        data[i] = (float)i;
+    struct mu_piece_entry entry = {
+        .kind = MU_PIECE_META, .cell_name = "E.0", .first_chunk = 0, .chunk_count = 1, .size = size, .data = data};
+    assert_ok(mu_piece_write(scratch.path, "p", &identity, &entry, 1, NULL, &result, &err), &err);
+    char path[512];
+    path_join(path, scratch.path, "p");
+    struct mu_piece_expected expected = {.size_bytes = result.size_bytes, .xxh3 = result.xxh3};
+    assert_ok(mu_piece_read(path, &(struct mu_piece_read_options){.expected = &expected}, NULL, &err), &err);
+    free(data);
+    unmount(scratch.path);
     scratch_remove(&scratch);
 }
 
@@ -772,6 +876,8 @@ int main(void)
         cmocka_unit_test(test_written_piece_reads_back_bit_for_bit),
         cmocka_unit_test(test_piece_is_a_plain_safetensors_file),
         cmocka_unit_test(test_entries_across_blocks_read_back),
+        cmocka_unit_test(test_packed_entries_are_written_directly_or_else_all_the_same),
+        cmocka_unit_test(test_large_piece_on_a_file_system_without_direct_output),
         cmocka_unit_test(test_partial_read_touches_only_what_is_wanted),
         cmocka_unit_test(test_part_of_an_entry_goes_to_its_place_and_the_rest_is_verified),
         cmocka_unit_test(test_runs_are_found_by_any_chunk),

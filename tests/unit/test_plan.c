@@ -138,6 +138,33 @@ static void test_world_size(void **state)
     teardown(&f);
 }
 
+/* A replicated job takes in whoever comes, however little it gains; asked for or not. */
+static void test_every_worker_becomes_a_replica(void **state)
+{
+    (void)state;
+    struct fixture f;
+    uint32_t replicated = 0;
+    for (uint32_t given = 0; given < 2; given++) {
+        setup(&f, 0, 64, 1, 64);
+        f.spec.parallel.tp = f.spec.parallel.pp = given;
+        for (uint32_t i = 0; i < 64; i++) {
+            f.input.member_count = i + 1;
+            f.input.has_old_layout = i > 0;
+            mu_layout_init(&f.input.old_layout, i ? i : 1, 4);
+            make(&f);
+            assert_int_equal(f.plan.status, MU_OK);
+            if (given == 0 && f.plan.layout.tp * f.plan.layout.pp > 1)
+                continue; /* another grid was faster: left to the model of costs */
+            assert_int_equal(f.plan.layout.dp, i + 1);
+            for (uint32_t rank = 0; rank <= i; rank++)
+                assert_int_equal(f.ranks[rank].member, rank);
+            replicated++;
+        }
+        teardown(&f);
+    }
+    assert_true(replicated > 100);
+}
+
 static void test_leaf_ranges_tile(void **state)
 {
     (void)state;
@@ -969,6 +996,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_world_size),
+        cmocka_unit_test(test_every_worker_becomes_a_replica),
         cmocka_unit_test(test_leaf_ranges_tile),
         cmocka_unit_test(test_fresh_job_initialises_everywhere),
         cmocka_unit_test(test_too_few_members_is_unavailable),

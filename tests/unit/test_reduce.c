@@ -19,11 +19,12 @@ enum { WORLD_MAX = 40, STEPS = 2, PATIENCE_US = 30 * 1000000 };
 
 static const uint8_t secret[MU_COMM_SECRET_SIZE] = "the secret of this generation..";
 
-/* One exchange: `world` ranks as threads of this process, each with its own sockets. */
+/* One exchange: all ranks of a layout as threads of this process, each with its own sockets. */
 struct exchange {
     struct mu_model_spec model;
+    struct mu_layout layout;
     uint32_t world, leaves, threads, segment_chunks;
-    bool mesh;
+    bool tree;
     uint32_t leaf_counts[WORLD_MAX];
     uint64_t staging_bytes;
     const float *expected[STEPS];
@@ -88,15 +89,21 @@ struct rank_state {
     struct mu_pool *pool;
     struct mu_reduce *reduce;
     struct mu_comm_group *group;
-    float *stack[MU_TREE_ROOTS_MAX], *staging;
+    float *stack[MU_TREE_ROOTS_MAX], *staging, *params;
     uint32_t first_leaf, leaf_count, depth_max;
+    bool idle, reports; /* reports: losses of its replica */
 };
+
+static uint32_t peers_of(const struct exchange *x, uint32_t rank, uint32_t out[MU_LAYOUT_NEIGHBOURS_MAX])
+{
+    return x->tree ? mu_layout_binomial(x->world, rank, out) : mu_layout_neighbours(&x->model, &x->layout, rank, out);
+}
 
 static bool open_group(struct rank *rank, struct rank_state *s)
 {
     struct exchange *x = rank->exchange;
-    uint32_t neighbours[MU_NEIGHBOURS_MAX], count = mu_plan_neighbours(x->world, x->mesh, rank->rank, neighbours);
-    struct mu_comm_peer peers[MU_NEIGHBOURS_MAX];
+    uint32_t neighbours[MU_LAYOUT_NEIGHBOURS_MAX], count = peers_of(x, rank->rank, neighbours);
+    struct mu_comm_peer peers[MU_LAYOUT_NEIGHBOURS_MAX];
     for (uint32_t i = 0; i < count; i++)
         peers[i] = (struct mu_comm_peer){neighbours[i], x->ranks[neighbours[i]].incarnation,
                                          mu_comm_address(x->ranks[neighbours[i]].comm)};
@@ -121,24 +128,41 @@ static bool make_reduce(struct rank *rank, struct rank_state *s)
 {
     struct exchange *x = rank->exchange;
     struct mu_error err;
+    struct mu_chunk_run runs[MU_RUNS_MAX];
+    uint32_t ranks[WORLD_MAX] = {rank->rank};
+    s->idle = mu_layout_is_idle(&x->layout, rank->rank);
+    struct mu_coords at = {0};
+    if (!s->idle)
+        at = mu_layout_coords(&x->layout, rank->rank);
+    for (uint32_t d = 0; !s->idle && d < x->layout.dp; d++)
+        ranks[d] = mu_layout_rank(&x->layout, (struct mu_coords){at.t, d, at.p});
+    s->reports = !s->idle && at.t == 0 && at.p == x->layout.pp - 1;
     struct mu_reduce_config config = {.model = &x->model,
                                       .pool = s->pool,
                                       .leaves = x->leaves,
+                                      .replicas = s->idle ? 1 : x->layout.dp,
+                                      .index = at.d,
+                                      .ranks = ranks,
+                                      .leaf_counts = s->idle ? NULL : x->leaf_counts,
+                                      .runs = runs,
+                                      .run_count = mu_layout_runs(&x->model, &x->layout, rank->rank, MU_SHARE_PARAMS, runs),
+                                      .sharded = x->layout.sharded,
                                       .world = x->world,
                                       .rank = rank->rank,
-                                      .leaf_counts = x->leaf_counts,
-                                      .mesh = x->mesh,
+                                      .tree = x->tree,
                                       .staging_bytes = x->staging_bytes,
                                       .segment_chunks = x->segment_chunks};
     if (mu_reduce_new(&config, &s->reduce, &err) != MU_OK) {
         snprintf(rank->trouble, sizeof rank->trouble, "reduce: %.200s", err.text);
         return false;
     }
-    s->first_leaf = mu_plan_leaf_range(x->leaves, x->world, x->leaf_counts, rank->rank, &s->leaf_count);
+    if (!s->idle)
+        s->first_leaf = mu_plan_leaf_range(x->leaves, x->layout.dp, x->leaf_counts, at.d, &s->leaf_count);
     s->depth_max = mu_tree_buffers(x->leaves, s->first_leaf, s->leaf_count);
     s->depth_max = s->depth_max ? s->depth_max : 1;
     for (uint32_t i = 0; i < s->depth_max; i++)
         s->stack[i] = calloc(x->model.flat_size, sizeof(float));
+    s->params = calloc(x->model.flat_size, sizeof(float));
     /* Exactly what was asked for, so that a sanitizer sees what is too much. */
     s->staging = malloc(mu_reduce_staging_bytes(s->reduce) + 1);
     mu_reduce_attach(s->reduce, s->group, s->staging);
@@ -151,8 +175,10 @@ static void sum_own_leaves(struct rank_state *s, const struct exchange *x, uint6
     for (uint32_t leaf = s->first_leaf; leaf < s->first_leaf + s->leaf_count; leaf++) {
         for (uint64_t e = 0; e < x->model.flat_size; e++)
             s->stack[depth][e] = gradient_of(step, leaf, e);
-        mu_small_push(small, x->leaves, s->first_leaf, leaf, loss_of(leaf));
-        mu_exact_sum_add(&small->squares, loss_of(leaf));
+        if (s->reports) {
+            mu_small_push(small, x->leaves, s->first_leaf, leaf, loss_of(leaf));
+            mu_exact_sum_add(&small->squares, loss_of(leaf));
+        }
         for (uint32_t i = mu_tree_carries(x->leaves, s->first_leaf, leaf); i > 0; i--, depth--)
             for (uint64_t e = 0; e < x->model.flat_size; e++)
                 s->stack[depth - 1][e] += s->stack[depth][e];
@@ -160,12 +186,61 @@ static void sum_own_leaves(struct rank_state *s, const struct exchange *x, uint6
     }
 }
 
+/* Elements of a share that differ: the first one's number, or UINT64_MAX. Gaps between cells do not count. */
+static uint64_t first_difference(const struct exchange *x, uint32_t rank, enum mu_share share, const float *is,
+                                 const float *wanted)
+{
+    struct mu_chunk_run runs[MU_RUNS_MAX];
+    uint32_t count = mu_layout_runs(&x->model, &x->layout, rank, share, runs);
+    for (uint32_t i = 0; i < count; i++) {
+        for (uint32_t c = runs[i].first; c < runs[i].first + runs[i].count; c++) {
+            struct mu_chunk chunk = mu_model_chunk(&x->model, c);
+            for (uint64_t e = chunk.offset; e < chunk.offset + chunk.size; e++)
+                if (memcmp(&is[e], &wanted[e], sizeof is[e]) != 0)
+                    return e;
+        }
+    }
+    return UINT64_MAX;
+}
+
+/* "Updated" parameters of owned parts go round; everything of the column must arrive, nothing else must change. */
+static bool gather(struct rank *rank, struct rank_state *s, uint64_t step, struct mu_error *err)
+{
+    struct exchange *x = rank->exchange;
+    if (!x->layout.sharded || x->layout.dp == 1 || s->idle)
+        return true;
+    for (uint64_t e = 0; e < x->model.flat_size; e++)
+        s->params[e] = -7.0f;
+    enum mu_status status = mu_reduce_gather_begin(s->reduce, step, s->params, err);
+    for (uint32_t part = 0; part < mu_reduce_part_count(s->reduce) && status == MU_OK; part++) {
+        uint64_t offset, size;
+        mu_reduce_part(s->reduce, part, &offset, &size);
+        memcpy(s->params + offset, x->expected[step] + offset, size * sizeof(float));
+        status = mu_reduce_gather_send(s->reduce, part, err);
+    }
+    if (status == MU_OK)
+        status = mu_reduce_gather_finish(s->reduce, err);
+    if (status != MU_OK)
+        return false;
+    uint64_t wrong = first_difference(x, rank->rank, MU_SHARE_PARAMS, s->params, x->expected[step]), kept = 0;
+    for (uint64_t e = 0; e < x->model.flat_size; e++)
+        kept += s->params[e] == -7.0f;
+    uint64_t column = mu_layout_elements(&x->model, &x->layout, rank->rank, MU_SHARE_PARAMS);
+    if (wrong == UINT64_MAX && kept == x->model.flat_size - column)
+        return true;
+    snprintf(err->text, sizeof err->text, "gather: element %llu, or %llu of others", (unsigned long long)wrong,
+             (unsigned long long)kept);
+    return false;
+}
+
 static bool one_step(struct rank *rank, struct rank_state *s, uint64_t step)
 {
     struct exchange *x = rank->exchange;
     struct mu_error err = {0};
-    struct mu_small own = {.command = 100 + (rank->rank + 3) % x->world}, total;
-    mu_exact_sum_init(&own.squares);
+    struct mu_small own, total;
+    mu_small_init(&own);
+    own.command = 100 + (rank->rank + 3) % x->world;
+    own.digest[rank->rank % MU_DIGEST_SIZE] = (uint8_t)(1u << rank->rank / MU_DIGEST_SIZE);
     enum mu_status status = mu_reduce_begin(s->reduce, step, s->stack, &err);
     if (status == MU_OK)
         sum_own_leaves(s, x, step, &own);
@@ -175,21 +250,29 @@ static bool one_step(struct rank *rank, struct rank_state *s, uint64_t step)
         status = mu_reduce_finish(s->reduce, &err);
     if (status == MU_OK)
         status = mu_reduce_small(s->reduce, step, MU_SMALL_VOTE, x->leaves, &own, &total, &err);
-    if (status != MU_OK) {
+    if (status != MU_OK || !gather(rank, s, step, &err)) {
         snprintf(rank->trouble, sizeof rank->trouble, "step: %.200s", err.text);
         return false;
     }
-    for (uint32_t i = 0; i < x->model.cell_count; i++) {
-        struct mu_cell cell = mu_model_cell(&x->model, i);
-        if (memcmp(s->stack[0] + cell.offset, x->expected[step] + cell.offset, cell.size * sizeof(float)) != 0) {
-            snprintf(rank->trouble, sizeof rank->trouble, "step %d: sum of cell %s differs", (int)step, cell.name);
-            return false;
-        }
+    uint64_t wrong = first_difference(x, rank->rank, x->layout.sharded ? MU_SHARE_OWNED : MU_SHARE_PARAMS, s->stack[0],
+                                      x->expected[step]);
+    if (wrong != UINT64_MAX) {
+        snprintf(rank->trouble, sizeof rank->trouble, "step %d: sum of element %llu differs", (int)step,
+                 (unsigned long long)wrong);
+        return false;
     }
+    bool all_digests = true;
+    for (uint32_t i = 0; i < x->world; i++)
+        all_digests = all_digests && (total.digest[i % MU_DIGEST_SIZE] >> i / MU_DIGEST_SIZE & 1);
     if (total.roots[0] != x->expected_loss || mu_exact_sum_round(&total.squares) != x->expected_squares ||
-        total.command != 100) {
+        total.command != 100 || !all_digests) {
         snprintf(rank->trouble, sizeof rank->trouble, "vote differs: loss %.17g, command %d", total.roots[0],
                  (int)total.command);
+        return false;
+    }
+    mu_small_init(&own);
+    if (mu_reduce_small(s->reduce, step, MU_SMALL_END, 0, &own, &total, &err) != MU_OK || total.command != UINT64_MAX) {
+        snprintf(rank->trouble, sizeof rank->trouble, "end: %.200s", err.text);
         return false;
     }
     return true;
@@ -206,12 +289,17 @@ static void *rank_main(void *arg)
     ok = ok && (rank->exchange->world == 1 || open_group(rank, &s)) && make_reduce(rank, &s);
     for (uint64_t step = 0; step < STEPS && ok; step++)
         ok = one_step(rank, &s, step);
+    if (!ok) { /* or the others would wait for this one forever */
+        mu_comm_group_close(s.group);
+        s.group = NULL;
+    }
     pthread_barrier_wait(&rank->exchange->ready); /* nobody leaves while others still exchange */
     mu_comm_group_close(s.group);
     mu_reduce_free(s.reduce);
     for (uint32_t i = 0; i < s.depth_max; i++)
         free(s.stack[i]);
     free(s.staging);
+    free(s.params);
     mu_pool_free(s.pool);
     return NULL;
 }
@@ -219,9 +307,12 @@ static void *rank_main(void *arg)
 /* ---- all ranks ---- */
 
 struct layout {
-    uint32_t world, leaves;
+    uint32_t world; /* replicas; the whole model is one column unless tp, pp say otherwise */
+    uint32_t leaves;
     bool mesh;
     uint32_t threads;
+    uint32_t tp, pp, idle; /* 0: 1, 1, none */
+    bool sharded;
     const uint32_t *leaf_counts; /* NULL: equal */
     uint64_t staging_bytes;
     uint32_t segment_chunks;
@@ -232,14 +323,21 @@ static void check_layout(const struct mu_model_config *config, const struct layo
     struct exchange *x = calloc(1, sizeof *x);
     assert_non_null(x);
     mu_model_spec_init(&x->model, config);
-    x->world = layout->world;
+    mu_layout_init(&x->layout, layout->world, config->layers);
+    x->layout.tp = layout->tp ? layout->tp : 1;
+    x->layout.pp = layout->pp ? layout->pp : 1;
+    x->layout.idle = layout->idle;
+    x->layout.sharded = layout->sharded;
+    for (uint32_t p = 0; p <= x->layout.pp; p++)
+        x->layout.stage_first[p] = (uint16_t)(p * config->layers / x->layout.pp);
+    x->world = mu_layout_world(&x->layout);
     x->leaves = layout->leaves;
-    x->mesh = layout->mesh;
+    x->tree = !layout->mesh;
     x->threads = layout->threads;
     x->staging_bytes = layout->staging_bytes;
     x->segment_chunks = layout->segment_chunks;
-    for (uint32_t i = 0; i < x->world; i++)
-        mu_plan_leaf_range(x->leaves, x->world, layout->leaf_counts, i, &x->leaf_counts[i]);
+    for (uint32_t i = 0; i < layout->world; i++)
+        mu_plan_leaf_range(x->leaves, layout->world, layout->leaf_counts, i, &x->leaf_counts[i]);
     for (uint64_t step = 0; step < STEPS; step++)
         x->expected[step] = expected_sum(x, step);
     x->expected_loss = sum_losses((struct mu_tree_node){0, x->leaves});
@@ -266,7 +364,8 @@ static void check_layout(const struct mu_model_config *config, const struct layo
         free((void *)x->expected[step]);
     for (uint32_t i = 0; i < x->world; i++) {
         if (x->ranks[i].trouble[0])
-            fail_msg("world %u, %s, rank %u: %s", x->world, x->mesh ? "mesh" : "tree", i, x->ranks[i].trouble);
+            fail_msg("tp %u pp %u dp %u, %s, rank %u: %s", x->layout.tp, x->layout.pp, x->layout.dp,
+                     x->tree ? "tree" : "mesh", i, x->ranks[i].trouble);
     }
     free(x);
 }
@@ -347,6 +446,62 @@ static void test_reduce_more_ranks_than_chunks_gives_the_tree_sum(void **state)
                  &(struct layout){.world = 12, .leaves = 12, .mesh = true, .threads = 1, .staging_bytes = 1 << 20});
 }
 
+static const struct mu_model_config sliced = {.family = MU_FAMILY_GPT2,
+                                              .layers = 3,
+                                              .heads = 4,
+                                              .channels = 104,
+                                              .context = 16,
+                                              .vocab = 1300,
+                                              .slices = 4};
+
+static void test_reduce_sharded_sums_at_owners_and_gathers_to_all(void **state)
+{
+    (void)state;
+    for (uint32_t world = 2; world <= 5; world++)
+        check_layout(&medium, &(struct layout){.world = world,
+                                               .leaves = 11,
+                                               .mesh = true,
+                                               .threads = 1 + world % 2,
+                                               .sharded = true,
+                                               .staging_bytes = 1 << 28});
+    check_layout(&tiny, &(struct layout){.world = 12, .leaves = 12, .mesh = true, .threads = 1, .sharded = true});
+    check_layout(&medium,
+                 &(struct layout){
+                     .world = 4, .leaves = 9, .mesh = true, .threads = 1, .sharded = true, .segment_chunks = 3});
+}
+
+static void test_reduce_columns_of_a_layout_give_the_tree_sum(void **state)
+{
+    (void)state;
+    for (uint32_t sharded = 0; sharded < 2; sharded++) {
+        check_layout(&sliced, &(struct layout){.world = 3,
+                                               .leaves = 7,
+                                               .mesh = true,
+                                               .threads = 1,
+                                               .tp = 2,
+                                               .pp = 3,
+                                               .sharded = sharded,
+                                               .staging_bytes = 1 << 28});
+        check_layout(&sliced, &(struct layout){.world = 2,
+                                               .leaves = 5,
+                                               .mesh = true,
+                                               .threads = 1,
+                                               .tp = 4,
+                                               .pp = 2,
+                                               .idle = 3,
+                                               .sharded = sharded,
+                                               .staging_bytes = 1 << 20});
+        check_layout(&sliced, &(struct layout){.world = 1,
+                                               .leaves = 5,
+                                               .mesh = true,
+                                               .threads = 1,
+                                               .tp = 4,
+                                               .pp = 3,
+                                               .idle = 1,
+                                               .sharded = sharded});
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -356,6 +511,8 @@ int main(void)
         cmocka_unit_test(test_reduce_uneven_leaves_and_ranks_without_leaves_give_the_tree_sum),
         cmocka_unit_test(test_reduce_long_segments_give_the_tree_sum),
         cmocka_unit_test(test_reduce_large_world_along_the_tree_gives_the_tree_sum),
+        cmocka_unit_test(test_reduce_sharded_sums_at_owners_and_gathers_to_all),
+        cmocka_unit_test(test_reduce_columns_of_a_layout_give_the_tree_sum),
         cmocka_unit_test(test_reduce_more_ranks_than_chunks_gives_the_tree_sum),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -103,30 +103,37 @@ static double norm_objective(void *ctx)
     return weighted(t->out, t->weight_out, size) + weighted(t->y, t->weight_y, size);
 }
 
-static void test_norm_gradients_match_differences(void **state)
+static void check_norm_gradients(bool rms)
 {
-    (void)state;
     enum { ROWS = 3, CHANNELS = 7, SIZE = ROWS * CHANNELS };
     double *residual = random_values(SIZE, 1), *branch = random_values(SIZE, 2), *keep = random_values(SIZE, 3);
     double *weight = random_values(CHANNELS, 4), *bias = random_values(CHANNELS, 5);
     for (int i = 0; i < SIZE; i++)
         keep[i] = keep[i] < -0.3 ? 0.0 : 1.5;
-    struct norm_case t = {{ROWS, CHANNELS, residual, branch, keep, weight, bias},
+    struct norm_case t = {{ROWS, CHANNELS, residual, branch, keep, weight, rms ? NULL : bias, rms},
                           random_values(SIZE, 6),
                           random_values(SIZE, 7),
                           random_values(SIZE, 8),
                           random_values(SIZE, 9)};
     double *dresidual = random_values(SIZE, 10), *dbranch = random_values(SIZE, 11),
            *dweight = random_values(CHANNELS, 12), *dbias = random_values(CHANNELS, 13);
-    ref_norm_backward(&t.norm, t.weight_y, t.weight_out, dresidual, dbranch, dweight, dbias);
+    ref_norm_backward(&t.norm, t.weight_y, t.weight_out, dresidual, dbranch, dweight, rms ? NULL : dbias);
     expect_gradient(norm_objective, &t, residual, SIZE, dresidual);
     expect_gradient(norm_objective, &t, branch, SIZE, dbranch);
     expect_gradient(norm_objective, &t, weight, CHANNELS, dweight);
-    expect_gradient(norm_objective, &t, bias, CHANNELS, dbias);
+    if (!rms)
+        expect_gradient(norm_objective, &t, bias, CHANNELS, dbias);
     double *all[] = {residual,     branch,     keep,      weight,  bias,    t.out, t.y,
                      t.weight_out, t.weight_y, dresidual, dbranch, dweight, dbias};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         free(all[i]);
+}
+
+static void test_norm_gradients_match_differences(void **state)
+{
+    (void)state;
+    check_norm_gradients(false);
+    check_norm_gradients(true);
 }
 
 struct attention_case {
@@ -138,21 +145,21 @@ static double attention_objective(void *ctx)
 {
     struct attention_case *t = ctx;
     ref_attention_forward(&t->at, t->out, t->lse, t->p);
-    return weighted(t->out, t->weight, (size_t)t->at.sequences * t->at.length * t->at.channels);
+    return weighted(t->out, t->weight, (size_t)t->at.sequences * t->at.length * t->at.heads * t->at.head_channels);
 }
 
-static void test_attention_gradient_matches_differences(void **state)
+static void check_attention_gradient(uint32_t kv_heads)
 {
-    (void)state;
-    enum { S = 2, T = 5, H = 2, C = 6, SIZE = S * T * C, P = S * H * T * T };
-    double *qkv = random_values(3 * SIZE, 1), *keep = random_values(P, 2), *dqkv = random_values(3 * SIZE, 3);
+    enum { S = 2, T = 5, H = 4, HEAD = 3, P = S * H * T * T };
+    const size_t out = S * T * H * HEAD, size = (size_t)S * T * (H + 2 * kv_heads) * HEAD;
+    double *qkv = random_values(size, 1), *keep = random_values(P, 2), *dqkv = random_values(size, 3);
     for (int i = 0; i < P; i++)
         keep[i] = keep[i] < -0.5 ? 0.0 : 1.25;
-    struct attention_case t = {{S, T, H, C, qkv, keep},
-                               random_values(SIZE, 4),
+    struct attention_case t = {{S, T, H, kv_heads, HEAD, qkv, keep},
+                               random_values(out, 4),
                                random_values(S * H * T, 5),
                                random_values(P, 6),
-                               random_values(SIZE, 7)};
+                               random_values(out, 7)};
     attention_objective(&t);
     for (uint32_t row = 0; row < S * H * T; row++) {
         double sum = 0;
@@ -161,10 +168,73 @@ static void test_attention_gradient_matches_differences(void **state)
         assert_true(fabs(sum - 1.0) < 1e-12);
     }
     ref_attention_backward(&t.at, t.p, t.weight, dqkv);
-    expect_gradient(attention_objective, &t, qkv, 3 * SIZE, dqkv);
+    expect_gradient(attention_objective, &t, qkv, size, dqkv);
     double *all[] = {qkv, keep, dqkv, t.out, t.lse, t.p, t.weight};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         free(all[i]);
+}
+
+static void test_attention_gradient_matches_differences(void **state)
+{
+    (void)state;
+    check_attention_gradient(4);
+    check_attention_gradient(2); /* grouped queries */
+    check_attention_gradient(1);
+}
+
+struct swiglu_case {
+    uint32_t rows, hidden;
+    double *gate_up, *y, *weight;
+};
+
+static double swiglu_objective(void *ctx)
+{
+    struct swiglu_case *t = ctx;
+    ref_swiglu_forward(t->rows, t->hidden, t->gate_up, t->y);
+    return weighted(t->y, t->weight, (size_t)t->rows * t->hidden);
+}
+
+static void test_swiglu_gradient_matches_differences(void **state)
+{
+    (void)state;
+    enum { ROWS = 3, HIDDEN = 5, SIZE = ROWS * HIDDEN };
+    struct swiglu_case t = {ROWS, HIDDEN, random_values(2 * SIZE, 1), random_values(SIZE, 2), random_values(SIZE, 3)};
+    double *d = random_values(2 * SIZE, 4);
+    for (int i = 0; i < 2 * SIZE; i++)
+        t.gate_up[i] *= 4;
+    ref_swiglu_backward(ROWS, HIDDEN, t.gate_up, t.weight, d);
+    expect_gradient(swiglu_objective, &t, t.gate_up, 2 * SIZE, d);
+    t.gate_up[0] = 1.0; /* silu(1) = 0.731058578630 */
+    t.gate_up[HIDDEN] = 2.0;
+    ref_swiglu_forward(1, HIDDEN, t.gate_up, t.y);
+    assert_true(fabs(t.y[0] - 2 * 0.731058578630) < 1e-11);
+    double *all[] = {t.gate_up, t.y, t.weight, d};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        free(all[i]);
+}
+
+/* A rotation: its gradient is the inverse; scores depend on the distance of tokens alone. */
+static void test_rotary_is_a_rotation_by_the_token(void **state)
+{
+    (void)state;
+    enum { LENGTH = 7, HEADS = 2, HEAD = 6, SIZE = LENGTH * HEADS * HEAD };
+    double *x = random_values(SIZE, 1), *back = random_values(SIZE, 1);
+    for (int i = HEADS * HEAD; i < SIZE; i++) /* the same vector at every token */
+        x[i] = back[i] = x[i % (HEADS * HEAD)];
+    ref_rotary(0, LENGTH, LENGTH, HEADS, HEAD, 100.0, false, x);
+    assert_memory_equal(x, back, HEADS * HEAD * sizeof *x); /* token 0 stays */
+    double first = weighted(x, x + 2 * HEADS * HEAD, HEAD);
+    double later = weighted(x + 3 * HEADS * HEAD, x + 5 * HEADS * HEAD, HEAD);
+    assert_true(fabs(first - later) < 1e-12);
+    const double *y = x + HEADS * HEAD, *z = back + HEADS * HEAD; /* token 1, pair (1, 4) */
+    double angle = pow(100.0, -2.0 / 6.0);
+    assert_true(fabs(y[1] - (z[1] * cos(angle) - z[4] * sin(angle))) < 1e-14);
+    assert_true(fabs(y[4] - (z[4] * cos(angle) + z[1] * sin(angle))) < 1e-14);
+    ref_rotary(0, LENGTH, LENGTH, HEADS, HEAD, 100.0, true, x);
+    for (int i = 0; i < SIZE; i++)
+        assert_true(fabs(x[i] - back[i]) < 1e-14);
+    free(x);
+    free(back);
 }
 
 struct loss_case {
@@ -248,6 +318,8 @@ int main(void)
         cmocka_unit_test(test_gelu_gradient_matches_differences),
         cmocka_unit_test(test_norm_gradients_match_differences),
         cmocka_unit_test(test_attention_gradient_matches_differences),
+        cmocka_unit_test(test_swiglu_gradient_matches_differences),
+        cmocka_unit_test(test_rotary_is_a_rotation_by_the_token),
         cmocka_unit_test(test_cross_entropy_gradient_matches_differences),
         cmocka_unit_test(test_embedding_gradients_match_differences),
         cmocka_unit_test(test_adamw_first_update_is_sign_of_gradient),

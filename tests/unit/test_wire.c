@@ -23,6 +23,7 @@ static bool same_spec(const struct mu_job_spec *a, const struct mu_job_spec *b)
            strcmp(a->data.path, b->data.path) == 0 && a->data.tokens == b->data.tokens &&
            a->data.holdout == b->data.holdout && memcmp(&a->batch, &b->batch, sizeof a->batch) == 0 &&
            a->steps == b->steps && memcmp(&a->optimizer, &b->optimizer, sizeof a->optimizer) == 0 &&
+           memcmp(&a->parallel, &b->parallel, sizeof a->parallel) == 0 &&
            memcmp(&a->workers, &b->workers, sizeof a->workers) == 0 &&
            strcmp(a->checkpoint.path, b->checkpoint.path) == 0 && a->checkpoint.kind == b->checkpoint.kind &&
            a->checkpoint.every == b->checkpoint.every && a->checkpoint.keep == b->checkpoint.keep &&
@@ -179,6 +180,14 @@ static void test_spec_with_absent_fields_gets_defaults(void **state)
     assert_true(spec.seed == defaults.seed && spec.optimizer.clip == defaults.optimizer.clip);
     assert_true(spec.optimizer.beta1 == defaults.optimizer.beta1 && spec.workers.max == defaults.workers.max);
     assert_int_equal(spec.model.family, MU_FAMILY_GPT2);
+    assert_int_equal(spec.model.kv_heads, 2);
+    assert_int_equal(spec.model.hidden, 4 * 32);
+    assert_int_equal(spec.model.slices, 1);
+    assert_true(spec.model.rope_base == 0);
+    assert_int_equal(spec.parallel.tp + spec.parallel.pp + spec.parallel.dp, 0);
+    assert_false(spec.parallel.optimizer_sharding);
+    assert_int_equal(spec.parallel.recompute, MU_RECOMPUTE_NONE);
+    assert_int_equal(spec.parallel.redundancy, MU_REDUNDANCY_NONE);
     pb.optimizer = &optimizer; /* given zeros differ from absent ones */
     optimizer.optional_clip_case = MUSTER__V1__OPTIMIZER_SPEC__OPTIONAL_CLIP_CLIP;
     pb.optional_seed_case = MUSTER__V1__JOB_SPEC__OPTIONAL_SEED_SEED;
@@ -187,6 +196,50 @@ static void test_spec_with_absent_fields_gets_defaults(void **state)
     batch.sequences = 7;
     assert_int_equal(mu_wire_spec_from_pb(&pb, &spec, &err), MU_ERR_INVALID);
     assert_non_null(strstr(err.text, "batch.sequences"));
+}
+
+static void test_spec_of_llama_comes_through(void **state)
+{
+    (void)state;
+    struct mu_error err = {0};
+    struct mu_job_spec spec, back;
+    good_spec(&spec);
+    spec.data.tokens = MU_TOKENS_LLMC;
+    spec.model = (struct mu_model_config){.family = MU_FAMILY_LLAMA,
+                                          .layers = 5,
+                                          .heads = 8,
+                                          .kv_heads = 4,
+                                          .channels = 64,
+                                          .hidden = 172,
+                                          .context = 64,
+                                          .vocab = 999,
+                                          .rope_base = 5e5,
+                                          .slices = 4};
+    spec.batch.micro = 4;
+    spec.batch.sequences = 4 * spec.batch.accumulate * 8;
+    spec.workers.min = 1;
+    spec.workers.max = 64;
+    spec.parallel.tp = 2;
+    spec.parallel.pp = 3;
+    spec.parallel.dp = 8;
+    spec.parallel.optimizer_sharding = true;
+    spec.parallel.recompute = MU_RECOMPUTE_FULL;
+    struct mu_wire_arena arena;
+    mu_wire_arena_init(&arena);
+    Muster__V1__JobSpec *pb;
+    assert_int_equal(mu_wire_spec_to_pb(&arena, &spec, &pb, &err), MU_OK);
+    memset(&back, 0, sizeof back);
+    if (mu_wire_spec_from_pb(pb, &back, &err))
+        fail_msg("%s", err.text);
+    assert_true(same_spec(&spec, &back));
+    pb->parallel->recompute = (Muster__V1__Recompute)9;
+    assert_int_equal(mu_wire_spec_from_pb(pb, &back, &err), MU_ERR_INVALID);
+    assert_non_null(strstr(err.text, "parallel.recompute"));
+    pb->parallel->recompute = MUSTER__V1__RECOMPUTE__RECOMPUTE_NONE;
+    pb->parallel->redundancy = MUSTER__V1__REDUNDANCY__REDUNDANCY_BUDDY;
+    assert_int_equal(mu_wire_spec_from_pb(pb, &back, &err), MU_ERR_INVALID);
+    assert_non_null(strstr(err.text, "parallel.redundancy"));
+    mu_wire_arena_fini(&arena);
 }
 
 /* ---- refusals ---- */
@@ -598,6 +651,7 @@ int main(void)
         cmocka_unit_test(test_coordinator_message_of_every_kind_survives_round_trip),
         cmocka_unit_test(test_largest_assign_fits_its_limit),
         cmocka_unit_test(test_spec_with_absent_fields_gets_defaults),
+        cmocka_unit_test(test_spec_of_llama_comes_through),
         cmocka_unit_test(test_hello_with_bad_field_is_refused_by_name),
         cmocka_unit_test(test_hello_of_other_protocol_version_is_decoded_as_far_as_the_version),
         cmocka_unit_test(test_malformed_bytes_are_refused),

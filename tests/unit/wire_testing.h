@@ -231,6 +231,7 @@ static void good_spec(struct mu_job_spec *spec)
     spec->model.context = 64 + below(64);
     spec->model.vocab = 256;
     spec->model.dropout = (float)below(100) / 128.0f;
+    mu_model_config_resolve(&spec->model);
     some_path(spec->data.path, sizeof spec->data.path);
     spec->data.holdout = (double)(1 + below(100)) / 256.0;
     spec->batch.micro = 1 + below(4);
@@ -245,6 +246,9 @@ static void good_spec(struct mu_job_spec *spec)
     spec->optimizer.beta2 = (double)below(1000) / 1024.0;
     spec->optimizer.weight_decay = flip() ? 0 : 0.1;
     spec->optimizer.clip = flip() ? 0 : 2.5;
+    spec->parallel.pp = below(2);
+    spec->parallel.optimizer_sharding = flip();
+    spec->parallel.recompute = (enum mu_recompute)(MU_RECOMPUTE_NONE + below(3));
     spec->workers.max = 1 + below(MU_WORKERS_MAX);
     spec->workers.spares = below(3);
     some_path(spec->checkpoint.path, sizeof spec->checkpoint.path);

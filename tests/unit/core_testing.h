@@ -1,0 +1,710 @@
+/* Both cores together in one box: a real coordinator core with real worker cores, engines that answer at once, a store
+ * in memory, messages that pass through the wire format. Time stands still unless a test moves it. */
+#ifndef TESTS_CORE_TESTING_H
+#define TESTS_CORE_TESTING_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/hash.h"
+#include "coordinator/core/core.h"
+#include "coordinator/records.h"
+#include "proto/wire.h"
+#include "worker/core/core.h"
+
+enum { BOX_WORKERS_MAX = 16, BOX_ASSIGNS_MAX = 512, BOX_TEXT_SIZE = 1 << 16 };
+
+struct box_worker {
+    struct mu_worker *core; /* NULL: not there */
+    struct mu_id incarnation;
+    uint64_t session; /* 0: no stream */
+    bool cut;         /* new streams fail */
+    /* the engine */
+    struct mu_held held;
+    struct mu_layout layout; /* of `generation` */
+    uint64_t generation, start_step;
+    uint32_t rank, leaves, moves_in, moves_out;
+    enum mu_state_source source;
+    bool prepared, running;
+    bool hold_prepared; /* does not answer PREPARE before it is told to */
+    bool hold_pieces;   /* nor snapshots */
+    struct mu_snapshot taken;
+    uint64_t taken_step;
+    int exit_code; /* -1: has not left */
+};
+
+enum box_kind { BOX_TO_COORD, BOX_TO_WORKER, BOX_CONNECT, BOX_DISCONNECT, BOX_PLANNED, BOX_IO, BOX_ENGINE };
+
+struct box_item {
+    struct box_item *next;
+    enum box_kind kind;
+    uint32_t worker;
+    uint64_t session, life; /* life: of the coordinator */
+    uint8_t *bytes;
+    size_t size_bytes;
+    struct mu_plan *plan;
+    uint64_t ticket;
+    struct mu_coord_event io;
+    struct mu_worker_event engine;
+};
+
+/* One Assign as it went out, to compare it with what goes out again. */
+struct box_assign {
+    uint64_t generation, hash;
+    uint32_t rank;
+};
+
+struct box {
+    struct mu_coord_config config;
+    struct mu_coord *coord; /* NULL: not running */
+    uint64_t life, now_us, next_session, next_id;
+    struct mu_store *store;
+    struct mu_wire_arena arena, out;
+    struct box_worker workers[BOX_WORKERS_MAX];
+    struct box_item *first, **last;
+    uint32_t handled;
+    struct box_assign assigns[BOX_ASSIGNS_MAX];
+    uint32_t assign_count, assign_repeats;
+    struct mu_reject_seen {
+        enum mu_reject_reason reason;
+        char text[MU_TEXT_SIZE];
+        bool seen;
+    } reject;
+    uint64_t published; /* newest checkpoint whose manifest is on disk */
+    uint64_t published_step;
+    uint32_t deletes;
+    enum mu_status publish_result;
+    bool hold_plans;
+    enum mu_status reply;
+    uint64_t reply_checkpoint;
+    char reply_text[MU_EVENT_TEXT_SIZE];
+    char events[BOX_TEXT_SIZE]; /* "kind: text" lines */
+    char name[MU_JOB_NAME_SIZE];
+};
+
+static void box_step(struct box *box, struct mu_coord_event *event);
+static void box_engine(struct box *box, uint32_t index, struct mu_worker_event *event);
+
+/* ---- the queue ---- */
+
+static struct box_item *box_put(struct box *box, enum box_kind kind, uint32_t worker)
+{
+    struct box_item *item = calloc(1, sizeof *item);
+    assert_non_null(item);
+    item->kind = kind;
+    item->worker = worker;
+    item->life = box->life;
+    *box->last = item;
+    box->last = &item->next;
+    return item;
+}
+
+static void box_put_bytes(struct box_item *item, const void *data, size_t size_bytes)
+{
+    item->bytes = malloc(size_bytes ? size_bytes : 1);
+    assert_non_null(item->bytes);
+    memcpy(item->bytes, data, size_bytes);
+    item->size_bytes = size_bytes;
+}
+
+static void box_free_item(struct box_item *item)
+{
+    if (item->plan) {
+        mu_plan_fini(item->plan);
+        free(item->plan->ranks);
+        free(item->plan->leaf_counts);
+        free(item->plan);
+    }
+    free(item->bytes);
+    free(item);
+}
+
+/* ---- the coordinator's actions ---- */
+
+static struct box_worker *box_by_session(struct box *box, uint64_t session)
+{
+    for (uint32_t i = 0; i < BOX_WORKERS_MAX; i++) {
+        if (box->workers[i].core && box->workers[i].session == session)
+            return &box->workers[i];
+    }
+    return NULL;
+}
+
+/* The same generation and rank must always be told the same. */
+static void box_note_assign(struct box *box, uint64_t generation, uint32_t rank, const void *data, size_t size_bytes)
+{
+    uint64_t hash = mu_xxh3_64(data, size_bytes, 0);
+    for (uint32_t i = 0; i < box->assign_count; i++) {
+        struct box_assign *assign = &box->assigns[i];
+        if (assign->generation == generation && assign->rank == rank) {
+            assert_true(assign->hash == hash);
+            box->assign_repeats++;
+            return;
+        }
+    }
+    assert_true(box->assign_count < BOX_ASSIGNS_MAX);
+    box->assigns[box->assign_count++] = (struct box_assign){.generation = generation, .rank = rank, .hash = hash};
+}
+
+static void box_send(struct box *box, const struct mu_coord_action *action)
+{
+    const void *data = NULL;
+    size_t size_bytes = 0;
+    struct mu_error err;
+    const struct mu_coord_message *message = action->send.message;
+    if (message->kind == MU_CM_REJECT) {
+        box->reject = (struct mu_reject_seen){.reason = message->reject.reason, .seen = true};
+        memcpy(box->reject.text, message->reject.text, sizeof box->reject.text);
+    }
+    if (mu_wire_encode_coord(&box->out, message, &data, &size_bytes, &err) != MU_OK)
+        fail_msg("%s", err.text);
+    if (message->kind == MU_CM_ASSIGN)
+        box_note_assign(box, message->generation, message->assign.rank, data, size_bytes);
+    struct box_worker *worker = box_by_session(box, action->send.session);
+    if (worker) {
+        struct box_item *item = box_put(box, BOX_TO_WORKER, (uint32_t)(worker - box->workers));
+        box_put_bytes(item, data, size_bytes);
+        item->session = action->send.session;
+    }
+    mu_wire_arena_reset(&box->out);
+}
+
+static void box_persist(struct box *box, const struct mu_record *record, bool forget)
+{
+    struct mu_store_batch batch;
+    uint8_t key[MU_RECORD_KEY_SIZE];
+    const void *data = NULL;
+    size_t size_bytes = 0, key_bytes = mu_record_key(record, key);
+    struct mu_error err;
+    mu_store_batch_init(&batch);
+    if (forget)
+        assert_int_equal(mu_store_batch_delete(&batch, key, key_bytes), MU_OK);
+    else if (mu_record_encode(&box->out, record, &data, &size_bytes, &err) != MU_OK)
+        fail_msg("%s", err.text);
+    else
+        assert_int_equal(mu_store_batch_put(&batch, key, key_bytes, data, size_bytes), MU_OK);
+    assert_int_equal(mu_store_write(box->store, &batch, &err), MU_OK);
+    mu_store_batch_fini(&batch);
+    mu_wire_arena_reset(&box->out);
+}
+
+static void box_plan(struct box *box, const struct mu_coord_action *action)
+{
+    struct box_item *item = box_put(box, BOX_PLANNED, 0);
+    item->ticket = action->plan.ticket;
+    item->plan = calloc(1, sizeof *item->plan);
+    item->plan->ranks = calloc(action->plan.input->member_count + 1, sizeof *item->plan->ranks);
+    item->plan->leaf_counts = calloc(MU_COUNTED_REPLICAS_MAX, sizeof *item->plan->leaf_counts);
+    mu_plan_make(action->plan.input, item->plan);
+}
+
+static void box_io(struct box *box, const struct mu_coord_action *action)
+{
+    const struct mu_checkpoint_record *record = action->checkpoint_io.checkpoint;
+    struct box_item *item = box_put(box, BOX_IO, 0);
+    bool is_delete = action->kind == MU_CA_DELETE;
+    item->io.kind = is_delete ? MU_CE_DELETED : MU_CE_PUBLISHED;
+    memcpy(item->io.checkpoint_io.job, record->job, sizeof item->io.checkpoint_io.job);
+    item->io.checkpoint_io.checkpoint = record->number;
+    box->deletes += is_delete;
+    if (is_delete)
+        return;
+    if (action->checkpoint_io.probe) {
+        bool there = box->published == record->number;
+        item->io.checkpoint_io.status = there ? MU_OK : MU_ERR_NOT_FOUND;
+        item->io.checkpoint_io.step = box->published_step;
+        return;
+    }
+    assert_int_equal(record->piece_count, mu_layout_working(&record->layout));
+    item->io.checkpoint_io.status = box->publish_result;
+    item->io.checkpoint_io.step = record->step;
+    item->io.checkpoint_io.size_bytes = 1000;
+    if (box->publish_result == MU_OK) {
+        box->published = record->number;
+        box->published_step = record->step;
+    }
+}
+
+static void box_on_action(void *ctx, const struct mu_coord_action *action)
+{
+    struct box *box = ctx;
+    switch (action->kind) {
+    case MU_CA_SEND:
+        box_send(box, action);
+        break;
+    case MU_CA_CLOSE: {
+        struct box_worker *worker = box_by_session(box, action->close.session);
+        if (worker)
+            box_put(box, BOX_DISCONNECT, (uint32_t)(worker - box->workers))->session = action->close.session;
+        break;
+    }
+    case MU_CA_PERSIST:
+        box_persist(box, &action->record, false);
+        break;
+    case MU_CA_FORGET:
+        box_persist(box, &action->record, true);
+        break;
+    case MU_CA_PLAN:
+        box_plan(box, action);
+        break;
+    case MU_CA_PUBLISH:
+    case MU_CA_DELETE:
+        box_io(box, action);
+        break;
+    case MU_CA_EVENT: {
+        size_t length = strlen(box->events);
+        snprintf(box->events + length, sizeof box->events - length, "%s: %s\n", action->event->kind,
+                 action->event->text);
+        break;
+    }
+    case MU_CA_REPLY:
+        box->reply = action->reply.status;
+        box->reply_checkpoint = action->reply.checkpoint;
+        snprintf(box->reply_text, sizeof box->reply_text, "%s", action->reply.text ? action->reply.text : "");
+        break;
+    }
+}
+
+static struct mu_id box_id(struct box *box)
+{
+    return (struct mu_id){.high = 0x1234, .low = ++box->next_id};
+}
+
+static void box_step(struct box *box, struct mu_coord_event *event)
+{
+    const struct mu_coord_sink sink = {.emit = box_on_action, .ctx = box};
+    if (!box->coord)
+        return;
+    event->now_us = box->now_us;
+    event->wall_us = 1000 + box->now_us;
+    event->random = box_id(box);
+    mu_coord_step(box->coord, event, &sink);
+}
+
+static enum mu_status box_restore(void *arg, const struct mu_record *record, struct mu_error *err)
+{
+    struct box *box = arg;
+    return mu_coord_restore(box->coord, record, err);
+}
+
+static void box_start_coord(struct box *box)
+{
+    const struct mu_coord_sink sink = {.emit = box_on_action, .ctx = box};
+    struct mu_error err;
+    box->life++;
+    box->coord = mu_coord_new(&box->config);
+    assert_non_null(box->coord);
+    if (mu_records_load(box->store, box_restore, box, &err) != MU_OK)
+        fail_msg("%s", err.text);
+    mu_coord_start(box->coord, box->now_us, 1000 + box->now_us, &sink);
+}
+
+/* As kill -9: what was persisted is there, nothing else; every stream breaks. */
+static void box_kill_coord(struct box *box)
+{
+    mu_coord_free(box->coord);
+    box->coord = NULL;
+    box->life++;
+    for (uint32_t i = 0; i < BOX_WORKERS_MAX; i++) {
+        if (box->workers[i].core && box->workers[i].session)
+            box_put(box, BOX_DISCONNECT, i)->session = box->workers[i].session;
+    }
+}
+
+/* ---- the workers ---- */
+
+static void box_engine_later(struct box *box, uint32_t index, const struct mu_worker_event *event)
+{
+    box_put(box, BOX_ENGINE, index)->engine = *event;
+}
+
+static struct mu_worker_event box_parked(const struct box_worker *worker, enum mu_park_reason reason)
+{
+    return (struct mu_worker_event){
+        .kind = MU_WE_PARKED, .parked = {.generation = worker->generation, .held = worker->held, .reason = reason}};
+}
+
+/* What PREPARE comes to: the old share stays where it is of the same step, the new one comes beside it. */
+static void box_prepared(struct box *box, uint32_t index)
+{
+    struct box_worker *worker = &box->workers[index];
+    bool idle = mu_layout_is_idle(&worker->layout, worker->rank);
+    struct mu_held_share own = {.layout = worker->layout, .rank = worker->rank}, old = worker->held.shares[0];
+    bool keeps =
+        worker->held.has_state && (worker->source == MU_SOURCE_HELD || worker->source == MU_SOURCE_ROLL_FORWARD);
+    if (worker->source == MU_SOURCE_ROLL_FORWARD && old.layout.sharded)
+        old.owned_only = true;
+    struct mu_held held = {.step = worker->start_step};
+    if (keeps)
+        held.shares[held.share_count++] = old;
+    if (!idle)
+        held.shares[held.share_count++] = own;
+    held.has_state = held.share_count > 0;
+    worker->held = held;
+    worker->prepared = true;
+    struct mu_worker_event event = box_parked(worker, MU_PARK_NONE);
+    event.kind = MU_WE_PREPARED;
+    box_engine_later(box, index, &event);
+}
+
+static void box_run_generation(struct box_worker *worker)
+{
+    bool idle = mu_layout_is_idle(&worker->layout, worker->rank);
+    worker->running = true;
+    worker->held = (struct mu_held){.step = worker->start_step, .has_state = !idle, .share_count = !idle};
+    if (!idle)
+        worker->held.shares[0] = (struct mu_held_share){.layout = worker->layout, .rank = worker->rank};
+}
+
+static void box_piece(struct box *box, uint32_t index)
+{
+    struct box_worker *worker = &box->workers[index];
+    struct mu_worker_event event = {.kind = MU_WE_PIECE};
+    event.piece = (struct mu_piece_report){.checkpoint = worker->taken.checkpoint,
+                                           .piece = worker->taken.piece,
+                                           .step = worker->taken_step,
+                                           .size_bytes = 10};
+    snprintf(event.piece.file, sizeof event.piece.file, "piece-%u", worker->taken.piece);
+    box_engine_later(box, index, &event);
+}
+
+static void box_take(struct box *box, uint32_t index, const struct mu_snapshot *snapshot)
+{
+    struct box_worker *worker = &box->workers[index];
+    worker->taken = *snapshot;
+    worker->taken_step = worker->held.step;
+    if (!worker->hold_pieces)
+        box_piece(box, index);
+}
+
+struct box_turn {
+    struct box *box;
+    uint32_t index;
+};
+
+static void box_worker_action(void *ctx, const struct mu_worker_action *action)
+{
+    const struct box_turn *turn = ctx;
+    struct box *box = turn->box;
+    struct box_worker *worker = &box->workers[turn->index];
+    const void *data = NULL;
+    size_t size_bytes = 0;
+    struct mu_error err;
+    struct mu_worker_event event = {0};
+    switch (action->kind) {
+    case MU_WA_CONNECT:
+        box_put(box, BOX_CONNECT, turn->index);
+        break;
+    case MU_WA_DISCONNECT:
+        if (worker->session)
+            box_put(box, BOX_DISCONNECT, turn->index)->session = worker->session;
+        break;
+    case MU_WA_SEND: {
+        if (mu_wire_encode_worker(&box->out, action->message, &data, &size_bytes, &err) != MU_OK)
+            fail_msg("%s", err.text);
+        struct box_item *item = box_put(box, BOX_TO_COORD, turn->index);
+        box_put_bytes(item, data, size_bytes);
+        item->session = worker->session;
+        mu_wire_arena_reset(&box->out);
+        break;
+    }
+    case MU_WA_LOAD_JOB:
+        event.kind = MU_WE_JOB_LOADED;
+        event.job_loaded.numeric_identity = (struct mu_hash128){.high = 1, .low = 2};
+        event.job_loaded.data_hash = (struct mu_hash128){.high = 3, .low = 4};
+        event.job_loaded.identity_parts.count = 1;
+        strcpy(event.job_loaded.identity_parts.parts[0].name, "gemm");
+        event.job_loaded.identity_parts.parts[0].hash = 77;
+        box_engine_later(box, turn->index, &event);
+        break;
+    case MU_WA_PREPARE: {
+        const struct mu_assign *assign = action->generation.assign;
+        worker->generation = action->generation.generation;
+        worker->layout = assign->layout;
+        worker->rank = assign->rank;
+        worker->start_step = assign->start_step;
+        worker->source = assign->source;
+        worker->prepared = worker->running = false;
+        worker->moves_in = worker->moves_out = 0;
+        for (uint32_t i = 0; i < assign->move_count; i++) {
+            worker->moves_in += assign->moves[i].to == assign->rank;
+            worker->moves_out += assign->moves[i].from == assign->rank;
+        }
+        if (!worker->hold_prepared)
+            box_prepared(box, turn->index);
+        break;
+    }
+    case MU_WA_RUN:
+        box_run_generation(worker);
+        break;
+    case MU_WA_ABORT:
+        worker->running = worker->prepared = false;
+        event = box_parked(worker, MU_PARK_REVOKED);
+        box_engine_later(box, turn->index, &event);
+        break;
+    case MU_WA_SNAPSHOT:
+        box_take(box, turn->index, &action->snapshot.snapshot);
+        break;
+    case MU_WA_FORGET:
+        worker->held = (struct mu_held){0};
+        worker->running = worker->prepared = false;
+        break;
+    case MU_WA_EXIT:
+        worker->exit_code = action->exit.code;
+        break;
+    }
+}
+
+static void box_engine(struct box *box, uint32_t index, struct mu_worker_event *event)
+{
+    struct box_turn turn = {.box = box, .index = index};
+    const struct mu_worker_sink sink = {.emit = box_worker_action, .ctx = &turn};
+    if (!box->workers[index].core)
+        return;
+    event->now_us = box->now_us;
+    event->random = box_id(box);
+    mu_worker_step(box->workers[index].core, event, &sink);
+}
+
+static void box_add_worker(struct box *box, uint32_t index)
+{
+    struct box_worker *worker = &box->workers[index];
+    struct mu_worker_config config;
+    mu_worker_config_init(&config);
+    snprintf(config.hello.job, sizeof config.hello.job, "%s", box->name);
+    snprintf(config.hello.name, sizeof config.hello.name, "w%u", index);
+    snprintf(config.hello.host, sizeof config.hello.host, "host%u", index);
+    snprintf(config.hello.address, sizeof config.hello.address, "10.0.0.%u:4000", index);
+    strcpy(config.hello.backend, "cpu");
+    config.incarnation = box_id(box);
+    *worker = (struct box_worker){.exit_code = -1, .incarnation = config.incarnation};
+    worker->core = mu_worker_new(&config);
+    box_engine(box, index, &(struct mu_worker_event){.kind = MU_WE_START});
+}
+
+/* kill -9 of the process. */
+static void box_kill_worker(struct box *box, uint32_t index)
+{
+    struct box_worker *worker = &box->workers[index];
+    uint64_t session = worker->session;
+    mu_worker_free(worker->core);
+    *worker = (struct box_worker){.exit_code = -1};
+    if (session)
+        box_step(box, &(struct mu_coord_event){.kind = MU_CE_DISCONNECTED,
+                                               .disconnected = {.session = session, .reason = "stream reset"}});
+}
+
+/* ---- running ---- */
+
+static void box_deliver(struct box *box, struct box_item *item)
+{
+    struct box_worker *worker = &box->workers[item->worker];
+    struct mu_error err;
+    if (item->kind == BOX_TO_COORD) {
+        struct mu_worker_message message;
+        if (!box->coord || item->life != box->life || item->session == 0)
+            return;
+        if (mu_wire_decode_worker(&box->arena, item->bytes, item->size_bytes, &message, &err) != MU_OK)
+            fail_msg("%s", err.text);
+        box_step(box, &(struct mu_coord_event){.kind = MU_CE_MESSAGE,
+                                               .message = {.session = item->session, .message = &message}});
+    } else if (item->kind == BOX_TO_WORKER) {
+        struct mu_coord_message message;
+        if (!worker->core || worker->session != item->session || item->life != box->life)
+            return;
+        if (mu_wire_decode_coord(&box->arena, item->bytes, item->size_bytes, &message, &err) != MU_OK)
+            fail_msg("%s", err.text);
+        box_engine(box, item->worker, &(struct mu_worker_event){.kind = MU_WE_MESSAGE, .message = &message});
+    } else if (item->kind == BOX_CONNECT) {
+        if (!worker->core)
+            return;
+        if (!box->coord || worker->cut) {
+            box_engine(box, item->worker, &(struct mu_worker_event){.kind = MU_WE_DISCONNECTED, .text = "refused"});
+            return;
+        }
+        worker->session = ++box->next_session;
+        box_engine(box, item->worker, &(struct mu_worker_event){.kind = MU_WE_CONNECTED});
+    } else if (item->kind == BOX_DISCONNECT) {
+        if (!worker->core || worker->session != item->session)
+            return;
+        worker->session = 0;
+        box_step(box, &(struct mu_coord_event){.kind = MU_CE_DISCONNECTED,
+                                               .disconnected = {.session = item->session, .reason = "stream reset"}});
+        box_engine(box, item->worker, &(struct mu_worker_event){.kind = MU_WE_DISCONNECTED, .text = "reset"});
+    } else if (item->kind == BOX_ENGINE) {
+        box_engine(box, item->worker, &item->engine);
+    } else if (item->life == box->life && item->kind == BOX_IO) {
+        box_step(box, &item->io);
+    } else if (item->life == box->life) {
+        static const uint8_t secret[32] = {9};
+        box_step(box,
+                 &(struct mu_coord_event){.kind = MU_CE_PLANNED,
+                                          .planned = {.ticket = item->ticket, .plan = item->plan, .secret = secret}});
+    }
+}
+
+static bool box_handle_one(struct box *box)
+{
+    struct box_item *item = box->first;
+    if (!item)
+        return false;
+    box->first = item->next;
+    if (!box->first)
+        box->last = &box->first;
+    box_deliver(box, item);
+    box_free_item(item);
+    mu_wire_arena_reset(&box->arena);
+    box->handled++;
+    return true;
+}
+
+/* Until nobody has anything to say at this instant. */
+static void box_settle(struct box *box)
+{
+    uint32_t limit = box->handled + 100000;
+    do {
+        while (box_handle_one(box))
+            assert_true(box->handled < limit);
+        if (box->coord && mu_coord_next_deadline(box->coord) <= box->now_us)
+            box_step(box, &(struct mu_coord_event){.kind = MU_CE_TICK});
+    } while (box->first);
+}
+
+static void box_advance(struct box *box, uint32_t ms)
+{
+    for (uint32_t done = 0; done < ms; done += 10) {
+        box->now_us += 10000;
+        for (uint32_t i = 0; i < BOX_WORKERS_MAX; i++) {
+            if (box->workers[i].core && mu_worker_next_deadline(box->workers[i].core) <= box->now_us)
+                box_engine(box, i, &(struct mu_worker_event){.kind = MU_WE_TICK});
+        }
+        box_settle(box);
+    }
+}
+
+static bool box_all_run(struct box *box)
+{
+    uint32_t running = 0, world = 0;
+    for (uint32_t i = 0; i < BOX_WORKERS_MAX; i++) {
+        if (!box->workers[i].core || !box->workers[i].running)
+            continue;
+        running++;
+        world = mu_layout_world(&box->workers[i].layout);
+    }
+    return running > 0 && running == world;
+}
+
+/* One training step of all who run, when all ranks do. */
+static bool box_train(struct box *box, uint64_t steps)
+{
+    if (!box_all_run(box))
+        return false;
+    struct mu_step_result result = {.loss = 1, .grad_norm = 1, .finite = true, .command = UINT64_MAX};
+    for (uint32_t i = 0; i < BOX_WORKERS_MAX; i++) {
+        struct box_worker *worker = &box->workers[i];
+        if (!worker->running)
+            continue;
+        uint64_t vote = mu_worker_vote(worker->core, worker->generation);
+        result.command = vote < result.command ? vote : result.command;
+        result.step = worker->held.step;
+    }
+    for (uint32_t i = 0; i < BOX_WORKERS_MAX; i++) {
+        struct box_worker *worker = &box->workers[i];
+        if (!worker->running)
+            continue;
+        bool idle = mu_layout_is_idle(&worker->layout, worker->rank);
+        worker->held.step = result.step + 1;
+        worker->held.has_result = true;
+        worker->held.result = result;
+        struct mu_boundary decision =
+            mu_worker_boundary(worker->core, box->now_us, worker->generation, result.step + 1, &result);
+        struct mu_worker_event step = {.kind = MU_WE_STEP};
+        step.step = (struct mu_step_report){.steps_done = result.step + 1,
+                                            .result = result,
+                                            .step_count = 1,
+                                            .leaf_count = idle ? 0 : 1,
+                                            .tokens = 10,
+                                            .total_us = 1000,
+                                            .forward_us = 100};
+        box_engine_later(box, i, &step);
+        if (decision.take_snapshot)
+            box_take(box, i, &decision.snapshot);
+        bool finished = result.step + 1 == steps;
+        if (!decision.park && !finished)
+            continue;
+        worker->running = false;
+        struct mu_worker_event parked = box_parked(worker, finished ? MU_PARK_FINISHED : MU_PARK_COMMAND);
+        memset(parked.parked.weights_sha256, finished && !idle && worker->rank == 0 ? 0xab : 0, 32);
+        box_engine_later(box, i, &parked);
+    }
+    box_settle(box);
+    return true;
+}
+
+static struct mu_job_view box_view(struct box *box)
+{
+    struct mu_job_view view;
+    assert_true(mu_coord_job_find(box->coord, box->name, &view));
+    return view;
+}
+
+static bool box_said(const struct box *box, const char *text)
+{
+    return strstr(box->events, text) != NULL;
+}
+
+/* ---- life ---- */
+
+static void box_spec(struct mu_job_spec *spec, uint32_t tp, uint32_t pp)
+{
+    mu_job_spec_init(spec);
+    strcpy(spec->name, "job");
+    spec->model = (struct mu_model_config){
+        .family = MU_FAMILY_GPT2, .layers = 4, .heads = 4, .channels = 64, .context = 16, .vocab = 256, .slices = 2};
+    mu_model_config_resolve(&spec->model);
+    strcpy(spec->data.path, "/data/text");
+    spec->batch.sequences = 8, spec->batch.micro = 1, spec->batch.length = 16;
+    spec->steps = 1000;
+    spec->parallel.tp = tp;
+    spec->parallel.pp = pp;
+}
+
+static void box_init(struct box *box, const struct mu_job_spec *spec)
+{
+    struct mu_error err;
+    memset(box, 0, sizeof *box);
+    box->last = &box->first;
+    box->now_us = 1000000;
+    mu_coord_config_init(&box->config);
+    box->config.max_workers = box->config.max_members = 64;
+    box->config.max_jobs = 4;
+    box->config.settle_ms = 50;
+    box->store = mu_store_memory_new();
+    mu_wire_arena_init(&box->arena);
+    mu_wire_arena_init(&box->out);
+    snprintf(box->name, sizeof box->name, "%s", spec->name);
+    box_start_coord(box);
+    assert_int_equal(mu_job_spec_check(spec, &err), MU_OK);
+    box_step(box, &(struct mu_coord_event){.kind = MU_CE_SUBMIT, .submit = {.cookie = 1, .spec = spec}});
+    if (box->reply != MU_OK)
+        fail_msg("%s", box->reply_text);
+    box_settle(box);
+}
+
+static void box_fini(struct box *box)
+{
+    while (box->first) {
+        struct box_item *item = box->first;
+        box->first = item->next;
+        box_free_item(item);
+    }
+    for (uint32_t i = 0; i < BOX_WORKERS_MAX; i++)
+        mu_worker_free(box->workers[i].core);
+    mu_coord_free(box->coord);
+    mu_store_free(box->store);
+    mu_wire_arena_fini(&box->arena);
+    mu_wire_arena_fini(&box->out);
+}
+
+#endif

@@ -1,0 +1,352 @@
+#include "worker/engine_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what there is ---- */
+
+/* What the system can still give without swapping or killing; UINT64_MAX when it does not say. */
+static uint64_t available_bytes(void)
+{
+    uint64_t kib = UINT64_MAX >> 10;
+    char line[128];
+    FILE *file = fopen("/proc/meminfo", "re");
+    if (!file)
+        return UINT64_MAX;
+    while (fgets(line, sizeof line, file)) {
+        unsigned long long value;
+        if (sscanf(line, "MemAvailable: %llu kB", &value) == 1) {
+            kib = value;
+            break;
+        }
+    }
+    fclose(file);
+    return kib << 10;
+}
+
+enum mu_status engine_check_memory(uint64_t size_bytes, const char *what, struct mu_error *err)
+{
+    uint64_t available = size_bytes > 0 ? available_bytes() : UINT64_MAX;
+    if (size_bytes <= available)
+        return MU_OK;
+    return mu_fail(err, MU_ERR_NO_MEMORY,
+                   "%s: %llu MiB are needed, %llu MiB are available; use a smaller model or micro-batch, fewer workers "
+                   "on this host, or "
+                   "more memory",
+                   what, (unsigned long long)(size_bytes >> 20), (unsigned long long)(available >> 20));
+}
+
+/* ---- shares ---- */
+
+void engine_runs_of(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
+                    enum mu_share share, struct engine_runs *out)
+{
+    out->count = mu_layout_runs(model, layout, rank, share, out->runs);
+}
+
+void engine_run_range(const struct mu_model_spec *model, const struct mu_chunk_run *run, uint64_t *ret_offset,
+                      uint64_t *ret_size)
+{
+    struct mu_chunk head = mu_model_chunk(model, run->first), tail = mu_model_chunk(model, run->first + run->count - 1);
+    *ret_offset = head.offset;
+    *ret_size = tail.offset + tail.size - head.offset;
+}
+
+/* Runs of two shares together: ascending, disjoint. `b` holds nothing of `a`. */
+static void merge_runs(const struct engine_runs *a, const struct engine_runs *b, struct engine_runs *out)
+{
+    uint32_t i = 0, k = 0;
+    out->count = 0;
+    while (i < a->count || k < b->count) {
+        bool first = k == b->count || (i < a->count && a->runs[i].first < b->runs[k].first);
+        MU_ASSERT(out->count < MU_RUNS_MAX);
+        out->runs[out->count++] = first ? a->runs[i++] : b->runs[k++];
+    }
+}
+
+/* What a rank's parameters and gradients need: its column, and the copy of a tied embedding. */
+static void touched_runs(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
+                         struct engine_runs *out)
+{
+    struct engine_runs column, copy;
+    engine_runs_of(model, layout, rank, MU_SHARE_PARAMS, &column);
+    engine_runs_of(model, layout, rank, MU_SHARE_COPY, &copy);
+    merge_runs(&column, &copy, out);
+}
+
+static uint64_t runs_bytes(const struct mu_model_spec *model, const struct engine_runs *runs)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < runs->count; i++) {
+        uint64_t offset, size;
+        engine_run_range(model, &runs->runs[i], &offset, &size);
+        bytes += size * sizeof(float);
+    }
+    return bytes;
+}
+
+/* Bytes of `runs` that lie in `held` too: both ascending, disjoint. */
+static uint64_t common_bytes(const struct mu_model_spec *model, const struct engine_runs *runs,
+                             const struct engine_runs *held)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0, k = 0; i < runs->count && k < held->count;) {
+        struct mu_chunk_run a = runs->runs[i], b = held->runs[k];
+        uint32_t first = a.first > b.first ? a.first : b.first;
+        uint32_t a_end = a.first + a.count, b_end = b.first + b.count, end = a_end < b_end ? a_end : b_end;
+        if (first < end) {
+            uint64_t offset, size;
+            engine_run_range(model, &(struct mu_chunk_run){first, end - first}, &offset, &size);
+            bytes += size * sizeof(float);
+        }
+        if (a_end <= b_end)
+            i++;
+        else
+            k++;
+    }
+    return bytes;
+}
+
+/* ---- spaces ---- */
+
+static enum mu_status commit_runs(struct mu_engine *engine, struct mu_space *space, const struct engine_runs *runs,
+                                  struct mu_error *err)
+{
+    enum mu_status status = MU_OK;
+    for (uint32_t i = 0; i < runs->count && status == MU_OK; i++) {
+        uint64_t offset, size;
+        engine_run_range(&engine->job.model, &runs->runs[i], &offset, &size);
+        status = mu_space_commit(space, offset * sizeof(float), size * sizeof(float), err);
+        atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
+    }
+    return status;
+}
+
+/* Everything between the runs. */
+static void release_between(const struct mu_model_spec *model, struct mu_space *space, const struct engine_runs *runs)
+{
+    uint64_t end = 0;
+    for (uint32_t i = 0; i < runs->count; i++) {
+        uint64_t offset, size;
+        engine_run_range(model, &runs->runs[i], &offset, &size);
+        mu_space_release(space, end * sizeof(float), (offset - end) * sizeof(float));
+        end = offset + size;
+    }
+    mu_space_release(space, end * sizeof(float), (model->flat_size - end) * sizeof(float));
+}
+
+/* Bytes that committing `runs` in `space` would add, at most: what is held there is there already, and no space grows
+ * beyond its size. */
+static uint64_t growth_bytes(const struct mu_engine *engine, const struct mu_space *space,
+                             const struct engine_runs *runs, enum mu_share held_share)
+{
+    const struct mu_model_spec *model = &engine->job.model;
+    uint64_t need = runs_bytes(model, runs), committed = mu_space_committed_bytes(space), there = 0;
+    if (committed == 0)
+        return need;
+    for (uint32_t i = 0; i < engine->held.share_count; i++) {
+        const struct mu_held_share *share = &engine->held.shares[i];
+        struct engine_runs held;
+        engine_runs_of(model, &share->layout, share->rank, held_share, &held);
+        uint64_t common = common_bytes(model, runs, &held);
+        there = common > there ? common : there;
+    }
+    uint64_t room = model->flat_size * sizeof(float);
+    room = room > committed ? room - committed : 0;
+    return need - there < room ? need - there : room;
+}
+
+enum mu_status engine_state_new(const struct mu_model_spec *model, struct engine_state *ret_state, struct mu_error *err)
+{
+    struct engine_state state = {0};
+    for (uint32_t i = 0; i < ENGINE_KINDS; i++) {
+        enum mu_status status = mu_space_new(model->flat_size * sizeof(float), err, &state.spaces[i]);
+        if (status != MU_OK) {
+            engine_state_free(&state);
+            return mu_error_prefix(err, "parameters and moments");
+        }
+        state.flats[i] = mu_space_base(state.spaces[i]);
+    }
+    *ret_state = state;
+    return MU_OK;
+}
+
+void engine_state_free(struct engine_state *state)
+{
+    for (uint32_t i = 0; i < ENGINE_KINDS; i++)
+        mu_space_free(state->spaces[i]);
+    memset(state, 0, sizeof *state);
+}
+
+enum mu_status engine_commit_state(struct mu_engine *engine, struct engine_state *state, const struct mu_layout *layout,
+                                   uint32_t rank, struct mu_error *err)
+{
+    struct engine_runs params, moments;
+    touched_runs(&engine->job.model, layout, rank, &params);
+    engine_runs_of(&engine->job.model, layout, rank, MU_SHARE_MOMENTS, &moments);
+    uint64_t growth = growth_bytes(engine, state->spaces[0], &params, MU_SHARE_PARAMS) +
+                      2 * growth_bytes(engine, state->spaces[1], &moments, MU_SHARE_MOMENTS);
+    enum mu_status status = engine_check_memory(growth, "parameters and moments", err);
+    for (uint32_t i = 0; i < ENGINE_KINDS && status == MU_OK; i++)
+        status = commit_runs(engine, state->spaces[i], i == 0 ? &params : &moments, err);
+    return status;
+}
+
+enum mu_status engine_commit_stack(struct mu_engine *engine, uint32_t depth, const struct mu_layout *layout,
+                                   uint32_t rank, struct mu_error *err)
+{
+    struct engine_job *job = &engine->job;
+    struct engine_runs runs;
+    MU_ASSERT(depth <= MU_TREE_ROOTS_MAX);
+    touched_runs(&job->model, layout, rank, &runs);
+    for (uint32_t i = 0; i < depth; i++) {
+        enum mu_status status = MU_OK;
+        if (i == job->stack_count) {
+            status = mu_space_new(job->model.flat_size * sizeof(float), err, &job->stack_spaces[i]);
+            if (status != MU_OK)
+                return mu_error_prefix(err, "gradient buffers");
+            job->stack[i] = mu_space_base(job->stack_spaces[i]);
+            job->stack_count = i + 1;
+        }
+        uint64_t growth = growth_bytes(engine, job->stack_spaces[i], &runs, MU_SHARE_PARAMS);
+        status = engine_check_memory(growth, "gradient buffers", err);
+        if (status == MU_OK)
+            status = commit_runs(engine, job->stack_spaces[i], &runs, err);
+        if (status != MU_OK)
+            return status;
+    }
+    return MU_OK;
+}
+
+void engine_release_unshared(struct mu_engine *engine, const struct mu_layout *layout, uint32_t rank)
+{
+    struct engine_job *job = &engine->job;
+    struct engine_runs params, moments;
+    touched_runs(&job->model, layout, rank, &params);
+    engine_runs_of(&job->model, layout, rank, MU_SHARE_MOMENTS, &moments);
+    for (uint32_t i = 0; i < ENGINE_KINDS; i++)
+        release_between(&job->model, job->state.spaces[i], i == 0 ? &params : &moments);
+    for (uint32_t i = 0; i < job->stack_count; i++)
+        release_between(&job->model, job->stack_spaces[i], &params);
+}
+
+/* ---- other buffers ---- */
+
+enum mu_status engine_reserve_staging(struct mu_engine *engine, uint64_t size_bytes, struct mu_error *err)
+{
+    struct engine_job *job = &engine->job;
+    if (size_bytes <= job->staging_bytes)
+        return MU_OK;
+    mu_arena_free(job->staging_arena);
+    job->staging_arena = NULL;
+    job->staging_bytes = 0;
+    enum mu_status status = engine_check_memory(size_bytes, "staging of received gradients", err);
+    if (status == MU_OK)
+        status = mu_arena_new(size_bytes, err, &job->staging_arena);
+    if (status != MU_OK)
+        return status;
+    job->staging = mu_arena_take(job->staging_arena, size_bytes);
+    job->staging_bytes = size_bytes;
+    return MU_OK;
+}
+
+enum mu_status engine_reserve_snapshot(struct mu_engine *engine, const struct mu_layout *layout, uint32_t rank,
+                                       struct mu_error *err)
+{
+    const struct engine_job *job = &engine->job;
+    if (!job->spec.checkpoint.path[0] || mu_layout_is_idle(layout, rank))
+        return MU_OK;
+    uint64_t piece_bytes = mu_snapshots_piece_bytes(&job->model, layout, rank);
+    uint64_t growth = mu_snapshots_growth_bytes(engine->snapshots, piece_bytes);
+    enum mu_status status = engine_check_memory(growth, "copy of the state for checkpoints", err);
+    return status == MU_OK ? mu_snapshots_reserve(engine->snapshots, piece_bytes, err) : status;
+}
+
+/* ---- the net ---- */
+
+/* The tensor group of whatever generation is under way: the net outlives generations. */
+static enum mu_status all_gather(void *ctx, void *blocks, size_t block_bytes)
+{
+    struct mu_engine *engine = ctx;
+    return mu_tensor_comm_all_gather(engine->now.tensor, blocks, block_bytes);
+}
+
+static enum mu_status all_to_all(void *ctx, const void *send, void *recv, size_t block_bytes)
+{
+    struct mu_engine *engine = ctx;
+    return mu_tensor_comm_all_to_all(engine->now.tensor, send, recv, block_bytes);
+}
+
+static struct mu_model_part part_of(const struct mu_model_spec *model, const struct mu_layout *layout,
+                                    struct mu_coords at)
+{
+    uint32_t first = layout->stage_first[at.p], slices = model->config.slices / layout->tp;
+    return (struct mu_model_part){.first_layer = first,
+                                  .layer_count = layout->stage_first[at.p + 1] - first,
+                                  .embedding = at.p == 0,
+                                  .head = at.p == layout->pp - 1,
+                                  .first_slice = at.t * slices,
+                                  .slice_count = slices};
+}
+
+static bool same_part(const struct mu_model_part *a, const struct mu_model_part *b)
+{
+    return a->first_layer == b->first_layer && a->layer_count == b->layer_count && a->embedding == b->embedding &&
+           a->head == b->head && a->first_slice == b->first_slice && a->slice_count == b->slice_count;
+}
+
+void engine_net_free(struct mu_engine *engine)
+{
+    struct engine_net *net = &engine->job.net;
+    mu_model_free(net->model);
+    free(net->batches.tokens);
+    free(net->batches.targets);
+    free(net->batches.samples);
+    memset(net, 0, sizeof *net);
+}
+
+static enum mu_status new_batches(const struct engine_job *job, uint32_t slots, struct engine_batches *ret,
+                                  struct mu_error *err)
+{
+    size_t micro = (size_t)job->spec.batch.micro * slots, tokens = micro * job->spec.batch.length;
+    ret->tokens = calloc(tokens, sizeof *ret->tokens);
+    ret->targets = calloc(tokens, sizeof *ret->targets);
+    ret->samples = calloc(micro, sizeof *ret->samples);
+    if (!ret->tokens || !ret->targets || !ret->samples)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for micro-batches of %zu tokens", tokens);
+    return MU_OK;
+}
+
+enum mu_status engine_build_net(struct mu_engine *engine, const struct mu_layout *layout, uint32_t rank, uint32_t slots,
+                                struct mu_error *err)
+{
+    struct engine_job *job = &engine->job;
+    struct engine_net *net = &job->net;
+    if (mu_layout_is_idle(layout, rank))
+        return MU_OK;
+    struct mu_coords at = mu_layout_coords(layout, rank);
+    struct mu_model_part part = part_of(&job->model, layout, at);
+    if (net->model && same_part(&part, &net->part) && slots <= net->slots)
+        return MU_OK;
+    engine_net_free(engine);
+    net->part = part;
+    net->slots = slots;
+    net->tensor = (struct mu_tensor_group){
+        .ctx = engine, .size = layout->tp, .rank = at.t, .all_gather = all_gather, .all_to_all = all_to_all};
+    struct mu_model_options options = {.micro = job->spec.batch.micro,
+                                       .length = job->spec.batch.length,
+                                       .accumulate = job->spec.batch.accumulate,
+                                       .part = part,
+                                       .recompute = job->spec.parallel.recompute,
+                                       .slots = slots,
+                                       .tensor = layout->tp > 1 ? &net->tensor : NULL};
+    enum mu_status status = engine_check_memory(mu_model_workspace_bytes(&job->model, &options), "activations", err);
+    if (status == MU_OK)
+        status = mu_model_new(&job->model, &options, engine->pool, err, &net->model);
+    if (status == MU_OK)
+        status = new_batches(job, slots, &net->batches, err);
+    if (status != MU_OK)
+        engine_net_free(engine);
+    return status;
+}

@@ -1,0 +1,322 @@
+/* The state that a generation starts from: what this rank holds already, makes itself, or gets by moves.
+ *
+ * What was reported as held stays intact until Go: what comes of the same step goes to other chunks of the same spaces,
+ * a state of another step into spaces of its own. */
+#include "worker/engine_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/fault.h"
+#include "kernels/kernels.h"
+#include "worker/load.h"
+
+static struct mu_held_share own_share(const struct engine_generation *now)
+{
+    return (struct mu_held_share){.layout = now->layout, .rank = now->rank};
+}
+
+/* ---- where incoming state goes ---- */
+
+static enum mu_status new_incoming(struct mu_engine *engine, struct mu_error *err)
+{
+    engine_state_free(&engine->job.incoming);
+    return engine_state_new(&engine->job.model, &engine->job.incoming, err);
+}
+
+/* Not over a state that is held, until the new one is complete; memory for this rank's share. */
+static enum mu_status destination(struct mu_engine *engine, bool in_place, struct engine_state **ret_state,
+                                  struct mu_error *err)
+{
+    struct engine_job *job = &engine->job;
+    struct engine_state *state = in_place || !engine->held.has_state ? &job->state : &job->incoming;
+    enum mu_status status = state == &job->incoming ? new_incoming(engine, err) : MU_OK;
+    if (status == MU_OK)
+        status = engine_commit_state(engine, state, &engine->now.layout, engine->now.rank, err);
+    *ret_state = state;
+    return status;
+}
+
+/* The complete, verified share of a state of another step, or of the first one, is in `state`. */
+static void accept_new(struct mu_engine *engine, struct engine_state *state, uint64_t step)
+{
+    struct engine_job *job = &engine->job;
+    if (state == &job->incoming) {
+        struct engine_state old = job->state;
+        job->state = job->incoming;
+        job->incoming = old;
+    }
+    engine->held = (struct mu_held){.has_state = true, .step = step, .share_count = 1};
+    engine->held.shares[0] = own_share(&engine->now);
+}
+
+/* The new share is complete beside the one that is held. */
+static void accept_beside(struct mu_engine *engine)
+{
+    struct mu_held *held = &engine->held;
+    const struct mu_held_share *first = &held->shares[0];
+    held->share_count = 1;
+    if (!first->owned_only && first->rank == engine->now.rank && mu_layout_equal(&first->layout, &engine->now.layout))
+        return;
+    held->shares[1] = own_share(&engine->now);
+    held->share_count = 2;
+}
+
+/* ---- made here ---- */
+
+static enum mu_status use_held(struct mu_engine *engine, const struct mu_assign *assign, struct mu_error *err)
+{
+    if (engine->held.has_state && engine->held.step == assign->start_step)
+        return MU_OK;
+    return mu_fail(err, MU_ERR_CONFLICT, "told to go on from held step %llu, but this worker holds %s step %llu",
+                   (unsigned long long)assign->start_step, engine->held.has_state ? "" : "nothing, not",
+                   (unsigned long long)engine->held.step);
+}
+
+static enum mu_status roll_forward(struct mu_engine *engine, const struct mu_assign *assign, struct mu_error *err)
+{
+    const struct mu_held *held = &engine->held;
+    if (held->has_state && held->has_gradient && held->step + 1 == assign->start_step &&
+        assign->roll_forward.step == held->step)
+        return engine_apply(engine, &assign->roll_forward, false, err);
+    return mu_fail(err, MU_ERR_CONFLICT, "told to roll forward to step %llu, but this worker holds %s at step %llu",
+                   (unsigned long long)assign->start_step,
+                   !held->has_state     ? "nothing"
+                   : held->has_gradient ? "state and gradient"
+                                        : "no gradient",
+                   (unsigned long long)held->step);
+}
+
+static enum mu_status zero_moments(struct mu_engine *engine, struct engine_state *state)
+{
+    struct engine_runs runs;
+    enum mu_status status = MU_OK;
+    engine_runs_of(&engine->job.model, &engine->now.layout, engine->now.rank, MU_SHARE_MOMENTS, &runs);
+    for (uint32_t i = 0; i < runs.count && status == MU_OK; i++) {
+        uint64_t offset, size;
+        engine_run_range(&engine->job.model, &runs.runs[i], &offset, &size);
+        status = mu_kernel_fill(engine->pool, size, 0.0f, state->flats[1] + offset);
+        if (status == MU_OK)
+            status = mu_kernel_fill(engine->pool, size, 0.0f, state->flats[2] + offset);
+    }
+    return status;
+}
+
+static enum mu_status initialise(struct mu_engine *engine, const struct mu_assign *assign, struct mu_error *err)
+{
+    struct engine_job *job = &engine->job;
+    struct engine_state *state;
+    struct engine_runs runs;
+    if (assign->start_step != 0)
+        return mu_fail(err, MU_ERR_INVALID, "initial values for step %llu are not allowed: only for step 0",
+                       (unsigned long long)assign->start_step);
+    enum mu_status status = destination(engine, false, &state, err);
+    if (status != MU_OK)
+        return status;
+    engine_runs_of(&job->model, &engine->now.layout, engine->now.rank, MU_SHARE_PARAMS, &runs);
+    status = mu_model_init_parameters(&job->model, engine->pool, job->spec.seed, runs.runs, runs.count,
+                                      state->flats[0]);
+    if (status == MU_OK)
+        status = zero_moments(engine, state);
+    if (status != MU_OK)
+        return mu_fail(err, status, "initialisation cancelled");
+    accept_new(engine, state, 0);
+    return MU_OK;
+}
+
+static enum mu_status load(struct mu_engine *engine, const struct mu_assign *assign, uint64_t *ret_bad,
+                           struct mu_error *err)
+{
+    struct engine_job *job = &engine->job;
+    struct engine_state *state;
+    struct engine_runs params, moments;
+    enum mu_status status = destination(engine, false, &state, err);
+    if (status != MU_OK)
+        return status;
+    engine_runs_of(&job->model, &engine->now.layout, engine->now.rank, MU_SHARE_PARAMS, &params);
+    engine_runs_of(&job->model, &engine->now.layout, engine->now.rank, MU_SHARE_MOMENTS, &moments);
+    struct mu_load_config config = {.dir = assign->checkpoint_dir,
+                                    .job = job->spec.name,
+                                    .checkpoint = assign->checkpoint,
+                                    .step = assign->start_step,
+                                    .model = &job->model,
+                                    .params = params.runs,
+                                    .moments = moments.runs,
+                                    .params_count = params.count,
+                                    .moments_count = moments.count,
+                                    .flats = {state->flats[0], state->flats[1], state->flats[2]},
+                                    .cancel = &engine->cancel,
+                                    .progress = &engine->progress};
+    status = mu_load_checkpoint(&config, err);
+    if (status == MU_OK)
+        accept_new(engine, state, assign->start_step);
+    else if (status != MU_ERR_CANCELLED && status != MU_ERR_NO_MEMORY)
+        *ret_bad = assign->checkpoint;
+    return status;
+}
+
+/* ---- moved ---- */
+
+static void mark(uint8_t *have, const struct mu_chunk_run *runs, uint32_t count, uint32_t kinds)
+{
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t chunk = runs[i].first; chunk < runs[i].first + runs[i].count; chunk++)
+            have[chunk] = (uint8_t)(have[chunk] | kinds);
+}
+
+/* Is any chunk of the run there (`any`), or all of them? *ret_chunk: the first one that decides it. */
+static bool found(const uint8_t *have, const struct mu_chunk_run *run, uint32_t kinds, bool any, uint32_t *ret_chunk)
+{
+    for (uint32_t chunk = run->first; chunk < run->first + run->count; chunk++) {
+        *ret_chunk = chunk;
+        if (any ? (have[chunk] & kinds) != 0 : (have[chunk] & kinds) != kinds)
+            return any;
+    }
+    return !any;
+}
+
+static void mark_held(const struct mu_engine *engine, uint8_t *have)
+{
+    for (uint32_t i = 0; i < engine->held.share_count; i++) {
+        const struct mu_held_share *share = &engine->held.shares[i];
+        struct engine_runs runs;
+        engine_runs_of(&engine->job.model, &share->layout, share->rank,
+                       share->owned_only ? MU_SHARE_OWNED : MU_SHARE_PARAMS, &runs);
+        mark(have, runs.runs, runs.count, MU_MOVE_PARAMS);
+        engine_runs_of(&engine->job.model, &share->layout, share->rank, MU_SHARE_MOMENTS, &runs);
+        mark(have, runs.runs, runs.count, MU_MOVE_MOMENTS);
+    }
+}
+
+/* Moves from outside: inside the model, nothing over what is held, nothing sent that is not there. */
+static enum mu_status check_moves(const struct mu_engine *engine, const struct mu_assign *assign, uint8_t *have,
+                                  struct mu_error *err)
+{
+    uint32_t chunks = engine->job.model.chunk_count, rank = assign->rank, chunk = 0;
+    for (uint32_t i = 0; i < assign->move_count; i++) {
+        const struct mu_move *move = &assign->moves[i];
+        if (move->run.first >= chunks || move->run.count > chunks - move->run.first)
+            return mu_fail(err, MU_ERR_INVALID, "a move of chunks %u+%u is not allowed: the model has %u",
+                           move->run.first, move->run.count, chunks);
+        if (move->to == rank && found(have, &move->run, move->kinds, true, &chunk))
+            return mu_fail(err, MU_ERR_CONFLICT, "told to copy chunk %u from rank %u, but this worker holds it", chunk,
+                           move->from);
+    }
+    for (uint32_t i = 0; i < assign->move_count; i++)
+        if (assign->moves[i].to == rank)
+            mark(have, &assign->moves[i].run, 1, assign->moves[i].kinds);
+    for (uint32_t i = 0; i < assign->move_count; i++) {
+        const struct mu_move *move = &assign->moves[i];
+        if (move->from == rank && !found(have, &move->run, move->kinds, false, &chunk))
+            return mu_fail(err, MU_ERR_CONFLICT, "told to send chunk %u to rank %u, but this worker does not have it",
+                           chunk, move->to);
+    }
+    return MU_OK;
+}
+
+static enum mu_status check_share(const struct mu_engine *engine, const uint8_t *have, struct mu_error *err)
+{
+    for (uint32_t kind = 0; kind < 2; kind++) {
+        struct engine_runs runs;
+        uint32_t chunk = 0;
+        engine_runs_of(&engine->job.model, &engine->now.layout, engine->now.rank,
+                       kind == 0 ? MU_SHARE_PARAMS : MU_SHARE_MOMENTS, &runs);
+        for (uint32_t i = 0; i < runs.count; i++)
+            if (!found(have, &runs.runs[i], kind == 0 ? MU_MOVE_PARAMS : MU_MOVE_MOMENTS, false, &chunk))
+                return mu_fail(err, MU_ERR_CONFLICT,
+                               "%s of chunk %u of this worker's share are neither held nor copied from a peer",
+                               kind == 0 ? "parameters" : "moments", chunk);
+    }
+    return MU_OK;
+}
+
+static enum mu_status check_sources(const struct mu_engine *engine, const struct mu_assign *assign, bool in_place,
+                                    struct mu_error *err)
+{
+    uint8_t *have = calloc(engine->job.model.chunk_count, sizeof *have);
+    if (!have)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory to check the moves of %u chunks",
+                       engine->job.model.chunk_count);
+    if (in_place)
+        mark_held(engine, have);
+    enum mu_status status = check_moves(engine, assign, have, err);
+    if (status == MU_OK)
+        status = check_share(engine, have, err);
+    free(have);
+    return status;
+}
+
+static enum mu_status run_moves(struct mu_engine *engine, const struct mu_assign *assign, struct engine_state *state,
+                                struct mu_error *err)
+{
+    struct mu_transfer_config config = {.model = &engine->job.model,
+                                        .group = engine->now.group,
+                                        .flats = {state->flats[0], state->flats[1], state->flats[2]},
+                                        .step = assign->start_step,
+                                        .rank = assign->rank,
+                                        .moves = assign->moves,
+                                        .move_count = assign->move_count,
+                                        .progress = &engine->progress};
+    if (assign->move_count == 0)
+        return MU_OK;
+    if (!engine->now.group)
+        return mu_fail(err, MU_ERR_INVALID, "a rank alone cannot copy state from a peer");
+    enum mu_status status = mu_transfer_new(&config, &engine->now.transfer, err);
+    MU_FAULT("worker.prepare.transfer");
+    engine_set_waiting(engine, true);
+    if (status == MU_OK)
+        status = mu_transfer_run(engine->now.transfer, err);
+    engine_set_waiting(engine, false);
+    return status;
+}
+
+static enum mu_status move_state(struct mu_engine *engine, const struct mu_assign *assign, struct mu_error *err)
+{
+    bool in_place = engine->held.has_state && engine->held.step == assign->start_step;
+    struct engine_state *state;
+    enum mu_status status = check_sources(engine, assign, in_place, err);
+    if (status == MU_OK)
+        status = destination(engine, in_place, &state, err);
+    if (status == MU_OK)
+        status = run_moves(engine, assign, state, err);
+    if (status != MU_OK)
+        return status;
+    if (in_place)
+        accept_beside(engine);
+    else
+        accept_new(engine, state, assign->start_step);
+    return MU_OK;
+}
+
+/* ---- the whole ---- */
+
+enum mu_status engine_get_state(struct mu_engine *engine, const struct mu_assign *assign, uint64_t *ret_bad,
+                                struct mu_error *err)
+{
+    enum mu_status status = MU_OK;
+    switch (assign->source) {
+    case MU_SOURCE_CHECKPOINT:
+        return load(engine, assign, ret_bad, err);
+    case MU_SOURCE_INIT:
+        return initialise(engine, assign, err);
+    case MU_SOURCE_HELD:
+        status = use_held(engine, assign, err);
+        break;
+    case MU_SOURCE_ROLL_FORWARD:
+        status = roll_forward(engine, assign, err);
+        break;
+    case MU_SOURCE_PEER:
+        break;
+    }
+    return status == MU_OK ? move_state(engine, assign, err) : status;
+}
+
+void engine_enter_share(struct mu_engine *engine)
+{
+    struct mu_held *held = &engine->held;
+    held->shares[0] = own_share(&engine->now);
+    held->share_count = 1;
+    held->has_gradient = false; /* of another share, perhaps; nobody has applied it */
+    engine_state_free(&engine->job.incoming);
+    engine_release_unshared(engine, &engine->now.layout, engine->now.rank);
+}

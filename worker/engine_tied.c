@@ -1,0 +1,175 @@
+/* A tied embedding on several stages: the first one owns it and looks up in it, the last one multiplies with a copy.
+ *
+ *   per leaf     last stage: gradient of the head, all micro-batches (head chain)  -->  first stage: adds its look-ups
+ *   per update   first stage: updated parameters                                   -->  last stage: copy
+ *
+ * Head chains wait in buffers on the first stage, which is behind the last one in its backward passes, so that the last
+ * one can go on with the next leaf. */
+#include "worker/engine_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/fault.h"
+#include "worker/exchange.h"
+
+enum { CHAINS_MAX = 2 };
+
+struct engine_tied {
+    bool first; /* stage */
+    uint32_t peer;
+    uint64_t offset, size; /* of the column's slices of the embedding, elements */
+
+    /* head chains: on their way to the first stage */
+    struct mu_arena *arena; /* first stage */
+    float *chains[CHAINS_MAX];
+    uint32_t chain_count;
+    struct mu_comm_request requests[CHAINS_MAX]; /* last stage: only [0] */
+    uint64_t expected, begun, done;
+
+    /* the copy */
+    struct mu_comm_request copy;
+    uint64_t copies;
+    bool copying;
+};
+
+static enum mu_status new_chains(struct engine_tied *tied, uint32_t count, struct mu_error *err)
+{
+    size_t bytes = tied->size * sizeof(float);
+    enum mu_status status = engine_check_memory(count * bytes, "gradients of the embedding from the last stage", err);
+    if (status == MU_OK)
+        status = mu_arena_new(count * mu_arena_piece_bytes(bytes), err, &tied->arena);
+    for (uint32_t i = 0; i < count && status == MU_OK; i++)
+        tied->chains[i] = mu_arena_take(tied->arena, bytes);
+    tied->chain_count = count;
+    return status;
+}
+
+enum mu_status engine_tied_new(struct mu_engine *engine, struct mu_error *err)
+{
+    struct engine_generation *now = &engine->now;
+    const struct mu_model_spec *model = &engine->job.model;
+    uint32_t last = now->layout.pp - 1;
+    if (now->idle || last == 0 || (now->at.p != 0 && now->at.p != last) || !mu_model_is_tied(&model->config))
+        return MU_OK;
+    struct engine_tied *tied = calloc(1, sizeof *tied);
+    if (!tied)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the embedding on two stages");
+    now->tied = tied;
+    const struct mu_model_part *part = &engine->job.net.part;
+    uint32_t end = part->first_slice + part->slice_count;
+    struct mu_cell head = mu_model_cell(model, mu_model_cell_index(model, MU_CELL_E, 0, part->first_slice)),
+                   tail = mu_model_cell(model, mu_model_cell_index(model, MU_CELL_E, 0, end - 1));
+    tied->first = now->at.p == 0;
+    tied->peer = mu_layout_rank(&now->layout, (struct mu_coords){now->at.t, now->at.d, tied->first ? last : 0});
+    tied->offset = head.offset;
+    tied->size = tail.offset + tail.size - head.offset;
+    if (!tied->first)
+        return MU_OK;
+    /* With long leaves the first stage is never a whole leaf behind. */
+    return new_chains(tied, engine->job.spec.batch.accumulate > last ? 1 : CHAINS_MAX, err);
+}
+
+void engine_tied_free(struct engine_tied *tied)
+{
+    if (!tied)
+        return;
+    mu_arena_free(tied->arena);
+    free(tied);
+}
+
+static enum mu_status wait_for(struct mu_engine *engine, const struct mu_comm_request *request, struct mu_error *err)
+{
+    engine_set_waiting(engine, true);
+    enum mu_status status = mu_comm_wait(engine->now.group, request, MU_COMM_FOREVER, err);
+    engine_set_waiting(engine, false);
+    return status;
+}
+
+/* ---- head chains ---- */
+
+static enum mu_status post_chains(struct mu_engine *engine, struct mu_error *err)
+{
+    struct engine_tied *tied = engine->now.tied;
+    enum mu_status status = MU_OK;
+    while (status == MU_OK && tied->begun < tied->expected && tied->begun < tied->done + tied->chain_count) {
+        uint64_t slot = tied->begun % tied->chain_count;
+        status = mu_comm_recv(engine->now.group, tied->peer, exchange_counted(EXCHANGE_TIED_GRADIENT, tied->begun),
+                              tied->chains[slot], tied->size * sizeof(float), &tied->requests[slot], err);
+        tied->begun++;
+    }
+    return status;
+}
+
+enum mu_status engine_tied_expect(struct mu_engine *engine, uint32_t leaves, struct mu_error *err)
+{
+    struct engine_tied *tied = engine->now.tied;
+    if (!tied || !tied->first)
+        return MU_OK;
+    tied->expected += leaves;
+    return post_chains(engine, err);
+}
+
+enum mu_status engine_tied_take(struct mu_engine *engine, float *grads, struct mu_error *err)
+{
+    struct engine_tied *tied = engine->now.tied;
+    MU_ASSERT(tied && tied->first && tied->done < tied->begun);
+    uint64_t slot = tied->done % tied->chain_count;
+    enum mu_status status = wait_for(engine, &tied->requests[slot], err);
+    if (status != MU_OK)
+        return status;
+    MU_FAULT("worker.tied.gradient");
+    memcpy(grads + tied->offset, tied->chains[slot], tied->size * sizeof(float));
+    tied->done++;
+    return post_chains(engine, err);
+}
+
+enum mu_status engine_tied_send(struct mu_engine *engine, const float *grads, struct mu_error *err)
+{
+    struct engine_tied *tied = engine->now.tied;
+    MU_ASSERT(tied && !tied->first && tied->done == tied->begun);
+    uint64_t number = exchange_counted(EXCHANGE_TIED_GRADIENT, tied->begun++);
+    return mu_comm_send(engine->now.group, tied->peer, number, grads + tied->offset, tied->size * sizeof(float),
+                        &tied->requests[0], err);
+}
+
+enum mu_status engine_tied_sent(struct mu_engine *engine, struct mu_error *err)
+{
+    struct engine_tied *tied = engine->now.tied;
+    if (!tied || tied->first || tied->done == tied->begun)
+        return MU_OK;
+    enum mu_status status = wait_for(engine, &tied->requests[0], err);
+    if (status == MU_OK)
+        tied->done = tied->begun;
+    return status;
+}
+
+/* ---- the copy ---- */
+
+enum mu_status engine_tied_copy_begin(struct mu_engine *engine, struct mu_error *err)
+{
+    struct engine_tied *tied = engine->now.tied;
+    if (!tied)
+        return MU_OK;
+    MU_ASSERT(!tied->copying);
+    float *params = engine->job.state.flats[0] + tied->offset;
+    size_t bytes = tied->size * sizeof(float);
+    uint64_t number = exchange_counted(EXCHANGE_TIED_COPY, tied->copies++);
+    tied->copying = true;
+    MU_FAULT("worker.tied.copy");
+    if (tied->first)
+        return mu_comm_send(engine->now.group, tied->peer, number, params, bytes, &tied->copy, err);
+    return mu_comm_recv(engine->now.group, tied->peer, number, params, bytes, &tied->copy, err);
+}
+
+enum mu_status engine_tied_copy_finish(struct mu_engine *engine, bool sent, struct mu_error *err)
+{
+    struct engine_tied *tied = engine->now.tied;
+    if (!tied || !tied->copying || (tied->first && !sent))
+        return MU_OK;
+    enum mu_status status = wait_for(engine, &tied->copy, err);
+    if (status == MU_OK)
+        tied->copying = false;
+    return status;
+}
