@@ -329,7 +329,8 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     persist_generation(coord, job);
     for (uint32_t rank = 0; rank < job->world; rank++)
         send_assign(coord, job, member_at(coord, job, rank));
-    for (uint32_t rank = mu_layout_working(&job->layout); MU_MUTANT(MU_MUT_FREE_IDLE_EARLY) && rank < job->world; rank++)
+    for (uint32_t rank = mu_layout_working(&job->layout); MU_MUTANT(MU_MUT_FREE_IDLE_EARLY) && rank < job->world;
+         rank++)
         send_release(coord, member_at(coord, job, rank), 0, "");
 }
 

@@ -6,21 +6,24 @@
 
 /* ---- how many ---- */
 
-static uint32_t least_columns(const struct mu_job_spec *spec)
+static uint32_t given(uint32_t degree)
 {
-    return (spec->parallel.tp ? spec->parallel.tp : 1) * (spec->parallel.pp ? spec->parallel.pp : 1);
+    return degree ? degree : 1;
 }
 
+/* Degrees that the job gives are met exactly. */
 uint32_t fewest_ranks(const struct job *job)
 {
-    uint32_t columns = least_columns(&job->record.spec);
-    return job->record.spec.workers.min > columns ? job->record.spec.workers.min : columns;
+    const struct mu_job_spec *spec = &job->record.spec;
+    uint64_t ranks = (uint64_t)given(spec->parallel.tp) * given(spec->parallel.pp) * given(spec->parallel.dp);
+    ranks = ranks > spec->workers.min ? ranks : spec->workers.min;
+    return ranks < MU_WORKERS_MAX ? (uint32_t)ranks : MU_WORKERS_MAX;
 }
 
 uint32_t most_ranks(const struct job *job, uint32_t eligible)
 {
     const struct mu_job_spec *spec = &job->record.spec;
-    uint32_t columns = least_columns(spec), fewest = fewest_ranks(job);
+    uint32_t columns = given(spec->parallel.tp) * given(spec->parallel.pp), fewest = fewest_ranks(job);
     uint64_t tp = spec->parallel.tp ? spec->parallel.tp : job->model.config.slices;
     uint64_t pp = spec->parallel.pp ? spec->parallel.pp : job->model.config.layers;
     uint64_t dp = spec->parallel.dp ? spec->parallel.dp : job->leaves;

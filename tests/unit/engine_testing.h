@@ -373,8 +373,9 @@ static inline struct mu_layout make_layout(uint32_t tp, uint32_t pp, uint32_t dp
 }
 
 /* The next generations' layout; dp 0: tp = pp = 1, all members. */
-static inline void want_layout(struct fleet *fleet, uint32_t tp, uint32_t pp, uint32_t dp, uint32_t idle, bool sharded)
+static inline void want_layout(struct fleet *fleet, uint32_t tp, uint32_t pp, uint32_t dp, uint32_t idle)
 {
+    bool sharded = fleet->spec.parallel.optimizer_sharding;
     fleet->wanted = make_layout(tp, pp, dp, idle, sharded, fleet->spec.model.layers);
 }
 
@@ -516,7 +517,8 @@ static inline void assign(struct fleet *fleet, uint32_t members)
     mu_model_spec_init(&model, &fleet->spec.model);
     struct mu_layout layout = fleet->wanted;
     if (layout.dp == 0)
-        layout = make_layout(1, 1, count < leaves ? count : leaves, 0, false, fleet->spec.model.layers);
+        layout = make_layout(1, 1, count < leaves ? count : leaves, 0, fleet->spec.parallel.optimizer_sharding,
+                             fleet->spec.model.layers);
     struct mu_error err;
     if (mu_layout_check(&layout, &fleet->spec, &err) != MU_OK)
         fail_msg("layout: %s", err.text);
