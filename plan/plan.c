@@ -16,8 +16,14 @@
 uint32_t mu_plan_wanted(const struct mu_job_spec *spec, uint32_t eligible)
 {
     uint32_t wanted = eligible > spec->workers.spares ? eligible - spec->workers.spares : 0;
+    uint32_t given = 1; /* what the degrees of the job need: they come before spares */
+    given *= spec->parallel.tp ? spec->parallel.tp : 1;
+    given *= spec->parallel.pp ? spec->parallel.pp : 1;
+    given *= spec->parallel.dp ? spec->parallel.dp : 1;
     if (wanted < spec->workers.min)
         wanted = spec->workers.min;
+    if (wanted < given)
+        wanted = given;
     if (wanted > spec->workers.max)
         wanted = spec->workers.max;
     return wanted <= eligible ? wanted : 0;
@@ -95,9 +101,11 @@ static void fill_holders(struct planning *p)
             count = held->share_count < MU_HELD_SHARES_MAX ? held->share_count : MU_HELD_SHARES_MAX;
         else if (source == MU_SOURCE_ROLL_FORWARD)
             count = held->share_count > 0;
+        if (MU_MUTANT(MU_MUT_IGNORE_PARTIAL) && count > 0 && held->shares[0].layout.pp > 1)
+            count = 0;
         memcpy(shares, held->shares, count * sizeof *shares);
         if (source == MU_SOURCE_ROLL_FORWARD && shares->layout.sharded)
-            shares->owned_only = true;
+            shares->owned_only = !MU_MUTANT(MU_MUT_ROLL_FORWARD_WHOLE);
         p->holders[i] = (struct mu_reshard_holder){.shares = shares,
                                                    .share_count = count,
                                                    .host = p->input->members[i].host,

@@ -13,7 +13,7 @@
 
 enum { CELLS_MAX = 256 };
 
-static const uint32_t poison = 0x7fc0dead; /* a NaN */
+enum { POISON = 0xff /* every byte of it: a NaN */ };
 
 /* ---- the leaf ---- */
 
@@ -138,7 +138,7 @@ struct worker {
     struct mu_model_part part;
     struct mu_model *model;
     float *params, *grads;
-    uint8_t *owned; /* per element of the flat space: 1 own, 2 the tied copy */
+    enum { FOREIGN, OWN, COPY } has[CELLS_MAX]; /* COPY: the tied embedding's slices on the last stage */
     uint32_t cells[CELLS_MAX], cell_count;
     uint64_t hashes[CELLS_MAX];
 };
@@ -151,7 +151,7 @@ struct column {
     struct worker workers[MG_STAGES_MAX];
     float *streams[MG_STAGES_MAX + 1][MG_ACCUMULATE_MAX]; /* what enters stage p, and its gradient later */
     float *message;                                       /* the head chain on its way to the first stage */
-    bool message_sent, evaluate;
+    bool message_sent, evaluate, misused;
     double loss;
 };
 
@@ -189,12 +189,6 @@ static void copy_chain(const struct worker *w, const float *from, float *to)
     }
 }
 
-static void fill_poison(float *x, size_t size)
-{
-    for (size_t i = 0; i < size; i++)
-        memcpy(x + i, &poison, sizeof poison);
-}
-
 static void cell_done(void *ctx, uint32_t index)
 {
     struct worker *w = ctx;
@@ -210,17 +204,21 @@ static void cell_done(void *ctx, uint32_t index)
 static void head_done(void *ctx)
 {
     struct worker *w = ctx;
+    if (!is_tied_apart(w->column) || !w->part.head || w->column->message_sent)
+        w->column->misused = true;
     copy_chain(w, w->grads, w->column->message);
-    for (uint64_t i = 0; i < w->column->leaf->spec.flat_size; i++)
-        if (w->owned[i] == 2)
-            memcpy(w->grads + i, &poison, sizeof poison);
+    for (uint32_t i = 0; i < w->column->leaf->spec.cell_count; i++) {
+        struct mu_cell cell = mu_model_cell(&w->column->leaf->spec, i);
+        if (w->has[i] == COPY)
+            memset(w->grads + cell.offset, POISON, cell.size * sizeof *w->grads);
+    }
     w->column->message_sent = true;
 }
 
 static enum mu_status embedding_ready(void *ctx)
 {
     struct worker *w = ctx;
-    if (!w->column->message_sent)
+    if (!w->column->message_sent || !w->part.embedding)
         return MU_ERR_CONFLICT;
     w->column->message_sent = false;
     copy_chain(w, w->column->message, w->grads);
@@ -254,9 +252,9 @@ static void worker_new(struct worker *w, struct column *c, uint32_t stage)
         fail_msg("%s", err.text);
     w->params = kt_alloc(spec->flat_size, sizeof *w->params);
     w->grads = kt_alloc(spec->flat_size, sizeof *w->grads);
-    w->owned = kt_alloc(spec->flat_size, 1);
-    fill_poison(w->params, spec->flat_size);
-    fill_poison(w->grads, spec->flat_size);
+    memset(w->params, POISON, spec->flat_size * sizeof *w->params);
+    memset(w->grads, POISON, spec->flat_size * sizeof *w->grads);
+    assert_true(spec->cell_count <= CELLS_MAX);
     for (uint32_t i = 0; i < spec->cell_count; i++) {
         struct mu_cell cell = mu_model_cell(spec, i);
         bool own = in_part(&w->part, &cell), copy = false;
@@ -264,7 +262,7 @@ static void worker_new(struct worker *w, struct column *c, uint32_t stage)
             copy = cell.slice >= w->part.first_slice && cell.slice < w->part.first_slice + w->part.slice_count;
         if (!own && !copy)
             continue;
-        memset(w->owned + cell.offset, own ? 1 : 2, cell.size);
+        w->has[i] = own ? OWN : COPY;
         memcpy(w->params + cell.offset, leaf->params + cell.offset, cell.size * sizeof *w->params);
     }
 }
@@ -274,7 +272,6 @@ static void worker_free(struct worker *w)
     mu_model_free(w->model);
     free(w->params);
     free(w->grads);
-    free(w->owned);
 }
 
 /* ---- the passes of a tensor rank: its thread ---- */
@@ -426,7 +423,7 @@ static double grid_go(struct grid_run *run)
     for (uint32_t t = 0; t < run->grid->tp; t++)
         pthread_join(threads[t], NULL);
     for (uint32_t t = 0; t < run->grid->tp; t++) {
-        assert_true(args[t].ok);
+        assert_true(args[t].ok && !run->columns[t].misused);
         assert_true(run->columns[t].loss == run->columns[0].loss);
     }
     return run->columns[0].loss;
@@ -454,6 +451,12 @@ static uint32_t expected_cells(const struct worker *w, uint32_t out[CELLS_MAX])
     return count;
 }
 
+static bool is_poison(const float *x, uint64_t size)
+{
+    const unsigned char *bytes = (const unsigned char *)x;
+    return size == 0 || (bytes[0] == POISON && memcmp(bytes, bytes + 1, size * sizeof *x - 1) == 0);
+}
+
 static void check_worker(struct worker *w)
 {
     const struct mu_model_spec *spec = &w->column->leaf->spec;
@@ -466,9 +469,13 @@ static void check_worker(struct worker *w)
         assert_true(w->hashes[i] == mu_xxh3_64(w->grads + cell.offset, cell.size * sizeof(float), 0));
     }
     w->cell_count = 0;
-    for (uint64_t i = 0; i < spec->flat_size; i++)
-        if (!w->owned[i] && memcmp(w->grads + i, &poison, sizeof poison) != 0)
-            fail_msg("stage %u wrote element %llu, which is not its own", w->stage, (unsigned long long)i);
+    for (uint32_t i = 0; i < spec->cell_count; i++) { /* a cell with the gap behind it */
+        struct mu_cell cell = mu_model_cell(spec, i);
+        uint64_t end = i + 1 < spec->cell_count ? mu_model_cell(spec, i + 1).offset : spec->flat_size;
+        uint64_t first = cell.offset + (w->has[i] == FOREIGN ? 0 : cell.size);
+        if (!is_poison(w->grads + first, end - first))
+            fail_msg("stage %u wrote to cell %s or behind it, which is not its own", w->stage, cell.name);
+    }
 }
 
 /* Own cells of all workers in one buffer; shared cells must be the same everywhere. */
@@ -518,12 +525,12 @@ double mg_evaluate(const struct mg_leaf *leaf, const struct mg_grid *grid)
     return loss;
 }
 
-void mg_run_alone(const struct mg_leaf *leaf, float *grads, double *ret_loss)
+void mg_run_alone(const struct mg_leaf *leaf, struct mu_pool *pool, float *grads, double *ret_loss)
 {
     struct mu_model_options options = {.micro = leaf->micro, .length = leaf->length, .accumulate = leaf->accumulate};
     struct mu_error err = {0};
     struct mu_model *model = NULL;
-    if (mu_model_new(&leaf->spec, &options, kt_pool(0), &err, &model) != MU_OK)
+    if (mu_model_new(&leaf->spec, &options, pool, &err, &model) != MU_OK)
         fail_msg("%s", err.text);
     memset(grads, 0, leaf->spec.flat_size * sizeof *grads);
     *ret_loss = 0;
