@@ -37,6 +37,17 @@ enum mu_mutant {
     MU_MUT_RETENTION_DELETES_NEWEST, /* the newest checkpoint goes first */
     MU_MUT_RELEASE_EARLY,       /* workers are released when they finish, not when the last checkpoint is committed */
     MU_MUT_RELEASE_LAST_HOLDER, /* who wants to leave may go although nobody else has its state */
+    /* layouts and shares */
+    MU_MUT_DROP_BEFORE_GO,     /* what lies outside the new share goes when a rank is prepared */
+    MU_MUT_GATHER_INCOMPLETE,  /* parameters that others have updated count before they are here */
+    MU_MUT_VOTE_BEFORE_STAGE,  /* a stage votes when its forward is done */
+    MU_MUT_KEEP_STALE_COPY,    /* the tied embedding of the step before is read again */
+    MU_MUT_ROLL_FORWARD_WHOLE, /* after a sharded update, a rank counts as holder of all parameters */
+    MU_MUT_MOVE_FROM_ANYONE,   /* chunks are to come from a rank that does not hold them */
+    MU_MUT_IGNORE_PARTIAL,     /* only whole states count when the start is chosen */
+    MU_MUT_FREE_IDLE_EARLY,    /* who leaves is let go before the others have copied from it */
+    MU_MUT_FORGET_LAYOUT,      /* a restarted coordinator takes every generation for plain data parallelism */
+    MU_MUT_PIECE_FROM_ANYONE,  /* a piece of a lost writer goes to somebody who does not hold it */
     MU_MUT_COUNT
 };
 

@@ -55,8 +55,8 @@ struct mu_plan {
     struct mu_reshard reshard;          /* moves; empty when nothing moves. mu_plan_fini frees them */
 };
 
-/* How many workers are to work when `eligible` can: min(workers.max, eligible - spares), never below workers.min; 0
- * when there are too few. The layout (plan/cost.h) may need fewer. */
+/* How many workers are to work when `eligible` can: min(workers.max, eligible - spares), never below workers.min and
+ * what the job's degrees need; 0 when there are too few. The layout (plan/cost.h) may need fewer. */
 uint32_t mu_plan_wanted(const struct mu_job_spec *spec, uint32_t eligible);
 
 /* Deterministic; allocates only scratch memory and the moves. The state comes from the newest step that the members

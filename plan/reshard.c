@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "common/hash.h"
+#include "common/mutant.h"
 #include "plan/share_index.h"
 
 enum {
@@ -115,6 +116,8 @@ static void heap_pop(struct planner *p)
 
 static void emit(struct planner *p, uint32_t from, uint32_t to, uint32_t kinds)
 {
+    if (MU_MUTANT(MU_MUT_MOVE_FROM_ANYONE))
+        from = to > 0 ? to - 1 : p->world - 1;
     if (p->move_room - p->move_count < p->part_count) {
         uint64_t room = 2ull * p->move_room + p->part_count + 64;
         struct mu_move *more = room <= UINT32_MAX ? realloc(p->moves, room * sizeof *more) : NULL;

@@ -131,8 +131,9 @@ void finalizing_tick(struct mu_coord *coord, struct job *job)
     if (order_checkpoint(coord, job, job->record.spec.steps, true))
         return;
     job->checkpoint_failures++;
-    event(coord, MU_EVENT_ERROR, "checkpoint_failed", job, NULL,
-          "the final checkpoint cannot be ordered: not all of its state is held still");
+    event(coord, MU_EVENT_WARNING, "checkpoint_failed", job, NULL,
+          "the final checkpoint cannot be ordered of those who are left: they go on in a layout of their own first");
+    request_plan(coord, job); /* what is left is whole, but in parts that fit no one layout */
 }
 
 /* Nobody of it is left: after a restart nobody is waited for. */

@@ -430,9 +430,11 @@ static void note_accusation(struct mu_coord *coord, const struct worker *worker)
 static void on_step(struct mu_coord *coord, struct worker *worker, const struct mu_step_report *report)
 {
     struct job *job = job_of(coord, worker);
-    holds_own_share(job, worker, report->steps_done);
-    worker->status.held.has_result = true;
-    worker->status.held.result = report->result;
+    if (worker->status.phase == MU_PHASE_RUNNING) { /* a report kept over a re-attach says less than its Hello did */
+        holds_own_share(job, worker, report->steps_done);
+        worker->status.held.has_result = true;
+        worker->status.held.result = report->result;
+    }
     worker->progress_us = lease_now(coord);
     struct mu_timing_view *timing = &worker->timings[worker->timing_count++ % MU_TIMINGS_KEPT];
     memcpy(timing->worker, worker->name, sizeof timing->worker);

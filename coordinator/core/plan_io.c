@@ -6,21 +6,24 @@
 
 /* ---- how many ---- */
 
-static uint32_t least_columns(const struct mu_job_spec *spec)
+static uint32_t given(uint32_t degree)
 {
-    return (spec->parallel.tp ? spec->parallel.tp : 1) * (spec->parallel.pp ? spec->parallel.pp : 1);
+    return degree ? degree : 1;
 }
 
+/* Degrees that the job gives are met exactly. */
 uint32_t fewest_ranks(const struct job *job)
 {
-    uint32_t columns = least_columns(&job->record.spec);
-    return job->record.spec.workers.min > columns ? job->record.spec.workers.min : columns;
+    const struct mu_job_spec *spec = &job->record.spec;
+    uint64_t ranks = (uint64_t)given(spec->parallel.tp) * given(spec->parallel.pp) * given(spec->parallel.dp);
+    ranks = ranks > spec->workers.min ? ranks : spec->workers.min;
+    return ranks < MU_WORKERS_MAX ? (uint32_t)ranks : MU_WORKERS_MAX;
 }
 
 uint32_t most_ranks(const struct job *job, uint32_t eligible)
 {
     const struct mu_job_spec *spec = &job->record.spec;
-    uint32_t columns = least_columns(spec), fewest = fewest_ranks(job);
+    uint32_t columns = given(spec->parallel.tp) * given(spec->parallel.pp), fewest = fewest_ranks(job);
     uint64_t tp = spec->parallel.tp ? spec->parallel.tp : job->model.config.slices;
     uint64_t pp = spec->parallel.pp ? spec->parallel.pp : job->model.config.layers;
     uint64_t dp = spec->parallel.dp ? spec->parallel.dp : job->leaves;
@@ -43,7 +46,7 @@ static void add_member(struct mu_coord *coord, struct job *job, const struct wor
     if (job->plan_count == coord->config.max_members)
         return;
     struct mu_plan_member *member = &coord->plan_members[job->plan_count];
-    member->held = worker->status.held;
+    member->held = job->plan_without_state ? (struct mu_held){0} : worker->status.held;
     member->seconds_per_leaf = worker->seconds_per_leaf;
     member->memory_bytes = worker->memory_bytes;
     member->old_rank = worker->rank;
@@ -63,7 +66,7 @@ static void consider(struct mu_coord *coord, struct job *job, const struct worke
         return;
     if (!worker->draining || draining_stay)
         add_member(coord, job, worker, false);
-    else if (worker->status.held.has_state && !MU_MUTANT(MU_MUT_RELEASE_LAST_HOLDER))
+    else if (worker->status.held.has_state && !job->plan_without_state && !MU_MUTANT(MU_MUT_RELEASE_LAST_HOLDER))
         add_member(coord, job, worker, true);
 }
 

@@ -8,19 +8,26 @@ uint32_t mu_coord_job_count(const struct mu_coord *coord)
     return coord->job_count;
 }
 
+static const char *degree(uint32_t value, char out[12])
+{
+    format_into(out, 12, value ? "%u" : "auto", value);
+    return out;
+}
+
 /* What a job waits for that has not even been planned. */
 static void view_waiting(const struct job *job, char out[MU_TEXT_SIZE])
 {
+    const struct mu_job_spec *spec = &job->record.spec;
+    char texts[3][12];
     uint32_t needed = fewest_ranks(job);
     if (job->ready_count >= needed)
         copy_text(out, MU_TEXT_SIZE, job->waiting_text);
     else
-        format_into(out, MU_TEXT_SIZE, "%u worker%s can take part, %u are needed (workers.min %u, tp %s%u x pp %s%u)",
-                    job->ready_count, job->ready_count == 1 ? "" : "s", needed, job->record.spec.workers.min,
-                    job->record.spec.parallel.tp ? "" : "at least ",
-                    job->record.spec.parallel.tp ? job->record.spec.parallel.tp : 1,
-                    job->record.spec.parallel.pp ? "" : "at least ",
-                    job->record.spec.parallel.pp ? job->record.spec.parallel.pp : 1);
+        format_into(out, MU_TEXT_SIZE,
+                    "%u worker%s can take part, %u are needed (workers.min %u, tp %s x pp %s x dp %s)",
+                    job->ready_count, job->ready_count == 1 ? "" : "s", needed, spec->workers.min,
+                    degree(spec->parallel.tp, texts[0]), degree(spec->parallel.pp, texts[1]),
+                    degree(spec->parallel.dp, texts[2]));
 }
 
 static void view_job(const struct mu_coord *coord, const struct job *job, struct mu_job_view *ret)

@@ -48,15 +48,20 @@ static struct mu_sim_node *node(struct mu_sim *sim)
 static void planned(struct mu_sim *sim, struct mu_sim_event *event)
 {
     struct mu_plan_input *input = event->payload;
-    struct mu_plan plan = {.ranks = mu_sim_alloc((input->member_count + 1) * sizeof *plan.ranks)};
+    struct mu_plan plan = {.ranks = mu_sim_alloc((input->member_count + 1) * sizeof *plan.ranks),
+                           .leaf_counts = mu_sim_alloc(MU_COUNTED_REPLICAS_MAX * sizeof *plan.leaf_counts)};
     uint8_t secret[32];
     for (size_t i = 0; i < sizeof secret; i++)
         secret[i] = (uint8_t)mu_sim_random(sim);
     mu_plan_make(input, &plan);
-    mu_sim_trace(sim, "coord plan: %s, world %u of %u, step %" PRIu64, mu_status_name(plan.status), plan.world,
-                 input->member_count, plan.start_step);
+    mu_sim_trace(sim, "coord plan: %s, tp %u pp %u dp %u idle %u of %u, step %" PRIu64 ", %u moves %s",
+                 mu_status_name(plan.status), plan.layout.tp, plan.layout.pp, plan.layout.dp, plan.layout.idle,
+                 input->member_count, plan.start_step, plan.reshard.move_count, plan.text);
+    mu_sim_oracle_planned(sim, input, &plan);
     mu_sim_coord_event(sim, &(struct mu_coord_event){.kind = MU_CE_PLANNED, .planned = {event->a, &plan, secret}});
+    mu_plan_fini(&plan);
     free(plan.ranks);
+    free(plan.leaf_counts);
 }
 
 /* ---- checkpoint directories: the file system may have done it although the coordinator dies before it hears of it
@@ -85,8 +90,8 @@ static void io_reported(struct mu_sim *sim, struct mu_sim_event *event)
 /* After a restart only a manifest that is there already counts. */
 static enum mu_status probe(struct mu_sim *sim, const struct mu_checkpoint_record *record, uint64_t *ret_step)
 {
-    uint64_t values[MU_SIM_CHUNKS];
-    return mu_sim_files_load(sim, record->dir, ret_step, values) ? MU_OK : MU_ERR_NOT_FOUND;
+    struct mu_sim_values values;
+    return mu_sim_files_load(sim, record->dir, ret_step, &values) ? MU_OK : MU_ERR_NOT_FOUND;
 }
 
 enum { IO_PUBLISH, IO_PROBE, IO_DELETE };
@@ -122,6 +127,7 @@ static void io_happens(struct mu_sim *sim, struct mu_sim_event *event)
 
 static void release(struct mu_sim *sim, struct mu_sim_output *output)
 {
+    sim->coord.judged_turn = output->turn;
     switch (output->kind) {
     case MU_CA_SEND:
         if (output->message->kind == MU_CM_ASSIGN) {
@@ -164,6 +170,7 @@ static void apply(struct mu_sim *sim, uint64_t turn)
         if (!output->record || (output->kind != MU_CA_PERSIST && output->kind != MU_CA_FORGET))
             continue;
         const struct mu_record *before = mu_sim_store_find(sim->store, output->record);
+        coord->judged_turn = output->turn;
         if (output->kind == MU_CA_PERSIST) {
             mu_sim_oracle_durable(sim, output->record, before);
             mu_sim_store_put(sim->store, output->record);
@@ -367,11 +374,12 @@ static void trace_event(struct mu_sim *sim, const struct mu_coord_event *event)
     const struct mu_worker_status *status = m->kind == MU_WM_HELLO ? &m->hello.status : &m->status;
     if (m->kind == MU_WM_HELLO || m->kind == MU_WM_STATUS)
         mu_sim_trace(sim,
-                     "coord < w%u s%" PRIu64 " %s phase %d gen %" PRIu64 " rank %u state %d step %" PRIu64
+                     "coord < w%u s%" PRIu64 " %s phase %d gen %" PRIu64 " rank %u shares %u%s step %" PRIu64
                      " grad %d result %d reason %d cmd %" PRIu64 " %s",
                      session->slot, event->message.session, kinds[m->kind], (int)status->phase, status->generation,
-                     status->rank, status->held.has_state, status->held.step, status->held.has_gradient,
-                     status->held.has_result, (int)status->park_reason, status->command_executed, status->text);
+                     status->rank, status->held.share_count, status->held.shares[0].owned_only ? " own" : "",
+                     status->held.step, status->held.has_gradient, status->held.has_result, (int)status->park_reason,
+                     status->command_executed, status->text);
     else
         mu_sim_trace(sim, "coord < w%u %s gen %" PRIu64, session->slot, kinds[m->kind], m->generation);
 }

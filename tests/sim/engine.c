@@ -1,11 +1,15 @@
-/* Hash engine, stepping: leaves, exchange, vote, update, boundary. It follows the commit of a step
- * (docs/architecture.md):
+/* Hash engine, stepping: forward and backward, exchange, vote, update, gather, boundary. It follows the commit of a
+ * step (docs/architecture.md):
  *
- *   COMPUTING --leaves done--> REDUCING --whole gradient--> VOTING --all votes--> OPTIMIZING --applied, boundary-->
- * COMPUTING |snapshot: STALLED for a moment any --failure, abort, park command, last step--> PARKED
+ *   COMPUTING --time is up--> FORWARDING --stage's hash--> BACKWARDING --model's hash--> REDUCING --whole gradient-->
+ *   VOTING --all votes--> OPTIMIZING --applied, boundary--> GATHERING --others' parameters--> COMPUTING
+ *   snapshot: STALLED for a moment; any --failure, abort, park command, last step--> PARKED
  *
- * Mesh: everybody sends its subtree roots and its vote to everybody. Tree: roots and votes go up and are merged on the
- * way, sum and result go down. */
+ * Forward: the tensor group shows each other its parameters, the hash of all chunks up to here goes from stage to
+ * stage; the last stage's, with the copy of the tied embedding on top, is the hash of the model and comes back the same
+ * way. It does not depend on the layout. A leaf's gradient is a hash of it; replicas add leaves up along the fixed
+ * tree. Mesh: everybody sends its subtree roots, or its vote, to everybody. Tree: roots and votes go up and are merged
+ * on the way, sum and result go down. Idle ranks only vote. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,8 +27,8 @@ static int32_t node_of(uint32_t slot)
 
 bool mu_sim_engine_waiting(const struct mu_sim_engine *engine)
 {
-    return !engine->hung &&
-           (engine->phase == MU_SIM_REDUCING || engine->phase == MU_SIM_VOTING || engine->phase == MU_SIM_PREPARING);
+    bool exchanges = engine->phase >= MU_SIM_FORWARDING && engine->phase <= MU_SIM_VOTING;
+    return !engine->hung && (exchanges || engine->phase == MU_SIM_GATHERING || engine->phase == MU_SIM_PREPARING);
 }
 
 bool mu_sim_engine_running(const struct mu_sim_engine *engine)
@@ -57,7 +61,7 @@ static bool not_now(struct mu_sim *sim, struct mu_sim_event *event)
 static uint64_t hash_node(struct mu_sim *sim, const struct mu_sim_engine *engine, struct mu_tree_node node)
 {
     if (node.count == 1)
-        return mu_sim_hash_leaf(sim, engine->values, engine->held.step, node.first);
+        return mu_sim_hash_leaf(sim, engine->model_hash, engine->held.step, node.first);
     struct mu_tree_node left, right;
     mu_tree_children(node, &left, &right);
     return mu_sim_hash_pair(hash_node(sim, engine, left), hash_node(sim, engine, right));
@@ -72,7 +76,7 @@ static void push_root(struct mu_sim_engine *engine, struct mu_sim_root root)
 static void send_roots(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *end)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
-    struct mu_sim_frame *frame = mu_sim_frame_new(sim, slot, MU_SIM_FRAME_ROOTS, engine->root_count);
+    struct mu_sim_frame *frame = mu_sim_frame_new(sim, slot, MU_SIM_FRAME_ROOTS, engine->root_count, false);
     memcpy(frame->roots, engine->roots, engine->root_count * sizeof *engine->roots);
     mu_sim_engine_send(sim, slot, end, frame);
 }
@@ -80,31 +84,148 @@ static void send_roots(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end
 static void send_value(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *end, enum mu_sim_frame_kind kind,
                        uint64_t hash, uint64_t command)
 {
-    struct mu_sim_frame *frame = mu_sim_frame_new(sim, slot, kind, 0);
+    struct mu_sim_frame *frame = mu_sim_frame_new(sim, slot, kind, 0, false);
     frame->hash = hash;
     frame->command = command;
     mu_sim_engine_send(sim, slot, end, frame);
 }
 
-/* The parent is the only neighbour below a rank of the tree. */
-static struct mu_sim_link_end *parent(struct mu_sim_engine *engine)
+/* The link to a peer of this role; NULL: there is none. */
+static struct mu_sim_link_end *link_of(struct mu_sim_engine *engine, uint32_t role)
 {
-    return !engine->mesh && engine->link_count && engine->links[0].rank < engine->rank ? &engine->links[0] : NULL;
+    for (uint32_t i = 0; i < engine->link_count; i++) {
+        if (engine->links[i].roles & role)
+            return &engine->links[i];
+    }
+    return NULL;
 }
 
-static bool is_child(const struct mu_sim_engine *engine, const struct mu_sim_link_end *end)
+static void send_value_to_all(struct mu_sim *sim, uint32_t slot, uint32_t roles, enum mu_sim_frame_kind kind,
+                              uint64_t hash, uint64_t command)
 {
-    return end->rank > engine->rank;
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    for (uint32_t i = 0; i < engine->link_count; i++) {
+        if (engine->links[i].roles & roles)
+            send_value(sim, slot, &engine->links[i], kind, hash, command);
+    }
+}
+
+/* Parameters of `chunks`, as they are now. */
+static void send_params(struct mu_sim *sim, uint32_t slot, uint32_t roles, enum mu_sim_frame_kind kind,
+                        const struct mu_sim_state *from, uint64_t chunks)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    for (uint32_t i = 0; i < engine->link_count; i++) {
+        if (!(engine->links[i].roles & roles))
+            continue;
+        struct mu_sim_frame *frame = mu_sim_frame_new(sim, slot, kind, 0, true);
+        mu_sim_state_take(frame->state, from, (struct mu_sim_mask){chunks, 0});
+        mu_sim_engine_send(sim, slot, &engine->links[i], frame);
+    }
 }
 
 static void cast_vote(struct mu_sim *sim, uint32_t slot)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
     engine->vote = mu_worker_vote(sim->workers[slot].core, engine->generation);
-    if (!engine->mesh)
-        return;
-    for (uint32_t i = 0; i < engine->link_count; i++)
-        send_value(sim, slot, &engine->links[i], MU_SIM_FRAME_VOTE, 0, engine->vote);
+    send_value_to_all(sim, slot, MU_SIM_ROLE_WORLD_MESH, MU_SIM_FRAME_VOTE, 0, engine->vote);
+}
+
+/* ---- forward and backward ---- */
+
+static struct mu_sim_frame *at_hand(const struct mu_sim_engine *engine, const struct mu_sim_link_end *end,
+                                    enum mu_sim_frame_kind kind)
+{
+    struct mu_sim_frame *frame = end->kept[kind][engine->held.step & 1];
+    return frame && frame->step == engine->held.step ? frame : NULL;
+}
+
+/* From every peer of these roles. */
+static bool have_all(const struct mu_sim_engine *engine, uint32_t roles, enum mu_sim_frame_kind kind)
+{
+    for (uint32_t i = 0; i < engine->link_count; i++) {
+        if (engine->links[i].roles & roles && !at_hand(engine, &engine->links[i], kind))
+            return false;
+    }
+    return true;
+}
+
+/* Parameters that this rank reads: its share, and on the last stage its copy of the tied embedding. */
+static struct mu_sim_state own_params(const struct mu_sim_engine *engine)
+{
+    struct mu_sim_state own = {.has = {0, 0}};
+    mu_sim_state_take(&own, &engine->state, (struct mu_sim_mask){engine->wants.params, 0});
+    return own;
+}
+
+/* Those of the whole stage. A chunk that nobody has shown stays 0, and the gradient shows it. */
+static struct mu_sim_state stage_params(const struct mu_sim_engine *engine)
+{
+    struct mu_sim_state stage = own_params(engine);
+    for (uint32_t i = 0; i < engine->link_count; i++) {
+        const struct mu_sim_frame *frame = engine->links[i].roles & MU_SIM_ROLE_TENSOR
+                                               ? at_hand(engine, &engine->links[i], MU_SIM_FRAME_TENSOR)
+                                               : NULL;
+        uint64_t news = frame ? frame->state->has.params & ~stage.has.params : 0;
+        if (frame)
+            mu_sim_state_take(&stage, frame->state, (struct mu_sim_mask){news, 0});
+    }
+    return stage;
+}
+
+static bool forward(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    const struct mu_layout *layout = &engine->assign->layout;
+    struct mu_sim_link_end *previous = link_of(engine, MU_SIM_ROLE_PREVIOUS);
+    if (!have_all(engine, MU_SIM_ROLE_TENSOR, MU_SIM_FRAME_TENSOR) ||
+        !have_all(engine, MU_SIM_ROLE_PREVIOUS, MU_SIM_FRAME_FORWARD))
+        return false;
+    struct mu_sim_state stage = stage_params(engine);
+    uint64_t before = previous ? at_hand(engine, previous, MU_SIM_FRAME_FORWARD)->hash : 0;
+    uint64_t hash = mu_sim_hash_chunks(before, stage.values.params, engine->stage_chunks);
+    if (engine->at.p + 1 == layout->pp)
+        hash = mu_sim_hash_chunks(hash, stage.values.params, sim->tied_chunks);
+    engine->model_hash = hash;
+    send_value_to_all(sim, slot, MU_SIM_ROLE_NEXT, MU_SIM_FRAME_FORWARD, hash, 0);
+    send_value_to_all(sim, slot, MU_SIM_ROLE_FIRST, MU_SIM_FRAME_TIED, hash, 0);
+    if (MU_MUTANT(MU_MUT_VOTE_BEFORE_STAGE) && engine->at.p > 0)
+        cast_vote(sim, slot);
+    return true;
+}
+
+static bool backward(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    struct mu_sim_link_end *next = link_of(engine, MU_SIM_ROLE_NEXT);
+    if (!have_all(engine, MU_SIM_ROLE_NEXT, MU_SIM_FRAME_BACKWARD) ||
+        !have_all(engine, MU_SIM_ROLE_LAST, MU_SIM_FRAME_TIED))
+        return false;
+    if (next)
+        engine->model_hash = at_hand(engine, next, MU_SIM_FRAME_BACKWARD)->hash;
+    send_value_to_all(sim, slot, MU_SIM_ROLE_PREVIOUS, MU_SIM_FRAME_BACKWARD, engine->model_hash, 0);
+    return true;
+}
+
+/* Own leaves are done. False: killed at this point. */
+static bool add_leaves(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    struct mu_tree_node nodes[MU_TREE_ROOTS_MAX];
+    uint32_t count =
+        engine->leaf_count ? mu_tree_roots(sim->params.leaves, engine->first_leaf, engine->leaf_count, nodes) : 0;
+    for (uint32_t i = 0; i < count; i++)
+        push_root(engine, (struct mu_sim_root){nodes[i], hash_node(sim, engine, nodes[i])});
+    engine->phase = MU_SIM_REDUCING;
+    if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_EXCHANGE))
+        return false;
+    for (uint32_t i = 0; i < engine->link_count; i++) {
+        if (engine->links[i].roles & MU_SIM_ROLE_REPLICA_MESH)
+            send_roots(sim, slot, &engine->links[i]);
+    }
+    if (MU_MUTANT(MU_MUT_VOTE_BEFORE_GRADIENT))
+        cast_vote(sim, slot);
+    return true;
 }
 
 static void computed(struct mu_sim *sim, struct mu_sim_event *event)
@@ -113,19 +234,35 @@ static void computed(struct mu_sim *sim, struct mu_sim_event *event)
     struct mu_sim_engine *engine = engine_of(sim, slot);
     if (not_now(sim, event))
         return;
-    struct mu_tree_node nodes[MU_TREE_ROOTS_MAX];
-    uint32_t count =
-        engine->leaf_count ? mu_tree_roots(sim->params.leaves, engine->first_leaf, engine->leaf_count, nodes) : 0;
-    for (uint32_t i = 0; i < count; i++)
-        push_root(engine, (struct mu_sim_root){nodes[i], hash_node(sim, engine, nodes[i])});
-    engine->phase = MU_SIM_REDUCING;
-    if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_EXCHANGE))
-        return;
-    for (uint32_t i = 0; engine->mesh && i < engine->link_count; i++)
-        send_roots(sim, slot, &engine->links[i]);
-    if (MU_MUTANT(MU_MUT_VOTE_BEFORE_GRADIENT) && engine->mesh)
-        cast_vote(sim, slot);
+    engine->phase = MU_SIM_FORWARDING;
+    struct mu_sim_state own = own_params(engine);
+    send_params(sim, slot, MU_SIM_ROLE_TENSOR, MU_SIM_FRAME_TENSOR, &own, own.has.params);
     mu_sim_engine_pump(sim, slot);
+}
+
+static void idle(struct mu_sim *sim, struct mu_sim_event *event)
+{
+    uint32_t slot = (uint32_t)event->a;
+    if (not_now(sim, event))
+        return;
+    engine_of(sim, slot)->phase = MU_SIM_VOTING;
+    cast_vote(sim, slot);
+    mu_sim_engine_pump(sim, slot);
+}
+
+/* After the last step: ranks show each other what nobody holds alone. False: not all of it is here yet. */
+static bool collect_final(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    const struct mu_layout *layout = &engine->assign->layout;
+    if ((layout->tp * layout->pp == 1 && layout->idle == 0) || mu_layout_world(layout) > MU_MESH_WORLD_MAX)
+        return true;
+    if (!engine->final_sent) {
+        uint64_t primary = mu_sim_share_chunks(sim, layout, engine->rank, MU_SHARE_PRIMARY);
+        engine->final_sent = true;
+        send_params(sim, slot, MU_SIM_ROLE_WORLD_MESH, MU_SIM_FRAME_FINAL, &engine->state, primary);
+    }
+    return have_all(engine, MU_SIM_ROLE_WORLD_MESH, MU_SIM_FRAME_FINAL);
 }
 
 static void start_step(struct mu_sim *sim, uint32_t slot)
@@ -138,7 +275,20 @@ static void start_step(struct mu_sim *sim, uint32_t slot)
             return;
         }
     }
+    if (!engine->gathered) { /* of the update before */
+        engine->phase = MU_SIM_GATHERING;
+        mu_sim_engine_pump(sim, slot);
+        return;
+    }
+    if (engine->park_wanted) {
+        mu_sim_engine_park(sim, slot, MU_PARK_COMMAND, 0, MU_PEER_FAILURE_NONE, 0, "");
+        return;
+    }
     if (engine->held.step >= sim->spec.steps) {
+        if (!collect_final(sim, slot)) {
+            engine->phase = MU_SIM_GATHERING;
+            return;
+        }
         mu_sim_engine_park(sim, slot, MU_PARK_FINISHED, 0, MU_PEER_FAILURE_NONE, 0, "");
         return;
     }
@@ -149,8 +299,12 @@ static void start_step(struct mu_sim *sim, uint32_t slot)
     engine->step_started_us = sim->now_us;
     if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_FORWARD))
         return;
+    const struct mu_layout *layout = &engine->assign->layout;
     uint64_t compute_us = sim->params.leaf_us * engine->leaf_count * sim->workers[slot].speed_percent / 100;
-    later(sim, slot, mu_sim_delay(sim, compute_us), computed);
+    if (engine->working)
+        later(sim, slot, mu_sim_delay(sim, compute_us / (layout->tp * layout->pp)), computed);
+    else
+        later(sim, slot, 1, idle);
 }
 
 /* ---- exchange ---- */
@@ -171,40 +325,22 @@ static void merge_root(struct mu_sim *sim, struct mu_sim_engine *engine, struct 
     }
 }
 
-static struct mu_sim_frame *at_hand(const struct mu_sim_engine *engine, struct mu_sim_frame *frame)
-{
-    return frame && frame->step == engine->held.step ? frame : NULL;
-}
-
-static bool have_all(const struct mu_sim_engine *engine, bool votes, bool children_only)
-{
-    uint64_t parity = engine->held.step & 1;
-    for (uint32_t i = 0; i < engine->link_count; i++) {
-        const struct mu_sim_link_end *end = &engine->links[i];
-        if (children_only && !is_child(engine, end))
-            continue;
-        if (!at_hand(engine, votes ? end->votes[parity] : end->roots[parity]))
-            return false;
-    }
-    return true;
-}
-
 static void append_link_roots(struct mu_sim_engine *engine, const struct mu_sim_link_end *end, struct mu_sim_root *out,
                               uint32_t *count)
 {
-    const struct mu_sim_frame *frame = end->roots[engine->held.step & 1];
+    const struct mu_sim_frame *frame = at_hand(engine, end, MU_SIM_FRAME_ROOTS);
     memcpy(out + *count, frame->roots, frame->root_count * sizeof *out);
     *count += frame->root_count;
 }
 
-static bool reduce_mesh(struct mu_sim *sim, uint32_t slot)
+/* Roots of all replicas in order of their leaves; own ones between those of lower and of higher ranks. */
+static struct mu_sim_root *collect_roots(struct mu_sim_engine *engine, uint32_t *ret_count)
 {
-    struct mu_sim_engine *engine = engine_of(sim, slot);
-    if (!have_all(engine, false, false))
-        return false;
     uint32_t total = engine->root_count, count = 0;
-    for (uint32_t i = 0; i < engine->link_count; i++)
-        total += engine->links[i].roots[engine->held.step & 1]->root_count;
+    for (uint32_t i = 0; i < engine->link_count; i++) {
+        if (engine->links[i].roles & MU_SIM_ROLE_REPLICA_MESH)
+            total += at_hand(engine, &engine->links[i], MU_SIM_FRAME_ROOTS)->root_count;
+    }
     struct mu_sim_root *all = mu_sim_alloc((total + 1) * sizeof *all);
     bool own_done = false;
     for (uint32_t i = 0; i <= engine->link_count; i++) {
@@ -213,9 +349,20 @@ static bool reduce_mesh(struct mu_sim *sim, uint32_t slot)
             count += engine->root_count;
             own_done = true;
         }
-        if (i < engine->link_count)
+        if (i < engine->link_count && engine->links[i].roles & MU_SIM_ROLE_REPLICA_MESH)
             append_link_roots(engine, &engine->links[i], all, &count);
     }
+    *ret_count = count;
+    return all;
+}
+
+static bool reduce_mesh(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    uint32_t count;
+    if (!have_all(engine, MU_SIM_ROLE_REPLICA_MESH, MU_SIM_FRAME_ROOTS))
+        return false;
+    struct mu_sim_root *all = collect_roots(engine, &count);
     mu_sim_oracle_tiles(sim, slot, all, count);
     if (!sim->failed) {
         struct mu_tree_node *nodes = mu_sim_alloc((count + 1) * sizeof *nodes);
@@ -236,13 +383,15 @@ static bool reduce_mesh(struct mu_sim *sim, uint32_t slot)
 static bool reduce_tree(struct mu_sim *sim, uint32_t slot)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
-    struct mu_sim_link_end *up = parent(engine);
+    struct mu_sim_link_end *up = link_of(engine, MU_SIM_ROLE_REPLICA_UP);
     if (!engine->sum_sent) {
-        if (!have_all(engine, false, true))
+        if (!have_all(engine, MU_SIM_ROLE_REPLICA_DOWN, MU_SIM_FRAME_ROOTS))
             return false;
         for (uint32_t i = 0; i < engine->link_count; i++) {
-            const struct mu_sim_frame *frame = engine->links[i].roots[engine->held.step & 1];
-            for (uint32_t k = 0; is_child(engine, &engine->links[i]) && k < frame->root_count; k++)
+            const struct mu_sim_frame *frame = engine->links[i].roles & MU_SIM_ROLE_REPLICA_DOWN
+                                                   ? at_hand(engine, &engine->links[i], MU_SIM_FRAME_ROOTS)
+                                                   : NULL;
+            for (uint32_t k = 0; frame && k < frame->root_count; k++)
                 merge_root(sim, engine, frame->roots[k]);
         }
         engine->sum_sent = true;
@@ -251,14 +400,18 @@ static bool reduce_tree(struct mu_sim *sim, uint32_t slot)
         else
             mu_sim_oracle_tiles(sim, slot, engine->roots, engine->root_count);
     }
-    if (up && !at_hand(engine, up->sum))
+    const struct mu_sim_frame *sum = up ? at_hand(engine, up, MU_SIM_FRAME_SUM) : NULL;
+    if (up && !sum)
         return false;
-    engine->gradient = up ? up->sum->hash : engine->roots[0].hash;
-    for (uint32_t i = 0; i < engine->link_count; i++) {
-        if (is_child(engine, &engine->links[i]))
-            send_value(sim, slot, &engine->links[i], MU_SIM_FRAME_SUM, engine->gradient, 0);
-    }
+    engine->gradient = up ? sum->hash : engine->roots[0].hash;
+    send_value_to_all(sim, slot, MU_SIM_ROLE_REPLICA_DOWN, MU_SIM_FRAME_SUM, engine->gradient, 0);
     return true;
+}
+
+static bool reduce(struct mu_sim *sim, uint32_t slot)
+{
+    return engine_of(sim, slot)->assign->layout.dp <= MU_MESH_WORLD_MAX ? reduce_mesh(sim, slot)
+                                                                        : reduce_tree(sim, slot);
 }
 
 /* ---- vote ---- */
@@ -266,14 +419,15 @@ static bool reduce_tree(struct mu_sim *sim, uint32_t slot)
 static bool tally(struct mu_sim *sim, uint32_t slot, uint64_t *ret_command)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
-    struct mu_sim_link_end *up = parent(engine);
+    struct mu_sim_link_end *up = link_of(engine, MU_SIM_ROLE_WORLD_UP);
+    uint32_t voters = MU_SIM_ROLE_WORLD_MESH | MU_SIM_ROLE_WORLD_DOWN;
     if (!engine->vote_sent) {
-        if (!have_all(engine, true, !engine->mesh))
+        if (!have_all(engine, voters, MU_SIM_FRAME_VOTE))
             return false;
         for (uint32_t i = 0; i < engine->link_count; i++) {
-            if (!engine->mesh && !is_child(engine, &engine->links[i]))
+            if (!(engine->links[i].roles & voters))
                 continue;
-            uint64_t vote = engine->links[i].votes[engine->held.step & 1]->command;
+            uint64_t vote = at_hand(engine, &engine->links[i], MU_SIM_FRAME_VOTE)->command;
             bool better = MU_MUTANT(MU_MUT_VOTE_NEWEST) ? vote > engine->vote : vote < engine->vote;
             engine->vote = better ? vote : engine->vote;
         }
@@ -281,28 +435,103 @@ static bool tally(struct mu_sim *sim, uint32_t slot, uint64_t *ret_command)
         if (up)
             send_value(sim, slot, up, MU_SIM_FRAME_VOTE, 0, engine->vote);
     }
-    if (up && !at_hand(engine, up->result))
+    const struct mu_sim_frame *result = up ? at_hand(engine, up, MU_SIM_FRAME_RESULT) : NULL;
+    if (up && !result)
         return false;
-    *ret_command = up ? up->result->command : engine->vote;
-    for (uint32_t i = 0; !engine->mesh && i < engine->link_count; i++) {
-        if (is_child(engine, &engine->links[i]))
-            send_value(sim, slot, &engine->links[i], MU_SIM_FRAME_RESULT, 0, *ret_command);
-    }
+    *ret_command = up ? result->command : engine->vote;
+    send_value_to_all(sim, slot, MU_SIM_ROLE_WORLD_DOWN, MU_SIM_FRAME_RESULT, 0, *ret_command);
     return true;
 }
 
 /* ---- update and boundary ---- */
 
+/* A replica that lacks only the copy of the tied embedding has what a single replica would own: owned_only says no more
+ * then than is true. Where the job gives dp it says less. */
+static void say_owned(const struct mu_sim *sim, struct mu_held_share *share)
+{
+    share->owned_only = true;
+    if (share->layout.sharded || sim->spec.parallel.dp)
+        return;
+    struct mu_coords at = mu_layout_coords(&share->layout, share->rank);
+    at.d = 0;
+    share->layout.dp = 1;
+    share->layout.idle = 0;
+    share->rank = mu_layout_rank(&share->layout, at);
+}
+
 void mu_sim_engine_apply(struct mu_sim *sim, uint32_t slot, const struct mu_step_result *result)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
-    mu_sim_hash_apply(engine->values, engine->gradient, result);
+    struct mu_held_share *share = &engine->held.shares[0];
+    if (engine->held.has_state) {
+        struct mu_sim_mask updates = mu_sim_update_mask(sim, &share->layout, share->rank);
+        struct mu_sim_mask all = mu_sim_share_mask(sim, &share->layout, share->rank);
+        all.params |= mu_sim_share_chunks(sim, &share->layout, share->rank, MU_SHARE_COPY);
+        mu_sim_hash_apply(&engine->state.values, updates, engine->gradient, result);
+        engine->state.has = updates; /* whatever else it had is of the step before */
+        engine->held.share_count = 1;
+        if (!mu_sim_mask_covers(updates, all))
+            say_owned(sim, share);
+    }
     engine->held.step++;
     engine->held.has_gradient = false;
     engine->held.has_result = true;
     engine->held.result = *result;
     sim->stats.steps_applied++;
     mu_sim_oracle_holds(sim, slot);
+}
+
+static uint64_t missing_params(const struct mu_sim_engine *engine, uint64_t of)
+{
+    return of & ~engine->state.has.params;
+}
+
+/* Parameters that others have updated, and the tied embedding from the first stage. False: not all are here yet. */
+static bool gather(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    for (uint32_t i = 0; i < engine->link_count; i++) {
+        uint32_t roles = engine->links[i].roles;
+        const struct mu_sim_frame *own =
+            roles & MU_SIM_ROLE_REPLICA_MESH ? at_hand(engine, &engine->links[i], MU_SIM_FRAME_GATHER) : NULL;
+        const struct mu_sim_frame *copy =
+            roles & MU_SIM_ROLE_FIRST ? at_hand(engine, &engine->links[i], MU_SIM_FRAME_COPY) : NULL;
+        if (own)
+            mu_sim_state_take(&engine->state, own->state, own->state->has);
+        if (copy)
+            mu_sim_state_take(&engine->state, copy->state, copy->state->has);
+    }
+    if (MU_MUTANT(MU_MUT_GATHER_INCOMPLETE))
+        engine->state.has.params |= engine->share.params;
+    if (missing_params(engine, engine->share.params))
+        return false;
+    if (!engine->copy_sent) {
+        engine->copy_sent = true;
+        send_params(sim, slot, MU_SIM_ROLE_LAST, MU_SIM_FRAME_COPY, &engine->state,
+                    engine->share.params & sim->tied_chunks);
+    }
+    if (MU_MUTANT(MU_MUT_KEEP_STALE_COPY))
+        engine->state.has.params |= engine->wants.params;
+    if (missing_params(engine, engine->wants.params))
+        return false;
+    if (engine->held.shares[0].owned_only) {
+        engine->held.shares[0] = (struct mu_held_share){.layout = engine->assign->layout, .rank = engine->assign->rank};
+        mu_sim_oracle_holds(sim, slot);
+    }
+    engine->gathered = true;
+    return true;
+}
+
+static void start_gather(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    engine->copy_sent = false;
+    engine->gathered = !engine->working; /* asked again before the next step */
+    if (!engine->working)
+        return;
+    if (missing_params(engine, engine->share.params))
+        send_params(sim, slot, MU_SIM_ROLE_REPLICA_MESH, MU_SIM_FRAME_GATHER, &engine->state, engine->updates.params);
+    (void)gather(sim, slot);
 }
 
 static void post_reports(struct mu_sim *sim, uint32_t slot)
@@ -335,6 +564,7 @@ static void optimized(struct mu_sim *sim, struct mu_sim_event *event)
         return;
     struct mu_step_result result = engine->held.result;
     mu_sim_engine_apply(sim, slot, &result);
+    start_gather(sim, slot);
     if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_BOUNDARY))
         return;
     struct mu_boundary boundary = mu_worker_boundary(sim->workers[slot].core, mu_sim_mono(sim, node_of(slot)),
@@ -346,10 +576,11 @@ static void optimized(struct mu_sim *sim, struct mu_sim_event *event)
         if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_SNAPSHOT))
             return;
     }
-    if (boundary.park) {
+    if (boundary.park && engine->gathered) {
         mu_sim_engine_park(sim, slot, MU_PARK_COMMAND, 0, MU_PEER_FAILURE_NONE, 0, "");
         return;
     }
+    engine->park_wanted = boundary.park;
     engine->phase = MU_SIM_STALLED;
     if (boundary.take_snapshot)
         later(sim, slot, mu_sim_delay(sim, 2 * MU_SIM_MS), snapshot_copied);
@@ -366,8 +597,27 @@ static void enter_vote(struct mu_sim *sim, uint32_t slot)
     mu_sim_oracle_holds(sim, slot);
     mu_sim_oracle_reduced(sim, slot, engine->held.step, engine->gradient);
     engine->phase = MU_SIM_VOTING;
-    if (!MU_MUTANT(MU_MUT_VOTE_BEFORE_GRADIENT) || !engine->mesh)
+    if (!MU_MUTANT(MU_MUT_VOTE_BEFORE_GRADIENT) && !(MU_MUTANT(MU_MUT_VOTE_BEFORE_STAGE) && engine->at.p > 0))
         cast_vote(sim, slot);
+}
+
+/* A hash that an idle rank has to take from others: the result carries it. */
+static uint64_t gradient_of(struct mu_sim *sim, const struct mu_sim_engine *engine)
+{
+    return engine->working ? engine->gradient : mu_sim_oracle_gradient(sim, engine->held.step);
+}
+
+static void decided(struct mu_sim *sim, uint32_t slot, uint64_t command)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    engine->held.result = mu_sim_step_result(engine->held.step, gradient_of(sim, engine), command);
+    engine->held.has_result = true;
+    engine->phase = MU_SIM_OPTIMIZING;
+    engine->progress++;
+    mu_sim_oracle_decided(sim, slot, &engine->held.result);
+    if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_AFTER_VOTE))
+        return;
+    later(sim, slot, engine->working ? mu_sim_delay(sim, sim->params.optimizer_us) : 1, optimized);
 }
 
 void mu_sim_engine_pump(struct mu_sim *sim, uint32_t slot)
@@ -375,24 +625,22 @@ void mu_sim_engine_pump(struct mu_sim *sim, uint32_t slot)
     struct mu_sim_engine *engine = engine_of(sim, slot);
     if (engine->hung)
         return;
+    if (engine->phase == MU_SIM_GATHERING && (engine->gathered || gather(sim, slot)))
+        start_step(sim, slot);
+    if (engine->phase == MU_SIM_FORWARDING && forward(sim, slot))
+        engine->phase = MU_SIM_BACKWARDING;
+    if (engine->phase == MU_SIM_BACKWARDING && (!backward(sim, slot) || !add_leaves(sim, slot)))
+        return;
     if (engine->phase == MU_SIM_REDUCING) {
-        if (!(engine->mesh ? reduce_mesh(sim, slot) : reduce_tree(sim, slot)) || sim->failed)
+        if (!reduce(sim, slot) || sim->failed)
             return;
         if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_BEFORE_VOTE))
             return;
         enter_vote(sim, slot);
     }
     uint64_t command = 0;
-    if (engine->phase != MU_SIM_VOTING || !tally(sim, slot, &command))
-        return;
-    engine->held.result = mu_sim_step_result(engine->held.step, engine->gradient, command);
-    engine->held.has_result = true;
-    engine->phase = MU_SIM_OPTIMIZING;
-    engine->progress++;
-    mu_sim_oracle_decided(sim, slot, &engine->held.result);
-    if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_AFTER_VOTE))
-        return;
-    later(sim, slot, mu_sim_delay(sim, sim->params.optimizer_us), optimized);
+    if (engine->phase == MU_SIM_VOTING && tally(sim, slot, &command))
+        decided(sim, slot, command);
 }
 
 /* ---- orders ---- */
@@ -408,9 +656,22 @@ void mu_sim_engine_run(struct mu_sim *sim, uint32_t slot, uint64_t generation)
     engine->old_link_count = 0;
     engine->ran = true;
     mu_sim_oracle_runs(sim, slot, true);
+    mu_sim_engine_keep_share(sim, slot);
+    engine->park_wanted = engine->final_sent = false;
+    engine->gathered = true;
     engine->phase = MU_SIM_STALLED;
     if (!mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_RUN))
         start_step(sim, slot);
+}
+
+static void spoil_first_chunk(struct mu_sim_engine *engine)
+{
+    for (uint32_t c = 0; c < MU_SIM_CHUNKS_MAX; c++) {
+        if (engine->updates.params >> c & 1) {
+            engine->state.values.params[c]++;
+            return;
+        }
+    }
 }
 
 static void aborted(struct mu_sim *sim, struct mu_sim_event *event)
@@ -430,7 +691,7 @@ static void aborted(struct mu_sim *sim, struct mu_sim_event *event)
     if (engine->phase == MU_SIM_OPTIMIZING) {
         struct mu_step_result result = engine->held.result;
         if (MU_MUTANT(MU_MUT_PARK_MID_STEP))
-            engine->values[0]++;       /* the update of the first chunk has begun */
+            spoil_first_chunk(engine); /* its update has begun */
         else if (mu_sim_below(sim, 2)) /* the update is finished first */
             mu_sim_engine_apply(sim, slot, &result);
     }
@@ -448,6 +709,20 @@ void mu_sim_engine_abort(struct mu_sim *sim, uint32_t slot, uint64_t generation)
         return;
     }
     mu_sim_after(sim, 1 + mu_sim_below(sim, 10 * MU_SIM_MS), node_of(slot), aborted, NULL, slot, generation);
+}
+
+/* Of the whole model, where this rank knows it. */
+static void hash_weights(struct mu_sim *sim, struct mu_sim_engine *engine, uint8_t out[32])
+{
+    struct mu_sim_state all = {.has = {0, 0}};
+    mu_sim_state_take(&all, &engine->state, (struct mu_sim_mask){engine->share.params, 0});
+    for (uint32_t i = 0; i < engine->link_count; i++) {
+        const struct mu_sim_frame *frame = at_hand(engine, &engine->links[i], MU_SIM_FRAME_FINAL);
+        if (frame)
+            mu_sim_state_take(&all, frame->state, frame->state->has);
+    }
+    if (all.has.params == sim->all_chunks)
+        mu_sim_hash_weights(all.values.params, out);
 }
 
 void mu_sim_engine_park(struct mu_sim *sim, uint32_t slot, enum mu_park_reason reason, uint32_t peer_rank,
@@ -469,7 +744,7 @@ void mu_sim_engine_park(struct mu_sim *sim, uint32_t slot, enum mu_park_reason r
     parked->bad_checkpoint = bad_checkpoint;
     snprintf(parked->text, sizeof parked->text, "%s", text);
     if (reason == MU_PARK_FINISHED)
-        mu_sim_hash_weights(engine->values, parked->weights_sha256);
+        hash_weights(sim, engine, parked->weights_sha256);
     mu_sim_trace(sim, "w%u   parks, reason %d, step %llu%s", slot, (int)reason, (unsigned long long)engine->held.step,
                  engine->held.has_gradient ? " with gradient" : "");
     mu_sim_worker_post(sim, slot, &(struct mu_worker_event){.kind = MU_WE_PARKED, .parked = *parked});

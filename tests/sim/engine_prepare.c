@@ -1,8 +1,9 @@
-/* Hash engine, preparing a generation: connect to the neighbours (the higher rank dials, both prove the secret), bring
- * the state of the start step to hand (held, rolled forward, copied from a neighbour, loaded, initialised), serve those
- * that copy from here.
+/* Hash engine, preparing a generation: connect to the peers (the higher rank dials, both prove the secret), bring the
+ * own share of the start step to hand (held, rolled forward, loaded, initialised; the rest by moves), make the moves
+ * from here, also of what came by other moves.
  *
- * What is held stays as it is until the new state is complete. */
+ * Chunks of the held step join those that are held, those of another step wait apart until the share is complete. What
+ * is held beyond the new share stays until Go. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,7 +40,7 @@ static void dial(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *end)
     struct mu_sim_engine *engine = engine_of(sim, slot);
     if (end->id == 0)
         end->id = ++sim->next_link;
-    struct mu_sim_frame *frame = mu_sim_frame_new(sim, slot, MU_SIM_FRAME_DIAL, 0);
+    struct mu_sim_frame *frame = mu_sim_frame_new(sim, slot, MU_SIM_FRAME_DIAL, 0, false);
     frame->link = end->id;
     memcpy(frame->secret, engine->assign->secret, sizeof frame->secret);
     mu_sim_net_frame(sim, slot, end->slot, end->life, NULL, frame);
@@ -93,7 +94,7 @@ static void on_dial(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame
         return; /* too early, too late or a stranger: the dialler tries again or gives up */
     end->connected = true;
     end->id = frame->link;
-    struct mu_sim_frame *answer = mu_sim_frame_new(sim, slot, MU_SIM_FRAME_ACCEPT, 0);
+    struct mu_sim_frame *answer = mu_sim_frame_new(sim, slot, MU_SIM_FRAME_ACCEPT, 0, false);
     answer->link = end->id;
     memcpy(answer->secret, engine->assign->secret, sizeof answer->secret);
     mu_sim_net_frame(sim, slot, end->slot, end->life, end, answer); /* before anything else on it */
@@ -114,31 +115,95 @@ static void on_accept(struct mu_sim *sim, uint32_t slot, const struct mu_sim_fra
 
 /* ---- state ---- */
 
-static void take_state(struct mu_sim *sim, uint32_t slot, uint64_t step, const uint64_t values[MU_SIM_CHUNKS],
-                       const struct mu_step_result *result)
+/* Where the state of the start step grows. */
+static struct mu_sim_state *start_state(struct mu_sim_engine *engine)
 {
-    struct mu_sim_engine *engine = engine_of(sim, slot);
-    memcpy(engine->values, values, sizeof engine->values);
-    engine->held = (struct mu_held){.has_state = true, .step = step, .has_result = result != NULL};
-    if (result)
-        engine->held.result = *result;
-    engine->has_start = true;
-    mu_sim_oracle_holds(sim, slot);
-    mu_sim_engine_pump_prepare(sim, slot);
+    bool joins = engine->assign->source == MU_SOURCE_HELD || engine->assign->source == MU_SOURCE_ROLL_FORWARD;
+    return joins ? &engine->state : &engine->incoming;
 }
 
-static void on_state(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame *frame)
+static bool same_share(const struct mu_held_share *share, const struct mu_assign *assign)
+{
+    return share->rank == assign->rank && mu_layout_equal(&share->layout, &assign->layout);
+}
+
+/* All that is there according to `held`, with the copies. */
+static struct mu_sim_mask kept_mask(const struct mu_sim *sim, const struct mu_held *held)
+{
+    struct mu_sim_mask mask = mu_sim_held_mask(sim, held, held->step);
+    mask.params |= mu_sim_held_copies(sim, held, held->step);
+    return mask;
+}
+
+/* The new share is complete, beside what was held of the same step. */
+static void join_share(struct mu_sim *sim, uint32_t slot)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
-    if (engine->phase != MU_SIM_PREPARING || engine->has_start || engine->assign->source != MU_SOURCE_PEER ||
-        engine->assign->source_rank != frame->from_rank)
+    struct mu_held held = engine->held;
+    uint32_t count = held.share_count;
+    for (uint32_t i = 0; i < count; i++) {
+        if (same_share(&held.shares[i], engine->assign)) {
+            engine->held.shares[i].owned_only = false;
+            return;
+        }
+    }
+    if (MU_MUTANT(MU_MUT_DROP_BEFORE_GO))
+        count = 0;
+    if (count == MU_HELD_SHARES_MAX) { /* the oldest that never ran makes room */
+        memmove(&held.shares[1], &held.shares[2], (MU_HELD_SHARES_MAX - 2) * sizeof held.shares[1]);
+        count--;
+    }
+    held.shares[count++] = (struct mu_held_share){.layout = engine->assign->layout, .rank = engine->assign->rank};
+    held.share_count = count;
+    if (!mu_sim_mask_covers(kept_mask(sim, &held), kept_mask(sim, &engine->held)))
+        mu_sim_oracle_drops(sim, slot, &held, "prepared");
+    engine->held = held;
+    engine->state.has = kept_mask(sim, &held);
+}
+
+/* The new share of another step is complete: it takes the place of what was held. */
+static void replace_state(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    struct mu_held held = {.has_state = true, .step = engine->assign->start_step, .share_count = 1};
+    held.shares[0] = (struct mu_held_share){.layout = engine->assign->layout, .rank = engine->assign->rank};
+    engine->held = held; /* that nothing newer could be brought back was judged with the plan */
+    engine->state = engine->incoming;
+    engine->state.has = engine->wants;
+}
+
+/* True: what this rank is to hold is complete. */
+static bool accept_share(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    struct mu_sim_state *state = start_state(engine);
+    if (!engine->has_base || !mu_sim_mask_covers(state->has, engine->wants))
+        return false;
+    if (!engine->working)
+        return true; /* it only serves; what it holds it holds until Go */
+    if (state == &engine->incoming)
+        replace_state(sim, slot);
+    else
+        join_share(sim, slot);
+    mu_sim_oracle_holds(sim, slot);
+    return true;
+}
+
+static void on_move(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame *frame)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    if (engine->phase != MU_SIM_PREPARING)
         return;
-    if (frame->held.step != engine->assign->start_step) {
+    if (frame->step != engine->assign->start_step) {
         mu_sim_violate(sim, "worker %u copies state of step %llu for a start at %llu", slot,
-                       (unsigned long long)frame->held.step, (unsigned long long)engine->assign->start_step);
+                       (unsigned long long)frame->step, (unsigned long long)engine->assign->start_step);
         return;
     }
-    take_state(sim, slot, frame->held.step, frame->values, frame->held.has_result ? &frame->held.result : NULL);
+    if (!mu_sim_mask_covers(engine->wants, frame->state->has))
+        mu_sim_violate(sim, "worker %u is sent chunks that it is not to hold", slot);
+    mu_sim_state_take(&engine->incoming, frame->state, frame->state->has);
+    engine->progress++;
+    mu_sim_engine_pump_prepare(sim, slot);
 }
 
 static void rolled_forward(struct mu_sim *sim, struct mu_sim_event *event)
@@ -148,7 +213,7 @@ static void rolled_forward(struct mu_sim *sim, struct mu_sim_event *event)
     if (stale(sim, event))
         return;
     mu_sim_engine_apply(sim, slot, &engine->assign->roll_forward);
-    engine->has_start = true;
+    engine->has_base = true;
     engine->progress++;
     mu_sim_engine_pump_prepare(sim, slot);
 }
@@ -157,26 +222,34 @@ static void loaded(struct mu_sim *sim, struct mu_sim_event *event)
 {
     uint32_t slot = (uint32_t)event->a;
     struct mu_sim_engine *engine = engine_of(sim, slot);
-    uint64_t values[MU_SIM_CHUNKS], step = 0;
+    struct mu_sim_state all = {.has = {0, 0}};
+    uint64_t step = 0;
     if (stale(sim, event))
         return;
     engine->progress++;
-    if (!mu_sim_files_load(sim, engine->assign->checkpoint_dir, &step, values) || step != engine->assign->start_step) {
+    if (!mu_sim_files_load(sim, engine->assign->checkpoint_dir, &step, &all.values) ||
+        step != engine->assign->start_step) {
         mu_sim_engine_park(sim, slot, MU_PARK_PREPARE, 0, MU_PEER_FAILURE_NONE, engine->assign->checkpoint,
                            "piece does not match its checksum");
         return;
     }
-    take_state(sim, slot, step, values, NULL);
+    mu_sim_state_take(&engine->incoming, &all, engine->wants);
+    engine->has_base = true;
+    mu_sim_engine_pump_prepare(sim, slot);
 }
 
 static void initialised(struct mu_sim *sim, struct mu_sim_event *event)
 {
-    uint64_t values[MU_SIM_CHUNKS];
+    uint32_t slot = (uint32_t)event->a;
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    struct mu_sim_state all = {.has = {0, 0}};
     if (stale(sim, event))
         return;
-    engine_of(sim, (uint32_t)event->a)->progress++;
-    mu_sim_hash_initial(sim, values);
-    take_state(sim, (uint32_t)event->a, 0, values, NULL);
+    engine->progress++;
+    mu_sim_hash_initial(sim, &all.values);
+    mu_sim_state_take(&engine->incoming, &all, engine->wants);
+    engine->has_base = true;
+    mu_sim_engine_pump_prepare(sim, slot);
 }
 
 static void get_state(struct mu_sim *sim, uint32_t slot)
@@ -184,13 +257,14 @@ static void get_state(struct mu_sim *sim, uint32_t slot)
     struct mu_sim_engine *engine = engine_of(sim, slot);
     switch (engine->assign->source) {
     case MU_SOURCE_HELD:
-        engine->has_start = true;
+        engine->has_base = true;
         break;
     case MU_SOURCE_ROLL_FORWARD:
         later(sim, slot, 1 + mu_sim_below(sim, sim->params.optimizer_us), rolled_forward);
         break;
     case MU_SOURCE_PEER:
-        break; /* it comes by itself */
+        engine->has_base = true; /* everything comes by moves */
+        break;
     case MU_SOURCE_CHECKPOINT:
         later(sim, slot, mu_sim_delay(sim, sim->params.io_us), loaded);
         break;
@@ -200,46 +274,54 @@ static void get_state(struct mu_sim *sim, uint32_t slot)
     }
 }
 
-/* Only a state of the start step may be copied, and only to those that the plan names. */
-static bool serve(struct mu_sim *sim, uint32_t slot)
+/* Chunks that are still to go to this rank. */
+static struct mu_sim_mask unsent(const struct mu_sim_engine *engine, const struct mu_sim_link_end *end)
 {
-    struct mu_sim_engine *engine = engine_of(sim, slot);
-    for (uint32_t i = 0; i < engine->assign->serve_count; i++) {
-        struct mu_sim_link_end *end = mu_sim_engine_link(engine, engine->assign->serve_ranks[i]);
-        if (!end) {
-            mu_sim_violate(sim, "rank %u is told to serve rank %u, which is not its neighbour", engine->rank,
-                           engine->assign->serve_ranks[i]);
-            return false;
-        }
-        if (end->state_sent)
-            continue;
-        if (!end->connected)
-            return false;
-        struct mu_sim_frame *frame = mu_sim_frame_new(sim, slot, MU_SIM_FRAME_STATE, 0);
-        frame->held = engine->held;
-        memcpy(frame->values, engine->values, sizeof frame->values);
-        end->state_sent = true;
-        uint64_t copied_us = sim->now_us + mu_sim_delay(sim, sim->params.io_us / 2); /* about as long as a load */
-        end->last_us = copied_us > end->last_us ? copied_us : end->last_us;
-        mu_sim_engine_send(sim, slot, end, frame);
-        if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_TRANSFER))
-            return false;
+    struct mu_sim_mask mask = {0, 0};
+    for (uint32_t i = 0; i < engine->assign->move_count; i++) {
+        const struct mu_move *move = &engine->assign->moves[i];
+        if (move->from == engine->rank && move->to == end->rank)
+            mask = mu_sim_mask_or(mask, mu_sim_move_mask(move));
     }
-    return true;
+    mask.params &= ~end->moved.params;
+    mask.moments &= ~end->moved.moments;
+    return mask;
 }
 
-void mu_sim_engine_pump_prepare(struct mu_sim *sim, uint32_t slot)
+/* Sends what is at hand; true when everything is sent. */
+static bool serve(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *end)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
-    if (engine->phase != MU_SIM_PREPARING || !engine->has_start || engine->hung)
-        return;
-    engine->progress++;
-    if (!serve(sim, slot))
-        return;
-    for (uint32_t i = 0; i < engine->link_count; i++) {
-        if (!engine->links[i].connected)
-            return;
-    }
+    const struct mu_sim_state *state = start_state(engine);
+    struct mu_sim_mask due = unsent(engine, end), now = due;
+    if (mu_sim_mask_empty(due))
+        return true;
+    now.params &= state->has.params;
+    now.moments &= state->has.moments;
+    if (!end->connected || !engine->has_base || mu_sim_mask_empty(now))
+        return false;
+    struct mu_sim_frame *frame = mu_sim_frame_new(sim, slot, MU_SIM_FRAME_MOVE, 0, true);
+    frame->step = engine->assign->start_step;
+    mu_sim_state_take(frame->state, state, now);
+    end->moved = mu_sim_mask_or(end->moved, now);
+    uint64_t copied_us = sim->now_us + mu_sim_delay(sim, sim->params.io_us / 2); /* about as long as a load */
+    end->last_us = copied_us > end->last_us ? copied_us : end->last_us;
+    mu_sim_engine_send(sim, slot, end, frame);
+    return !mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_TRANSFER) && mu_sim_mask_empty(unsent(engine, end));
+}
+
+static bool serve_all(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    bool all = true;
+    for (uint32_t i = 0; i < engine->link_count; i++)
+        all = serve(sim, slot, &engine->links[i]) && all;
+    return all;
+}
+
+static void prepared(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
     engine->epoch++;
     engine->phase = MU_SIM_PREPARED;
     mu_sim_oracle_prepared(sim, slot);
@@ -247,6 +329,41 @@ void mu_sim_engine_pump_prepare(struct mu_sim *sim, uint32_t slot)
                                     .parked = {.generation = engine->generation, .held = engine->held}};
     mu_sim_worker_post(sim, slot, &event);
     (void)mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_PREPARED);
+}
+
+void mu_sim_engine_pump_prepare(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    if (engine->phase != MU_SIM_PREPARING || !engine->has_base || engine->hung)
+        return;
+    engine->progress++;
+    if (start_state(engine) == &engine->state) { /* what came before the own part was rolled forward had to wait */
+        mu_sim_state_take(&engine->state, &engine->incoming, engine->incoming.has);
+        engine->incoming.has = (struct mu_sim_mask){0, 0};
+    }
+    if (!serve_all(sim, slot))
+        return;
+    for (uint32_t i = 0; i < engine->link_count; i++) {
+        if (!engine->links[i].connected)
+            return;
+    }
+    if (accept_share(sim, slot) && !sim->failed)
+        prepared(sim, slot);
+}
+
+/* Go is durable: what lies outside the new share is given up. */
+void mu_sim_engine_keep_share(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    struct mu_held held = engine->held;
+    held.has_state = engine->working;
+    held.share_count = engine->working;
+    held.shares[0] = (struct mu_held_share){.layout = engine->assign->layout, .rank = engine->assign->rank};
+    held.has_gradient = false; /* the next backward overwrites it */
+    engine->held = held;
+    engine->held.step = engine->assign->start_step; /* an idle rank held another one, perhaps */
+    engine->state.has = engine->wants;
+    memset(&engine->incoming, 0, sizeof engine->incoming);
 }
 
 /* ---- the order ---- */
@@ -266,6 +383,59 @@ static void retire_links(struct mu_sim *sim, uint32_t slot)
     engine->link_count = 0;
 }
 
+static uint32_t roles_of(const struct mu_sim *sim, const struct mu_assign *assign, uint32_t peer)
+{
+    const struct mu_layout *layout = &assign->layout;
+    uint32_t world = mu_layout_world(layout), roles = 0, tree[33], rank = assign->rank;
+    if (world <= MU_MESH_WORLD_MAX)
+        roles |= MU_SIM_ROLE_WORLD_MESH;
+    uint32_t count = world <= MU_MESH_WORLD_MAX ? 0 : mu_layout_binomial(world, rank, tree);
+    for (uint32_t i = 0; i < count; i++) {
+        if (tree[i] == peer)
+            roles |= peer < rank ? MU_SIM_ROLE_WORLD_UP : MU_SIM_ROLE_WORLD_DOWN;
+    }
+    if (mu_layout_is_idle(layout, rank) || mu_layout_is_idle(layout, peer))
+        return roles;
+    struct mu_coords a = mu_layout_coords(layout, rank), b = mu_layout_coords(layout, peer);
+    if (a.d == b.d && a.p == b.p)
+        return roles | MU_SIM_ROLE_TENSOR;
+    if (a.d == b.d && a.t == b.t) {
+        roles |= b.p == a.p + 1 ? MU_SIM_ROLE_NEXT : b.p + 1 == a.p ? MU_SIM_ROLE_PREVIOUS : 0;
+        if (sim->tied_chunks && (a.p == 0 || b.p == 0) && (a.p + 1 == layout->pp || b.p + 1 == layout->pp))
+            roles |= b.p == 0 ? MU_SIM_ROLE_FIRST : MU_SIM_ROLE_LAST;
+    }
+    if (a.t != b.t || a.p != b.p)
+        return roles;
+    if (layout->dp <= MU_MESH_WORLD_MAX)
+        return roles | MU_SIM_ROLE_REPLICA_MESH;
+    count = mu_layout_binomial(layout->dp, a.d, tree);
+    for (uint32_t i = 0; i < count; i++) {
+        if (tree[i] == b.d)
+            roles |= b.d < a.d ? MU_SIM_ROLE_REPLICA_UP : MU_SIM_ROLE_REPLICA_DOWN;
+    }
+    return roles;
+}
+
+/* Everybody that this rank exchanges something with is among its peers. */
+static void check_peers(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    const struct mu_assign *assign = engine->assign;
+    uint32_t world = mu_layout_world(&assign->layout);
+    for (uint32_t peer = 0; peer < world && world < 200; peer++) {
+        if (peer != engine->rank && roles_of(sim, assign, peer) && !mu_sim_engine_link(engine, peer))
+            mu_sim_violate(sim, "rank %u of generation %llu is not told how to reach rank %u", engine->rank,
+                           (unsigned long long)engine->generation, peer);
+    }
+    for (uint32_t i = 0; i < assign->move_count; i++) {
+        const struct mu_move *move = &assign->moves[i];
+        uint32_t peer = move->from == engine->rank ? move->to : move->from;
+        if ((move->from != engine->rank && move->to != engine->rank) || !mu_sim_engine_link(engine, peer))
+            mu_sim_violate(sim, "rank %u of generation %llu is told of a move from %u to %u", engine->rank,
+                           (unsigned long long)engine->generation, move->from, move->to);
+    }
+}
+
 static void make_links(struct mu_sim *sim, uint32_t slot)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
@@ -275,11 +445,35 @@ static void make_links(struct mu_sim *sim, uint32_t slot)
     for (uint32_t i = 0; i < assign->peer_count; i++) {
         struct mu_sim_link_end *end = &engine->links[i];
         end->rank = assign->peers[i].rank;
+        end->roles = roles_of(sim, assign, end->rank);
         if (!mu_sim_worker_address(sim, assign->peers[i].address, &end->slot, &end->life))
             mu_sim_violate(sim, "rank %u is given the address '%s', which nobody reported", assign->rank,
                            assign->peers[i].address);
         if (i > 0 && end->rank <= engine->links[i - 1].rank)
             mu_sim_violate(sim, "the neighbours of rank %u are not in ascending order", assign->rank);
+    }
+    check_peers(sim, slot);
+}
+
+static void take_place(struct mu_sim *sim, struct mu_sim_engine *engine)
+{
+    const struct mu_layout *layout = &engine->assign->layout;
+    engine->rank = engine->assign->rank;
+    engine->working = !mu_layout_is_idle(layout, engine->rank);
+    engine->share = mu_sim_share_mask(sim, layout, engine->rank);
+    engine->updates = mu_sim_update_mask(sim, layout, engine->rank);
+    engine->wants = engine->share;
+    engine->wants.params |= mu_sim_share_chunks(sim, layout, engine->rank, MU_SHARE_COPY);
+    engine->first_leaf = engine->leaf_count = 0;
+    engine->stage_chunks = 0;
+    if (!engine->working)
+        return;
+    engine->at = mu_layout_coords(layout, engine->rank);
+    engine->first_leaf = mu_plan_leaf_range(sim->params.leaves, layout->dp, engine->assign->leaf_counts, engine->at.d,
+                                            &engine->leaf_count);
+    for (uint32_t t = 0; t < layout->tp; t++) {
+        struct mu_coords at = {.t = t, .d = engine->at.d, .p = engine->at.p};
+        engine->stage_chunks |= mu_sim_share_chunks(sim, layout, mu_layout_rank(layout, at), MU_SHARE_PARAMS);
     }
 }
 
@@ -293,14 +487,12 @@ void mu_sim_engine_prepare(struct mu_sim *sim, uint32_t slot, uint64_t generatio
     free(engine->assign);
     engine->assign = mu_sim_copy_assign(assign, NULL, 0, &engine->assign);
     engine->generation = generation;
-    engine->rank = assign->rank;
-    engine->world = assign->world;
-    engine->mesh = assign->mesh;
-    engine->first_leaf =
-        mu_plan_leaf_range(sim->params.leaves, assign->world, assign->leaf_counts, assign->rank, &engine->leaf_count);
+    take_place(sim, engine);
     engine->epoch++;
     engine->phase = MU_SIM_PREPARING;
-    engine->has_start = false;
+    engine->has_base = false;
+    engine->state.has = kept_mask(sim, &engine->held); /* what an earlier preparation left unfinished does not count */
+    memset(&engine->incoming, 0, sizeof engine->incoming);
     engine->ran = false;
     engine->step_started_us = sim->now_us;
     engine->progress++;
@@ -317,21 +509,13 @@ void mu_sim_engine_prepare(struct mu_sim *sim, uint32_t slot, uint64_t generatio
 
 bool mu_sim_engine_prepare_frame(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame *frame)
 {
-    switch (frame->kind) {
-    case MU_SIM_FRAME_DIAL:
+    if (frame->kind == MU_SIM_FRAME_DIAL)
         on_dial(sim, slot, frame);
-        return true;
-    case MU_SIM_FRAME_ACCEPT:
+    else if (frame->kind == MU_SIM_FRAME_ACCEPT)
         on_accept(sim, slot, frame);
-        return true;
-    case MU_SIM_FRAME_STATE:
-        on_state(sim, slot, frame);
-        return true;
-    case MU_SIM_FRAME_ROOTS:
-    case MU_SIM_FRAME_SUM:
-    case MU_SIM_FRAME_VOTE:
-    case MU_SIM_FRAME_RESULT:
-        break;
-    }
-    return false;
+    else if (frame->kind == MU_SIM_FRAME_MOVE)
+        on_move(sim, slot, frame);
+    else
+        return false;
+    return true;
 }

@@ -38,12 +38,10 @@ static struct mu_sim_link_end *link_by_id(struct mu_sim_engine *engine, uint64_t
 void mu_sim_engine_free_links(struct mu_sim_link_end *links, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        for (int parity = 0; parity < 2; parity++) {
-            free(links[i].roots[parity]);
-            free(links[i].votes[parity]);
+        for (int kind = 0; kind < MU_SIM_FRAME_KINDS; kind++) {
+            free(links[i].kept[kind][0]);
+            free(links[i].kept[kind][1]);
         }
-        free(links[i].sum);
-        free(links[i].result);
     }
     free(links);
 }
@@ -87,7 +85,8 @@ void mu_sim_engine_link_failed(struct mu_sim *sim, uint32_t slot, uint64_t link,
     end->dead = true;
     end->failure = failure;
     /* A finished reduction needs no peer any more: the update is completed, the loss shows at the next step. */
-    bool needs_peer = engine->phase >= MU_SIM_PREPARING && engine->phase <= MU_SIM_VOTING;
+    bool needs_peer =
+        (engine->phase >= MU_SIM_PREPARING && engine->phase <= MU_SIM_VOTING) || engine->phase == MU_SIM_GATHERING;
     if (needs_peer && !engine->hung)
         mu_sim_engine_park(sim, slot, MU_PARK_PEER, end->rank, failure, 0, "connection lost");
 }
@@ -110,10 +109,13 @@ bool mu_sim_engine_reset_link(struct mu_sim *sim, uint32_t slot)
 /* ---- frames ---- */
 
 struct mu_sim_frame *mu_sim_frame_new(const struct mu_sim *sim, uint32_t slot, enum mu_sim_frame_kind kind,
-                                      uint32_t root_count)
+                                      uint32_t root_count, bool with_state)
 {
     const struct mu_sim_engine *engine = &sim->workers[slot].engine;
-    struct mu_sim_frame *frame = mu_sim_alloc(sizeof *frame + root_count * sizeof frame->roots[0]);
+    size_t head_bytes = sizeof(struct mu_sim_frame) + root_count * sizeof(struct mu_sim_root);
+    struct mu_sim_frame *frame = mu_sim_alloc(head_bytes + (with_state ? sizeof *frame->state : 0));
+    if (with_state)
+        frame->state = (struct mu_sim_state *)((char *)frame + head_bytes);
     frame->kind = kind;
     frame->generation = engine->generation;
     frame->from_rank = engine->rank;
@@ -149,25 +151,7 @@ void mu_sim_engine_frame(struct mu_sim *sim, uint32_t slot, struct mu_sim_event 
         return; /* of a connection that is no more */
     if (mu_sim_engine_prepare_frame(sim, slot, frame) || engine->phase == MU_SIM_PARKED)
         return;
-    uint64_t parity = frame->step & 1;
-    switch (frame->kind) {
-    case MU_SIM_FRAME_ROOTS:
-        keep(&end->roots[parity], event);
-        break;
-    case MU_SIM_FRAME_VOTE:
-        keep(&end->votes[parity], event);
-        break;
-    case MU_SIM_FRAME_SUM:
-        keep(&end->sum, event);
-        break;
-    case MU_SIM_FRAME_RESULT:
-        keep(&end->result, event);
-        break;
-    case MU_SIM_FRAME_DIAL:
-    case MU_SIM_FRAME_ACCEPT:
-    case MU_SIM_FRAME_STATE:
-        break;
-    }
+    keep(&end->kept[frame->kind][frame->step & 1], event);
     engine->progress++;
     mu_sim_engine_pump(sim, slot);
 }
@@ -193,51 +177,72 @@ void mu_sim_engine_load(struct mu_sim *sim, uint32_t slot, const struct mu_job_s
 
 /* ---- snapshots ---- */
 
+static void post_piece(struct mu_sim *sim, uint32_t slot, const struct mu_sim_piece *piece, enum mu_status status,
+                       const char *text)
+{
+    struct mu_worker_event out = {.kind = MU_WE_PIECE};
+    uint64_t chunks = piece->state.has.params;
+    out.piece.checkpoint = piece->checkpoint;
+    out.piece.piece = piece->piece;
+    out.piece.step = piece->step;
+    out.piece.size_bytes = chunks ? 64 + 8u * (unsigned)__builtin_popcountll(chunks) : 0;
+    if (chunks)
+        out.piece.checksum = mu_sim_piece_checksum(piece);
+    out.piece.write_us = sim->params.io_us;
+    memcpy(out.piece.file, piece->file, sizeof out.piece.file);
+    out.piece.status = status;
+    if (status != MU_OK)
+        snprintf(out.piece.text, sizeof out.piece.text, "%s: %s", piece->file, text);
+    mu_sim_trace(sim, "w%u   piece %u/%u of checkpoint %" PRIu64 ", step %" PRIu64 ": %s %s", slot, piece->piece,
+                 piece->piece_count, piece->checkpoint, piece->step, mu_status_name(status), text);
+    mu_sim_worker_post(sim, slot, &out);
+}
+
 static void piece_written(struct mu_sim *sim, struct mu_sim_event *event)
 {
     uint32_t slot = (uint32_t)event->a;
     const struct mu_sim_piece *piece = event->payload;
-    struct mu_worker_event out = {.kind = MU_WE_PIECE};
-    out.piece.checkpoint = piece->checkpoint;
-    out.piece.piece = piece->piece;
-    out.piece.step = piece->step;
-    out.piece.size_bytes = 64 + 8ull * piece->chunk_count;
-    out.piece.checksum = mu_sim_piece_checksum(piece);
-    out.piece.write_us = sim->params.io_us;
-    memcpy(out.piece.file, piece->file, sizeof out.piece.file);
-    out.piece.status = mu_sim_files_write(sim, piece);
-    if (out.piece.status != MU_OK)
-        snprintf(out.piece.text, sizeof out.piece.text, "%s: %s", piece->file, mu_status_name(out.piece.status));
-    mu_sim_trace(sim, "w%u   piece %u/%u of checkpoint %" PRIu64 ", step %" PRIu64 ": %s", slot, piece->piece,
-                 piece->piece_count, piece->checkpoint, piece->step, mu_status_name(out.piece.status));
+    enum mu_status status = mu_sim_files_write(sim, piece);
     if (!mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_PIECE))
-        mu_sim_worker_post(sim, slot, &out);
+        post_piece(sim, slot, piece, status, status == MU_OK ? "" : mu_status_name(status));
 }
 
 void mu_sim_engine_write_piece(struct mu_sim *sim, uint32_t slot, const struct mu_snapshot *snapshot)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
+    uint64_t chunks = mu_sim_share_chunks(sim, &snapshot->layout, snapshot->piece, MU_SHARE_PRIMARY);
+    struct mu_sim_mask primary = {chunks, chunks};
     struct mu_sim_piece *piece = mu_sim_alloc(sizeof *piece);
     memcpy(piece->dir, snapshot->dir, sizeof piece->dir);
     piece->checkpoint = snapshot->checkpoint;
     piece->piece = snapshot->piece;
-    piece->piece_count = snapshot->piece_count;
+    piece->piece_count = mu_layout_working(&snapshot->layout);
     piece->step = engine->held.step;
     piece->generation = engine->generation;
-    mu_model_owned_chunks(&sim->model, snapshot->piece_count, snapshot->piece, &piece->first_chunk,
-                          &piece->chunk_count);
-    memcpy(piece->values, engine->values + piece->first_chunk, piece->chunk_count * sizeof piece->values[0]);
     snprintf(piece->file, sizeof piece->file, "piece-%u-of-%u-step-%" PRIu64 "-%016" PRIx64, piece->piece,
              piece->piece_count, piece->step, mu_worker_incarnation(sim->workers[slot].core).low);
+    if (!mu_sim_mask_covers(mu_sim_held_mask(sim, &engine->held, piece->step), primary)) {
+        mu_sim_violate(sim, "worker %u is told to write piece %u of checkpoint %" PRIu64 " and does not hold it", slot,
+                       piece->piece, piece->checkpoint);
+        post_piece(sim, slot, piece, MU_ERR_NOT_FOUND, "this worker does not hold all of the piece");
+        free(piece);
+        return;
+    }
+    if (chunks == 0) { /* more ranks than chunks: nothing to write */
+        piece->file[0] = 0;
+        post_piece(sim, slot, piece, MU_OK, "");
+        free(piece);
+        return;
+    }
+    mu_sim_state_take(&piece->state, &engine->state, primary);
     mu_sim_after(sim, mu_sim_delay(sim, sim->params.io_us), node_of(slot), piece_written, piece, slot, 0);
 }
 
 void mu_sim_engine_snapshot(struct mu_sim *sim, uint32_t slot, uint64_t generation, const struct mu_snapshot *snapshot)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
-    if (engine->phase != MU_SIM_PARKED || engine->generation != generation || !engine->held.has_state)
-        return;
-    mu_sim_engine_write_piece(sim, slot, snapshot);
+    if (engine->phase == MU_SIM_PARKED && engine->generation == generation)
+        mu_sim_engine_write_piece(sim, slot, snapshot);
 }
 
 /* ---- the end ---- */

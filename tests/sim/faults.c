@@ -13,7 +13,8 @@ const char *mu_sim_fault_name(enum mu_sim_fault fault)
     static const char *const names[] = {"kill-worker", "kill-two",    "kill-all",    "stop-worker", "term-worker",
                                         "add-worker",  "hang-engine", "lose-stream", "half-open",   "cut-stream",
                                         "cut-link",    "reset-link",  "kill-coord",  "pause-coord", "jump-wall",
-                                        "drain",       "checkpoint",  "full-disk",   "corrupt",     "cancel"};
+                                        "drain",       "checkpoint",  "full-disk",   "corrupt",     "cancel",
+                                        "kill-stage",  "drain-stage"};
     return names[fault];
 }
 
@@ -60,13 +61,14 @@ bool mu_sim_point(struct mu_sim *sim, int32_t slot, enum mu_sim_point point)
 {
     if (sim->faults_over || sim->now_us < sim->params.faults_start_us)
         return false;
-    if (mu_sim_chance(sim, sim->params.point_coord_ppm)) {
+    uint32_t preparing = point <= MU_SIM_POINT_RUN;
+    if (mu_sim_chance(sim, sim->params.point_coord_ppm + preparing * sim->params.prepare_coord_ppm)) {
         sim->stats.points[point]++;
         mu_sim_trace(sim, "fault coordinator dies at point %s of w%d", mu_sim_point_name(point), slot);
         mu_sim_after(sim, 0, MU_SIM_NODE_NONE, kill_coord, NULL, 0, 0);
         return slot < 0;
     }
-    uint32_t ppm = sim->params.point_kill_ppm + (point <= MU_SIM_POINT_RUN ? sim->params.prepare_kill_ppm : 0);
+    uint32_t ppm = sim->params.point_kill_ppm + preparing * sim->params.prepare_kill_ppm;
     if (slot < 0 || !mu_sim_chance(sim, ppm))
         return false;
     sim->stats.points[point]++;
@@ -163,6 +165,29 @@ static void add_worker(struct mu_sim *sim)
     }
 }
 
+/* Everybody who holds what a living worker holds: in its generation, of its stage. */
+static void on_stage(struct mu_sim *sim, enum mu_sim_fault fault)
+{
+    uint32_t first = pick(sim);
+    const struct mu_sim_engine *chosen = first == UINT32_MAX ? NULL : &sim->workers[first].engine;
+    if (!chosen || !chosen->working)
+        return;
+    uint64_t generation = chosen->generation;
+    uint32_t stage = chosen->at.p;
+    for (uint32_t slot = 0; slot < sim->params.slots; slot++) {
+        const struct mu_sim_engine *engine = &sim->workers[slot].engine;
+        if (!mu_sim_worker_alive(sim, slot) || !engine->working || engine->generation != generation ||
+            engine->at.p != stage)
+            continue;
+        if (fault == MU_SIM_FAULT_KILL_STAGE)
+            mu_sim_worker_kill(sim, slot, vanishes(sim));
+        else if (mu_sim_below(sim, 2))
+            mu_sim_worker_terminate(sim, slot);
+        else
+            mu_sim_client_drain(sim, mu_worker_name(sim->workers[slot].core));
+    }
+}
+
 static void on_worker(struct mu_sim *sim, enum mu_sim_fault fault)
 {
     uint32_t slot = pick(sim);
@@ -218,6 +243,8 @@ static void on_worker(struct mu_sim *sim, enum mu_sim_fault fault)
     case MU_SIM_FAULT_FULL_DISK:
     case MU_SIM_FAULT_CORRUPT:
     case MU_SIM_FAULT_CANCEL:
+    case MU_SIM_FAULT_KILL_STAGE:
+    case MU_SIM_FAULT_DRAIN_STAGE:
     case MU_SIM_FAULT_COUNT:
         break;
     }
@@ -254,6 +281,10 @@ static void do_fault(struct mu_sim *sim, enum mu_sim_fault fault)
         break;
     case MU_SIM_FAULT_CANCEL:
         mu_sim_client_cancel(sim);
+        break;
+    case MU_SIM_FAULT_KILL_STAGE:
+    case MU_SIM_FAULT_DRAIN_STAGE:
+        on_stage(sim, fault);
         break;
     case MU_SIM_FAULT_KILL_WORKER:
     case MU_SIM_FAULT_KILL_TWO:
@@ -297,11 +328,17 @@ static void next_fault(struct mu_sim *sim, struct mu_sim_event *event)
     mu_sim_after(sim, pause_us, MU_SIM_NODE_NONE, next_fault, NULL, 0, 0);
 }
 
-/* As an operator and a supervisor would: everything that is down and wanted is started. */
+/* As an operator and a supervisor would: everything that is down and wanted is started; who was told to leave and
+ * cannot (there are too few others to take over what it holds) is killed in the end. */
 static void repair(struct mu_sim *sim)
 {
+    enum { STOP_LIMIT_US = 90000000 };
     uint32_t alive = 0;
     mu_sim_coord_restart_later(sim);
+    for (uint32_t slot = 0; slot < sim->params.slots; slot++) {
+        if (sim->workers[slot].leaving && sim->now_us > sim->workers[slot].leaving_us + STOP_LIMIT_US)
+            mu_sim_worker_kill(sim, slot, false);
+    }
     for (uint32_t slot = 0; slot < sim->params.slots; slot++)
         alive += (mu_sim_worker_alive(sim, slot) && !sim->workers[slot].leaving) || sim->workers[slot].restart_planned;
     for (uint32_t slot = 0; slot < sim->params.slots && alive < sim->params.workers; slot++) {

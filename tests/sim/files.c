@@ -7,9 +7,11 @@
 
 struct mu_hash128 mu_sim_piece_checksum(const struct mu_sim_piece *piece)
 {
-    uint64_t words[3 + MU_SIM_CHUNKS] = {piece->step, piece->first_chunk, piece->chunk_count};
-    memcpy(words + 3, piece->values, sizeof piece->values);
-    struct mu_hash128 sum = mu_xxh3_128(words, sizeof words);
+    struct {
+        uint64_t step;
+        struct mu_sim_state state;
+    } bytes = {piece->step, piece->state};
+    struct mu_hash128 sum = mu_xxh3_128(&bytes, sizeof bytes);
     if (piece->corrupt)
         sum.low ^= 1;
     return sum;
@@ -81,7 +83,7 @@ bool mu_sim_files_complete(struct mu_sim *sim, const struct mu_checkpoint_record
                            const char **ret_why)
 {
     struct mu_sim_directory *directory = mu_sim_files_find(&sim->files, record->dir);
-    uint32_t next_chunk = 0;
+    struct mu_sim_mask found = {0, 0};
     *ret_why = "the directory is not there";
     if (!directory)
         return false;
@@ -91,6 +93,8 @@ bool mu_sim_files_complete(struct mu_sim *sim, const struct mu_checkpoint_record
         *ret_why = "a piece has not been reported";
         if (!expected->done)
             return false;
+        if (expected->file[0] == 0 && expected->size_bytes == 0) /* of a rank that owns no chunk */
+            continue;
         *ret_why = "a piece is not there";
         if (!piece)
             return false;
@@ -105,12 +109,12 @@ bool mu_sim_files_complete(struct mu_sim *sim, const struct mu_checkpoint_record
         if (piece->step != record->step)
             return false;
         *ret_why = "the pieces do not tile the state";
-        if (piece->chunk_count && piece->first_chunk != next_chunk)
+        if (found.params & piece->state.has.params || found.moments & piece->state.has.moments)
             return false;
-        next_chunk += piece->chunk_count;
+        found = mu_sim_mask_or(found, piece->state.has);
     }
     *ret_why = "the pieces do not tile the state";
-    return next_chunk == MU_SIM_CHUNKS;
+    return found.params == sim->all_chunks && found.moments == sim->all_chunks;
 }
 
 enum mu_status mu_sim_files_publish(struct mu_sim *sim, const struct mu_checkpoint_record *record,
@@ -147,23 +151,21 @@ enum mu_status mu_sim_files_delete(struct mu_sim *sim, const char *path)
     return MU_OK;
 }
 
-bool mu_sim_files_load(struct mu_sim *sim, const char *path, uint64_t *ret_step, uint64_t values[MU_SIM_CHUNKS])
+bool mu_sim_files_load(struct mu_sim *sim, const char *path, uint64_t *ret_step, struct mu_sim_values *ret_values)
 {
     struct mu_sim_directory *directory = mu_sim_files_find(&sim->files, path);
-    uint32_t found = 0;
+    struct mu_sim_state all = {.has = {0, 0}};
     if (!directory || !directory->manifest)
         return false;
     for (uint32_t i = 0; i < directory->piece_count; i++) {
         const struct mu_sim_piece *piece = &directory->pieces[i];
         if (!piece->listed) /* of a writer that was replaced */
             continue;
-        if (piece->corrupt || (found && piece->step != *ret_step))
+        if (piece->corrupt || (!mu_sim_mask_empty(all.has) && piece->step != *ret_step))
             return false;
-        for (uint32_t c = 0; c < piece->chunk_count; c++) {
-            values[piece->first_chunk + c] = piece->values[c];
-            found |= 1u << (piece->first_chunk + c);
-        }
+        mu_sim_state_take(&all, &piece->state, piece->state.has);
         *ret_step = piece->step;
     }
-    return found == (1u << MU_SIM_CHUNKS) - 1;
+    *ret_values = all.values;
+    return all.has.params == sim->all_chunks && all.has.moments == sim->all_chunks;
 }

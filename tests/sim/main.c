@@ -14,7 +14,7 @@ int mu_mutant_active = MU_MUT_NONE;
 
 /* Rare in the mixture of all profiles: hunted in the one that is made for them. */
 static const char *const mutant_profiles[MU_MUT_COUNT] = {
-    [MU_MUT_ACCEPT_STALE_PARK] = "recovery",
+    [MU_MUT_ACCEPT_STALE_PARK] = "reshard",
     [MU_MUT_LOSE_STATUS] = "slow-streams",
 };
 
@@ -46,6 +46,16 @@ static const char *const mutant_names[MU_MUT_COUNT] = {
     [MU_MUT_RETENTION_DELETES_NEWEST] = "retention-deletes-newest",
     [MU_MUT_RELEASE_EARLY] = "release-early",
     [MU_MUT_RELEASE_LAST_HOLDER] = "release-last-holder",
+    [MU_MUT_DROP_BEFORE_GO] = "drop-before-go",
+    [MU_MUT_GATHER_INCOMPLETE] = "gather-incomplete",
+    [MU_MUT_VOTE_BEFORE_STAGE] = "vote-before-stage",
+    [MU_MUT_KEEP_STALE_COPY] = "keep-stale-copy",
+    [MU_MUT_ROLL_FORWARD_WHOLE] = "roll-forward-whole",
+    [MU_MUT_MOVE_FROM_ANYONE] = "move-from-anyone",
+    [MU_MUT_IGNORE_PARTIAL] = "ignore-partial",
+    [MU_MUT_FREE_IDLE_EARLY] = "free-idle-early",
+    [MU_MUT_FORGET_LAYOUT] = "forget-layout",
+    [MU_MUT_PIECE_FROM_ANYONE] = "piece-from-anyone",
 };
 
 struct options {
@@ -153,7 +163,7 @@ static int run_file(const struct options *options, uint64_t *failures)
     return 0;
 }
 
-enum { MUTANT_SEEDS = 2000 };
+enum { MUTANT_SEEDS = 4000 };
 
 /* In a child, because a mutated core may also crash. Exit code 1: caught; *at holds the seed. */
 static void hunt(const struct options *options, volatile uint64_t *at)

@@ -41,24 +41,24 @@ struct mu_worker_message *mu_sim_copy_worker_message(const struct mu_worker_mess
 
 static size_t assign_extra(const struct mu_assign *assign)
 {
-    size_t size = assign->leaf_counts ? rounded(assign->world * sizeof *assign->leaf_counts) : 0;
+    size_t size = assign->leaf_counts ? rounded(assign->layout.dp * sizeof *assign->leaf_counts) : 0;
     size += rounded(assign->peer_count * sizeof *assign->peers);
     for (uint32_t i = 0; i < assign->peer_count; i++)
         size += rounded(strlen(assign->peers[i].name) + 1) + rounded(strlen(assign->peers[i].address) + 1);
-    return size + rounded(assign->serve_count * sizeof *assign->serve_ranks);
+    return size + rounded(assign->move_count * sizeof *assign->moves);
 }
 
 static void put_assign(struct block *block, struct mu_assign *copy)
 {
     if (copy->leaf_counts)
-        copy->leaf_counts = block_put(block, copy->leaf_counts, copy->world * sizeof *copy->leaf_counts);
+        copy->leaf_counts = block_put(block, copy->leaf_counts, copy->layout.dp * sizeof *copy->leaf_counts);
     struct mu_peer *peers = block_put(block, copy->peers, copy->peer_count * sizeof *peers);
     for (uint32_t i = 0; i < copy->peer_count; i++) {
         peers[i].name = block_put(block, peers[i].name, strlen(peers[i].name) + 1);
         peers[i].address = block_put(block, peers[i].address, strlen(peers[i].address) + 1);
     }
     copy->peers = peers;
-    copy->serve_ranks = block_put(block, copy->serve_ranks, copy->serve_count * sizeof *copy->serve_ranks);
+    copy->moves = block_put(block, copy->moves, copy->move_count * sizeof *copy->moves);
 }
 
 void *mu_sim_copy_assign(const struct mu_assign *assign, const void *head, size_t head_bytes,

@@ -16,12 +16,18 @@ static uint64_t mix(uint64_t a, uint64_t b)
     return z ^ (z >> 31);
 }
 
-uint64_t mu_sim_hash_leaf(const struct mu_sim *sim, const uint64_t values[MU_SIM_CHUNKS], uint64_t step, uint32_t leaf)
+uint64_t mu_sim_hash_chunks(uint64_t before, const uint64_t *params, uint64_t chunks)
 {
-    uint64_t state = 0;
-    for (uint32_t c = 0; c < MU_SIM_CHUNKS; c++)
-        state = mix(state, values[c]);
-    return mix(mix(mix(sim->spec.seed, step), leaf), state);
+    for (uint32_t c = 0; c < MU_SIM_CHUNKS_MAX; c++) {
+        if (chunks >> c & 1)
+            before = mix(before, params[c]);
+    }
+    return before;
+}
+
+uint64_t mu_sim_hash_leaf(const struct mu_sim *sim, uint64_t model_hash, uint64_t step, uint32_t leaf)
+{
+    return mix(mix(mix(sim->spec.seed, step), leaf), model_hash);
 }
 
 uint64_t mu_sim_hash_pair(uint64_t left, uint64_t right)
@@ -38,49 +44,62 @@ struct mu_step_result mu_sim_step_result(uint64_t step, uint64_t gradient, uint6
                                    .finite = gradient % 31 != 0};
 }
 
-void mu_sim_hash_initial(const struct mu_sim *sim, uint64_t values[MU_SIM_CHUNKS])
+void mu_sim_hash_initial(const struct mu_sim *sim, struct mu_sim_values *values)
 {
-    for (uint32_t c = 0; c < MU_SIM_CHUNKS; c++)
-        values[c] = mix(sim->spec.seed, 1000 + c);
+    memset(values, 0, sizeof *values);
+    for (uint32_t c = 0; c < sim->model.chunk_count; c++)
+        values->params[c] = mix(sim->spec.seed, 1000 + c);
 }
 
-void mu_sim_hash_apply(uint64_t values[MU_SIM_CHUNKS], uint64_t gradient, const struct mu_step_result *result)
+/* As an optimizer does: the moment of a chunk takes the gradient in, its parameters change by the moment. */
+void mu_sim_hash_apply(struct mu_sim_values *values, struct mu_sim_mask what, uint64_t gradient,
+                       const struct mu_step_result *result)
 {
-    for (uint32_t c = 0; c < MU_SIM_CHUNKS && result->finite; c++)
-        values[c] = mix(values[c], mix(gradient, c));
+    for (uint32_t c = 0; c < MU_SIM_CHUNKS_MAX && result->finite; c++) {
+        if (what.moments >> c & 1)
+            values->moments[c] = mix(values->moments[c], mix(gradient, c));
+        if (what.params >> c & 1)
+            values->params[c] = mix(values->params[c], values->moments[c]);
+    }
 }
 
-void mu_sim_hash_weights(const uint64_t values[MU_SIM_CHUNKS], uint8_t out[32])
+void mu_sim_hash_weights(const uint64_t *params, uint8_t out[32])
 {
-    memcpy(out, values, 32);
+    for (uint64_t i = 0; i < 4; i++) {
+        uint64_t word = mu_sim_hash_chunks(i, params, UINT64_MAX);
+        memcpy(out + 8 * i, &word, sizeof word);
+    }
 }
 
-static uint64_t sum_leaves(struct mu_sim *sim, const uint64_t *values, uint64_t step, struct mu_tree_node node)
+static uint64_t sum_leaves(struct mu_sim *sim, uint64_t model_hash, uint64_t step, struct mu_tree_node node)
 {
     if (node.count == 1)
-        return mu_sim_hash_leaf(sim, values, step, node.first);
+        return mu_sim_hash_leaf(sim, model_hash, step, node.first);
     struct mu_tree_node left, right;
     mu_tree_children(node, &left, &right);
-    return mu_sim_hash_pair(sum_leaves(sim, values, step, left), sum_leaves(sim, values, step, right));
+    return mu_sim_hash_pair(sum_leaves(sim, model_hash, step, left), sum_leaves(sim, model_hash, step, right));
 }
 
 static void run_undisturbed(struct mu_sim *sim, uint64_t step)
 {
     struct mu_sim_oracle *oracle = sim->oracle;
     for (; oracle->known < step; oracle->known++) {
-        const uint64_t *from = oracle->values[oracle->known];
-        uint64_t gradient = sum_leaves(sim, from, oracle->known, (struct mu_tree_node){0, sim->params.leaves});
+        const struct mu_sim_values *from = &oracle->values[oracle->known];
+        uint64_t hash = mu_sim_hash_chunks(0, from->params, sim->all_chunks);
+        hash = mu_sim_hash_chunks(hash, from->params, sim->tied_chunks);
+        uint64_t gradient = sum_leaves(sim, hash, oracle->known, (struct mu_tree_node){0, sim->params.leaves});
         struct mu_step_result result = mu_sim_step_result(oracle->known, gradient, 0);
         oracle->gradients[oracle->known] = gradient;
-        memcpy(oracle->values[oracle->known + 1], from, sizeof oracle->values[0]);
-        mu_sim_hash_apply(oracle->values[oracle->known + 1], gradient, &result);
+        oracle->values[oracle->known + 1] = *from;
+        mu_sim_hash_apply(&oracle->values[oracle->known + 1], (struct mu_sim_mask){sim->all_chunks, sim->all_chunks},
+                          gradient, &result);
     }
 }
 
-const uint64_t *mu_sim_oracle_values(struct mu_sim *sim, uint64_t step)
+const struct mu_sim_values *mu_sim_oracle_values(struct mu_sim *sim, uint64_t step)
 {
     run_undisturbed(sim, step);
-    return sim->oracle->values[step];
+    return &sim->oracle->values[step];
 }
 
 uint64_t mu_sim_oracle_gradient(struct mu_sim *sim, uint64_t step)
@@ -94,7 +113,7 @@ void mu_sim_oracle_init(struct mu_sim *sim)
     struct mu_sim_oracle *oracle = sim->oracle = mu_sim_alloc(sizeof *oracle);
     oracle->values = mu_sim_alloc((sim->spec.steps + 2) * sizeof *oracle->values);
     oracle->gradients = mu_sim_alloc((sim->spec.steps + 2) * sizeof *oracle->gradients);
-    mu_sim_hash_initial(sim, oracle->values[0]);
+    mu_sim_hash_initial(sim, &oracle->values[0]);
 }
 
 void mu_sim_oracle_fini(struct mu_sim *sim)
@@ -104,6 +123,8 @@ void mu_sim_oracle_fini(struct mu_sim *sim)
         return;
     for (uint32_t i = 0; i < oracle->generation_count; i++)
         free(oracle->generations[i].ranks);
+    for (uint32_t i = 0; i < oracle->generation_count; i++)
+        free(oracle->generations[i].before);
     free(oracle->generations);
     free(oracle->ghosts);
     free(oracle->values);
@@ -128,8 +149,8 @@ static struct mu_sim_generation *generation_of(struct mu_sim *sim, uint32_t slot
     return mu_sim_oracle_generation(sim, sim->workers[slot].engine.generation);
 }
 
-struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint64_t number, uint32_t world,
-                                                       const uint8_t secret[32])
+struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint64_t number,
+                                                       const struct mu_layout *layout, const uint8_t secret[32])
 {
     struct mu_sim_oracle *oracle = sim->oracle;
     oracle->generations = mu_sim_grow(oracle->generations, oracle->generation_count, &oracle->generation_capacity,
@@ -137,9 +158,14 @@ struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint6
     struct mu_sim_generation *generation = &oracle->generations[oracle->generation_count++];
     memset(generation, 0, sizeof *generation);
     generation->number = number;
-    generation->world = world;
+    generation->layout = *layout;
+    generation->world = mu_layout_world(layout);
     memcpy(generation->secret, secret, 32);
-    generation->ranks = mu_sim_alloc((world + 1) * sizeof *generation->ranks);
+    generation->ranks = mu_sim_alloc((generation->world + 1) * sizeof *generation->ranks);
+    generation->before = mu_sim_alloc((sim->params.slots < 200 ? sim->params.slots : 1) * sizeof *generation->before);
+    for (uint32_t slot = 0; slot < sim->params.slots && sim->params.slots < 200; slot++)
+        generation->before[slot] =
+            (struct mu_sim_ghost){.session = sim->workers[slot].session, .held = sim->workers[slot].engine.held};
     sim->stats.generations++;
     return generation;
 }
@@ -154,15 +180,16 @@ void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t number, const struct mu
                        slot);
         return;
     }
-    if (memcmp(generation->secret, assign->secret, 32) != 0 || generation->world != assign->world ||
-        assign->rank >= assign->world) {
+    if (memcmp(generation->secret, assign->secret, 32) != 0 || !mu_layout_equal(&generation->layout, &assign->layout) ||
+        assign->rank >= generation->world) {
         mu_sim_violate(sim, "generation number %" PRIu64 " is used for two different generations", number);
         return;
     }
     if (number < sim->oracle->newest_assigned)
         mu_sim_violate(sim, "generation %" PRIu64 " is assigned after %" PRIu64, number, sim->oracle->newest_assigned);
     sim->oracle->newest_assigned = number;
-    if (assign->source == MU_SOURCE_INIT && sim->oracle->committed_once)
+    uint64_t committed = sim->oracle->committed_turn;
+    if (assign->source == MU_SOURCE_INIT && committed && committed < sim->coord.judged_turn)
         mu_sim_violate(sim, "worker %u is told to start from the seed although a checkpoint was committed", slot);
     struct mu_sim_rank *rank = &generation->ranks[assign->rank];
     if (rank->assigned && (rank->slot != slot || rank->life != life) && rank->prepared)
@@ -179,11 +206,16 @@ void mu_sim_oracle_prepare(struct mu_sim *sim, uint32_t slot, const struct mu_as
     const struct mu_sim_engine *engine = &sim->workers[slot].engine;
     const struct mu_held *held = &engine->held;
     uint64_t start = assign->start_step;
-    bool is_held = held->has_state && held->step == start;
+    bool is_held = held->has_state && held->step == start, idle = !engine->working;
+    struct mu_sim_union alone = {0};
     bool can_roll = held->has_state && held->has_gradient && held->step + 1 == start;
     if (start > sim->spec.steps)
         mu_sim_violate(sim, "a generation starts at step %" PRIu64 " of %" PRIu64, start, sim->spec.steps);
-    if (held->has_state && held->step > start && !sim->oracle->restore_lost)
+    mu_sim_union_add(&alone, held);
+    uint64_t newest = 0;
+    bool whole = mu_sim_union_newest(sim, &alone, &newest) && newest > start;
+    free(alone.held);
+    if (whole && held->step > start && !sim->oracle->restore_lost)
         mu_sim_violate(sim, "worker %u holds step %" PRIu64 " and is told to start at step %" PRIu64, slot, held->step,
                        start);
     if (assign->source == MU_SOURCE_HELD && !is_held)
@@ -196,7 +228,7 @@ void mu_sim_oracle_prepare(struct mu_sim *sim, uint32_t slot, const struct mu_as
         mu_sim_violate(sim, "worker %u rolls forward with another result than it has", slot);
     if (assign->source == MU_SOURCE_INIT && start != 0)
         mu_sim_violate(sim, "worker %u starts from the seed at step %" PRIu64, slot, start);
-    if (engine->leaf_count == 0 && assign->world <= sim->params.leaves)
+    if (engine->leaf_count == 0 && !idle)
         mu_sim_violate(sim, "rank %u of generation %" PRIu64 " has no leaf", assign->rank, engine->generation);
 }
 
@@ -207,9 +239,15 @@ void mu_sim_oracle_prepared(struct mu_sim *sim, uint32_t slot)
     if (!generation || engine->rank >= generation->world)
         return;
     generation->ranks[engine->rank].prepared = true;
+    if (!engine->working)
+        return;
     if (!engine->held.has_state || engine->held.step != engine->assign->start_step)
         mu_sim_violate(sim, "worker %u is prepared at step %" PRIu64 " instead of %" PRIu64, slot, engine->held.step,
                        engine->assign->start_step);
+    struct mu_sim_mask held = mu_sim_held_mask(sim, &engine->held, engine->held.step);
+    if (!mu_sim_mask_covers(held, engine->share))
+        mu_sim_violate(sim, "worker %u is prepared and does not hold its share of generation %" PRIu64, slot,
+                       engine->generation);
 }
 
 void mu_sim_oracle_runs(struct mu_sim *sim, uint32_t slot, bool runs)
@@ -278,7 +316,7 @@ static void check_votes(struct mu_sim *sim, const struct mu_sim_generation *gene
         if (!rank->running)
             continue;
         const struct mu_sim_engine *engine = &sim->workers[rank->runner].engine;
-        if (engine->generation != generation->number || !mu_sim_engine_running(engine))
+        if (engine->generation != generation->number || !mu_sim_engine_running(engine) || !engine->working)
             continue;
         if (engine->held.step == step ? !engine->held.has_gradient : engine->held.step < step)
             mu_sim_violate(sim,
@@ -315,11 +353,13 @@ void mu_sim_oracle_boundary(struct mu_sim *sim, uint32_t slot, uint64_t steps_do
     if (!decision->set || decision->result.step + 1 != steps_done)
         return;
     uint64_t checkpoint = boundary->take_snapshot ? boundary->snapshot.checkpoint : 0;
-    if (!decision->boundary_set) {
+    if (!sim->workers[slot].engine.working)
+        checkpoint = decision->checkpoint; /* it executes the command and has nothing to write */
+    if (!decision->boundary_set && sim->workers[slot].engine.working) {
         decision->boundary_set = true;
         decision->park = boundary->park;
         decision->checkpoint = checkpoint;
-    } else if (decision->park != boundary->park || decision->checkpoint != checkpoint) {
+    } else if (decision->boundary_set && (decision->park != boundary->park || decision->checkpoint != checkpoint)) {
         mu_sim_violate(sim,
                        "at boundary %" PRIu64 " of generation %" PRIu64 " worker %u %s checkpoint %" PRIu64
                        ", others %s %" PRIu64,
@@ -330,27 +370,39 @@ void mu_sim_oracle_boundary(struct mu_sim *sim, uint32_t slot, uint64_t steps_do
 
 /* ---- held state ---- */
 
+static bool equal_in(uint64_t chunks, const uint64_t *a, const uint64_t *b)
+{
+    for (uint32_t c = 0; c < MU_SIM_CHUNKS_MAX; c++) {
+        if (chunks >> c & 1 && a[c] != b[c])
+            return false;
+    }
+    return true;
+}
+
 void mu_sim_oracle_holds(struct mu_sim *sim, uint32_t slot)
 {
     const struct mu_sim_engine *engine = &sim->workers[slot].engine;
     const struct mu_held *held = &engine->held;
+    if ((held->share_count > 0) != held->has_state || held->share_count > MU_HELD_SHARES_MAX)
+        mu_sim_violate(sim, "worker %u holds %u shares", slot, held->share_count);
     if (!held->has_state)
         return;
     if (held->step > sim->spec.steps) {
         mu_sim_violate(sim, "worker %u holds step %" PRIu64 " of %" PRIu64, slot, held->step, sim->spec.steps);
         return;
     }
-    if (memcmp(engine->values, mu_sim_oracle_values(sim, held->step), sizeof engine->values) != 0)
+    const struct mu_sim_values *right = mu_sim_oracle_values(sim, held->step);
+    struct mu_sim_mask says = mu_sim_held_mask(sim, held, held->step);
+    if (!mu_sim_mask_covers(engine->state.has, says))
+        mu_sim_violate(sim, "worker %u says that it holds chunks of step %" PRIu64 " that it does not have", slot,
+                       held->step);
+    if (!equal_in(says.params, engine->state.values.params, right->params) ||
+        !equal_in(says.moments, engine->state.values.moments, right->moments))
         mu_sim_violate(sim, "worker %u: its state at step %" PRIu64 " differs from the undisturbed run's", slot,
                        held->step);
     if (held->has_gradient && engine->gradient != mu_sim_oracle_gradient(sim, held->step))
         mu_sim_violate(sim, "worker %u: its gradient of step %" PRIu64 " differs from the undisturbed run's", slot,
                        held->step);
-}
-
-static bool reaches(const struct mu_held *held, uint64_t step)
-{
-    return held->has_state && (held->step >= step || (held->step + 1 == step && held->has_gradient));
 }
 
 void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot)
@@ -361,40 +413,67 @@ void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot)
         (struct mu_sim_ghost){sim->workers[slot].session, sim->now_us, sim->workers[slot].engine.held};
 }
 
-/* Somebody else can bring `step` back: it holds that state, or the one before with its gradient. An order that was
- * right when it was given may arrive when the other holder has just died. */
-static bool held_elsewhere(struct mu_sim *sim, uint32_t slot, uint64_t step)
+bool mu_sim_oracle_attached(struct mu_sim *sim, uint32_t slot)
 {
-    for (uint32_t other = 0; other < sim->params.slots; other++) {
-        const struct mu_sim_worker *worker = &sim->workers[other];
-        if (other != slot && mu_sim_worker_alive(sim, other) && !worker->exited && reaches(&worker->engine.held, step))
-            return true;
+    enum { SETTLED_US = 8000000 }; /* its Hello has certainly been heard */
+    const struct mu_sim_node *node = &sim->nodes[MU_SIM_NODE_WORKER + slot];
+    const struct mu_sim_session *session = mu_sim_session(sim, sim->workers[slot].session);
+    return node->alive && !node->stopped && session && session->coord_open && !session->cut &&
+           session->opened_us + SETTLED_US < sim->now_us && !sim->workers[slot].engine.was_hung &&
+           !sim->workers[slot].exited;
+}
+
+/* An order that was right when it was given may arrive when another holder has just died: the dead count for a while.
+ */
+static void gather_possible(struct mu_sim *sim, uint32_t but, struct mu_sim_union *u)
+{
+    for (uint32_t slot = 0; slot < sim->params.slots; slot++) {
+        if (slot != but && mu_sim_worker_alive(sim, slot) && !sim->workers[slot].exited)
+            mu_sim_union_add(u, &sim->workers[slot].engine.held);
     }
     for (uint32_t i = sim->oracle->ghost_count; i-- > 0;) {
         const struct mu_sim_ghost *ghost = &sim->oracle->ghosts[i];
         const struct mu_sim_session *session = mu_sim_session(sim, ghost->session);
-        bool unknown = (session && session->coord_open) || sim->now_us < ghost->died_us + 8 * MU_SIM_S;
-        if (unknown && reaches(&ghost->held, step))
-            return true;
+        if ((session && session->coord_open) || sim->now_us < ghost->died_us + 8 * MU_SIM_S)
+            mu_sim_union_add(u, &ghost->held);
     }
-    return false;
 }
 
-void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const char *why)
+/* Whatever step this worker and those who are certainly there can bring back together, can be brought back without what
+ * it gives up; or it is in a checkpoint. */
+void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held *kept, const char *why)
 {
     const struct mu_sim_engine *engine = &sim->workers[slot].engine;
-    const struct mu_held *held = &engine->held;
+    uint64_t before = 0, after = 0;
     if (strcmp(why, "forget") == 0)
         sim->stats.forgotten++;
-    if (!held->has_state || held->step == 0 || mu_sim_oracle_job_over(sim) || engine->was_hung)
+    if (!engine->held.has_state || sim->params.slots >= 200 || mu_sim_oracle_job_over(sim) || engine->was_hung)
         return; /* what a hanging engine holds, nobody can have; it is not taken in again */
     if (engine->generation < sim->oracle->newest_go)
         return; /* a newer generation went on without it: its state is history */
-    if (mu_sim_oracle_committed_step(sim) >= held->step || held_elsewhere(sim, slot, held->step))
-        return;
-    mu_sim_violate(
-        sim, "worker %u drops the only copy of step %" PRIu64 " (%s) while the newest checkpoint is of step %" PRIu64,
-        slot, held->step, why, mu_sim_oracle_committed_step(sim));
+    struct mu_sim_union certain = {0}, possible = {0};
+    mu_sim_union_add(&certain, &engine->held);
+    bool by_itself = strcmp(why, "prepared") == 0; /* nobody told it to: whoever lives counts */
+    for (uint32_t other = 0; other < sim->params.slots; other++) {
+        bool lives = mu_sim_worker_alive(sim, other) && !sim->nodes[MU_SIM_NODE_WORKER + other].stopped &&
+                     !sim->workers[other].engine.was_hung;
+        if (other != slot && (by_itself ? lives : mu_sim_oracle_attached(sim, other)))
+            mu_sim_union_add(&certain, &sim->workers[other].engine.held);
+    }
+    bool has_before = mu_sim_union_newest(sim, &certain, &before);
+    gather_possible(sim, slot, &possible);
+    if (kept)
+        mu_sim_union_add(&possible, kept);
+    bool has_after = mu_sim_union_newest(sim, &possible, &after);
+    free(certain.held);
+    free(possible.held);
+    uint64_t saved = mu_sim_oracle_committed_step(sim);
+    bool lost = has_before && before > 0 && (!has_after || after < before) && saved < before;
+    if (lost)
+        mu_sim_violate(sim,
+                       "worker %u drops the only copy of chunks of step %" PRIu64
+                       " (%s) while the newest checkpoint is of step %" PRIu64,
+                       slot, before, why, saved);
 }
 
 /* ---- the end ---- */

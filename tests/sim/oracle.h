@@ -17,25 +17,27 @@ struct mu_sim_decision {
     uint64_t checkpoint;
 };
 
-struct mu_sim_generation {
-    uint64_t number;
-    uint32_t world;
-    uint8_t secret[32];
-    bool go; /* durable */
-    struct mu_sim_rank *ranks;
-    struct mu_sim_decision decisions[2]; /* by parity of the step: ranks are at most one step apart */
-};
-
 /* A process that is dead, which the coordinator cannot know yet: for all it knows, the state is still there. */
 struct mu_sim_ghost {
     uint64_t session, died_us;
     struct mu_held held;
 };
 
+struct mu_sim_generation {
+    uint64_t number;
+    uint32_t world;
+    struct mu_layout layout;
+    uint8_t secret[32];
+    bool go; /* durable */
+    struct mu_sim_rank *ranks;
+    struct mu_sim_ghost *before;         /* [slots] what everybody held when it was decided */
+    struct mu_sim_decision decisions[2]; /* by parity of the step: ranks are at most one step apart */
+};
+
 struct mu_sim_oracle {
     struct mu_sim_ghost *ghosts;
     uint32_t ghost_count, ghost_capacity;
-    uint64_t (*values)[MU_SIM_CHUNKS]; /* [steps + 2] state after so many updates */
+    struct mu_sim_values *values; /* [steps + 2] state after so many updates */
     uint64_t *gradients;
     uint64_t known;                        /* values up to here are computed */
     struct mu_sim_generation *generations; /* whose record was durable at some time, in that order */
@@ -43,12 +45,16 @@ struct mu_sim_oracle {
     uint64_t newest_generation, newest_assigned, newest_go, newest_step;
     uint64_t newest_event, newest_watched;
     enum mu_job_state state; /* durable */
-    bool committed_once;     /* some checkpoint became durable */
+    uint64_t committed_turn; /* in which a checkpoint was committed for the first time; 0: none */
     bool restore_lost;       /* a committed checkpoint was damaged by a fault: going back further is legitimate */
 };
 
 struct mu_sim_generation *mu_sim_oracle_generation(struct mu_sim *sim, uint64_t number);
-struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint64_t number, uint32_t world,
-                                                       const uint8_t secret[32]);
+struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint64_t number,
+                                                       const struct mu_layout *layout, const uint8_t secret[32]);
+/* Has been attached for a while: the coordinator certainly knows what it holds. */
+bool mu_sim_oracle_attached(struct mu_sim *sim, uint32_t slot);
+/* oracle_plan.c */
+void mu_sim_oracle_check_layout(struct mu_sim *sim, uint64_t number, const struct mu_layout *layout);
 
 #endif

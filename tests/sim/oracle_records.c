@@ -1,5 +1,6 @@
 /* Invariants of what becomes durable: jobs, generations, checkpoints, events. */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "tests/sim/oracle.h"
@@ -37,7 +38,7 @@ static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, con
     }
     sim->oracle->state = job->state;
     if (job->state == MU_JOB_FINISHED && !(before && before->state == MU_JOB_FINISHED)) {
-        mu_sim_hash_weights(mu_sim_oracle_values(sim, sim->spec.steps), expected);
+        mu_sim_hash_weights(mu_sim_oracle_values(sim, sim->spec.steps)->params, expected);
         if (memcmp(expected, job->weights_sha256, 32) != 0)
             mu_sim_violate(sim, "the final weights differ from the undisturbed run's");
         if (job->steps_done != sim->spec.steps)
@@ -51,22 +52,22 @@ static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, con
 
 /* ---- generations ---- */
 
-/* Whoever has been attached for a while and holds a newer state is not left behind. */
-static void check_start(struct mu_sim *sim, const struct mu_generation_record *record)
+/* What those held together who are attached all the while from the decision to Go is not left behind. */
+static void check_start(struct mu_sim *sim, const struct mu_sim_generation *generation, uint64_t start_step)
 {
-    enum { SETTLED_US = 8000000 }; /* its Hello has certainly been heard */
+    struct mu_sim_union u = {0};
+    uint64_t newest = 0;
     for (uint32_t slot = 0; slot < sim->params.slots && sim->params.slots < 200; slot++) {
-        const struct mu_sim_engine *engine = &sim->workers[slot].engine;
-        const struct mu_sim_node *node = &sim->nodes[MU_SIM_NODE_WORKER + slot];
-        const struct mu_sim_session *session = mu_sim_session(sim, sim->workers[slot].session);
-        bool attached = node->alive && !node->stopped && session && session->coord_open && !session->cut &&
-                        session->opened_us + SETTLED_US < sim->now_us;
-        if (attached && !engine->was_hung && engine->held.has_state && engine->held.step > record->start_step)
-            mu_sim_violate(sim,
-                           "generation %" PRIu64 " starts at step %" PRIu64
-                           " although worker %u is attached and holds step %" PRIu64,
-                           record->generation, record->start_step, slot, engine->held.step);
+        const struct mu_sim_ghost *before = &generation->before[slot];
+        if (before->session && before->session == sim->workers[slot].session && mu_sim_oracle_attached(sim, slot))
+            mu_sim_union_add(&u, &before->held);
     }
+    if (mu_sim_union_newest(sim, &u, &newest) && newest > start_step)
+        mu_sim_violate(sim,
+                       "generation %" PRIu64 " starts at step %" PRIu64
+                       " although the attached workers together held step %" PRIu64,
+                       generation->number, start_step, newest);
+    free(u.held);
 }
 
 static void generation_durable(struct mu_sim *sim, const struct mu_generation_record *record)
@@ -81,14 +82,18 @@ static void generation_durable(struct mu_sim *sim, const struct mu_generation_re
         mu_sim_violate(sim, "generation %" PRIu64 " becomes durable after %" PRIu64, record->generation,
                        oracle->newest_generation);
     if (!generation) {
-        generation = mu_sim_oracle_add_generation(sim, record->generation, record->world, record->secret);
+        mu_sim_oracle_check_layout(sim, record->generation, &record->layout);
+        if (record->world != mu_layout_world(&record->layout))
+            mu_sim_violate(sim, "generation %" PRIu64 " has %u members, its layout %u ranks", record->generation,
+                           record->world, mu_layout_world(&record->layout));
+        generation = mu_sim_oracle_add_generation(sim, record->generation, &record->layout, record->secret);
         oracle->newest_generation = record->generation;
     }
     if (!record->go || generation->go)
         return;
     generation->go = true;
     oracle->newest_go = record->generation;
-    check_start(sim, record);
+    check_start(sim, generation, record->start_step);
     if (oracle->newest_step > record->start_step)
         sim->stats.replayed += oracle->newest_step - record->start_step;
     oracle->newest_step = record->start_step;
@@ -132,26 +137,29 @@ uint64_t mu_sim_oracle_committed_step(const struct mu_sim *sim)
 static void committed(struct mu_sim *sim, const struct mu_checkpoint_record *record)
 {
     const char *why = "";
-    uint64_t step = 0, values[MU_SIM_CHUNKS] = {0};
-    sim->oracle->committed_once = true;
+    struct mu_sim_values values = {{0}, {0}};
+    uint64_t step = 0;
+    if (sim->oracle->committed_turn == 0)
+        sim->oracle->committed_turn = sim->coord.judged_turn;
     sim->stats.commits++;
     bool reported = true; /* false: found after a restart, by its manifest */
     for (uint32_t i = 0; i < record->piece_count; i++)
         reported = reported && record->pieces[i].done;
     if (reported && !mu_sim_files_complete(sim, record, false, &why))
         mu_sim_violate(sim, "checkpoint %" PRIu64 " is committed, but %s", record->number, why);
-    else if (!mu_sim_files_load(sim, record->dir, &step, values))
+    else if (!mu_sim_files_load(sim, record->dir, &step, &values))
         mu_sim_violate(sim, "checkpoint %" PRIu64 " is committed without a manifest", record->number);
     else if (step != record->step || step > sim->spec.steps ||
-             memcmp(values, mu_sim_oracle_values(sim, step), sizeof values) != 0)
+             memcmp(&values, mu_sim_oracle_values(sim, step), sizeof values) != 0)
         mu_sim_violate(sim, "checkpoint %" PRIu64 " of step %" PRIu64 " differs from the undisturbed run",
                        record->number, record->step);
 }
 
 static void retired(struct mu_sim *sim, const struct mu_checkpoint_record *record)
 {
-    uint64_t step, values[MU_SIM_CHUNKS];
-    bool good = mu_sim_files_load(sim, record->dir, &step, values);
+    uint64_t step;
+    struct mu_sim_values values;
+    bool good = mu_sim_files_load(sim, record->dir, &step, &values);
     if (record->state == MU_CKPT_BAD) {
         if (good)
             mu_sim_violate(sim, "checkpoint %" PRIu64 " is whole and is declared bad", record->number);

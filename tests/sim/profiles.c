@@ -38,6 +38,10 @@ static void ordinary(struct mu_sim *sim, struct mu_sim_params *p)
     p->no_names = mu_sim_below(sim, 2);
     p->mixed_hosts = mu_sim_below(sim, 2);
     p->crash_limit = 1000; /* quarantine has its own profile */
+    p->layers = p->slices = p->tp = p->pp = 1;
+    p->channels = 8; /* the smallest model: five cells of one chunk each */
+    p->vocab = 256;
+    p->memory_bytes = 1 << 30;
 }
 
 static void calm(struct mu_sim *sim, struct mu_sim_params *p)
@@ -288,6 +292,139 @@ static void everything(struct mu_sim *sim, struct mu_sim_params *p)
     p->hosts_vanish = mu_sim_below(sim, 4) == 0;
 }
 
+/* ---- layouts ---- */
+
+/* A model that can be cut: a few layers, slices, cells of one chunk or several. */
+static void deep_model(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    p->layers = (uint32_t)mu_sim_between(sim, 2, 4);
+    p->slices = 1u << mu_sim_below(sim, 3);
+    p->channels = mu_sim_below(sim, 2) ? 64 : 128;
+    p->vocab = mu_sim_below(sim, 2) ? 256 : 1100;
+}
+
+/* As ordinary, for a job of tp x pp columns, with two or three replicas of each when all are there. */
+static void columns(struct mu_sim *sim, struct mu_sim_params *p, uint32_t tp, uint32_t pp)
+{
+    ordinary(sim, p);
+    deep_model(sim, p);
+    p->slices = p->slices < tp ? tp : p->slices;
+    p->layers = p->layers < pp ? pp : p->layers;
+    p->tp = tp;
+    p->pp = pp;
+    uint32_t least = tp * pp;
+    p->workers = (uint32_t)mu_sim_between(sim, least, 3 * least + 1);
+    p->slots = p->workers + 3;
+    p->leaves = (uint32_t)mu_sim_between(sim, p->workers + 2, 24);
+    p->min_workers = mu_sim_below(sim, 2) ? 1 : least;
+    p->max_workers = mu_sim_below(sim, 4) ? 64 : p->workers;
+    p->spares = p->workers > least && mu_sim_below(sim, 4) == 0;
+    p->sharded = mu_sim_below(sim, 3) == 0;
+    p->leaf_us = mu_sim_between(sim, 5, 40) * MU_SIM_MS;
+    p->W(KILL_WORKER) = 6;
+    p->W(ADD_WORKER) = 3;
+    p->W(CHECKPOINT) = 2;
+}
+
+static void tensor(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    columns(sim, p, 1u << mu_sim_between(sim, 1, 2), 1);
+    p->W(KILL_TWO) = 3;
+    p->W(RESET_LINK) = 2;
+}
+
+static void pipeline(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    columns(sim, p, 1, (uint32_t)mu_sim_between(sim, 2, 3));
+    p->W(KILL_TWO) = 3;
+    p->W(RESET_LINK) = 2;
+}
+
+/* tp 2, pp 2: losses of single replicas, of whole stages, and of the only holders of something. */
+static void grid(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    columns(sim, p, 2, 2);
+    p->checkpoints = true;
+    p->W(KILL_STAGE) = 4;
+    p->W(STOP_WORKER) = 1;
+    p->hosts_vanish = mu_sim_below(sim, 4) == 0;
+}
+
+static void sharded(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    columns(sim, p, 1, mu_sim_below(sim, 3) ? 1 : 2);
+    p->sharded = true;
+    p->checkpoints = true;
+    p->checkpoint_every = mu_sim_between(sim, 1, 6);
+    p->keep_every = mu_sim_below(sim, 4) ? 0 : p->checkpoint_every * 2;
+    p->optimizer_us = mu_sim_between(sim, 20, 300) * MU_SIM_MS;
+    p->W(KILL_WORKER) = 3;
+    p->W(RESET_LINK) = 6;
+    p->W(TERM_WORKER) = 3;
+}
+
+/* The planner chooses: one worker cannot hold the model, or can. */
+static void automatic(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    columns(sim, p, 1, 2);
+    p->tp = p->pp = 0;
+    p->restless = mu_sim_below(sim, 4) != 0;
+    p->W(KILL_TWO) = 2;
+    p->W(TERM_WORKER) = 2;
+    p->W(KILL_COORD) = 1;
+}
+
+/* Who leaves is the only one who has something: the others copy it first. */
+static void holders(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    columns(sim, p, 1u << mu_sim_below(sim, 2), 1u << mu_sim_below(sim, 2));
+    p->max_workers = 64;
+    p->restart_us = mu_sim_between(sim, 300, 2000) * MU_SIM_MS;
+    p->restless = mu_sim_below(sim, 2);
+    p->W(KILL_WORKER) = 1;
+    p->W(ADD_WORKER) = 6;
+    p->W(TERM_WORKER) = 5;
+    p->W(DRAIN) = 4;
+    p->W(DRAIN_STAGE) = 4;
+    p->W(KILL_COORD) = 1;
+}
+
+/* The coordinator, or a worker, dies in the middle of a change of layout. */
+static void reshard(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    columns(sim, p, 1u << mu_sim_below(sim, 2), 2);
+    p->max_workers = 64;
+    p->restless = mu_sim_below(sim, 2);
+    if (mu_sim_below(sim, 2))
+        p->tp = p->pp = 0;
+    p->io_us = mu_sim_between(sim, 5, 40) * MU_SIM_MS;
+    p->restart_us = mu_sim_between(sim, 100, 1000) * MU_SIM_MS;
+    p->prepare_coord_ppm = (uint32_t)mu_sim_between(sim, 5000, 60000);
+    p->prepare_kill_ppm = mu_sim_below(sim, 2) ? 0 : (uint32_t)mu_sim_between(sim, 5000, 80000);
+    p->W(ADD_WORKER) = 8;
+    p->W(TERM_WORKER) = 5;
+    p->W(KILL_WORKER) = 5;
+    p->fault_mean_us = mu_sim_between(sim, 500, 2500) * MU_SIM_MS;
+}
+
+/* Everything at once, in a layout of several columns. */
+static void grid_everything(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    columns(sim, p, 1u << mu_sim_below(sim, 2), 1u << mu_sim_below(sim, 2));
+    for (int fault = 0; fault < MU_SIM_FAULT_COUNT; fault++)
+        p->weight[fault] = (uint32_t)mu_sim_below(sim, 4);
+    p->W(CANCEL) = p->W(CORRUPT) = p->W(HANG_ENGINE) = p->W(KILL_ALL) = 0;
+    p->restless = mu_sim_below(sim, 2);
+    if (mu_sim_below(sim, 2))
+        p->tp = p->pp = 0;
+    p->sync_crash_ppm = (uint32_t)mu_sim_below(sim, 10000);
+    p->point_kill_ppm = (uint32_t)mu_sim_below(sim, 1500);
+    p->point_coord_ppm = (uint32_t)mu_sim_below(sim, 800);
+    p->io_error_ppm = (uint32_t)mu_sim_below(sim, 40000);
+    p->connect_fail_ppm = (uint32_t)mu_sim_below(sim, 50000);
+    p->hosts_vanish = mu_sim_below(sim, 4) == 0;
+}
+
 /* More workers than a mesh takes: the binomial tree. */
 static void wide(struct mu_sim *sim, struct mu_sim_params *p)
 {
@@ -353,6 +490,14 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"quarantine", "workers crash too often and are kept out", 3, quarantine},
     {"everything", "all of it together", 12, everything},
     {"wide", "34 to 90 workers, tree exchange", 3, wide},
+    {"tensor", "tp 2 or 4: deaths, growth", 6, tensor},
+    {"pipeline", "pp 2 or 3: deaths, growth", 6, pipeline},
+    {"grid", "tp 2, pp 2: deaths of replicas and of whole stages", 8, grid},
+    {"sharded", "optimizer sharded over replicas", 8, sharded},
+    {"auto", "the planner chooses tp and pp", 5, automatic},
+    {"holders", "the only holders of something leave", 8, holders},
+    {"reshard", "the coordinator dies in the middle of a change of layout", 8, reshard},
+    {"grid-all", "all of it together, in layouts of several columns", 8, grid_everything},
     {"big", "1,000 to 4,000 workers, few steps, tree exchange", 0, big},
 };
 const uint32_t mu_sim_profile_count = sizeof mu_sim_profiles / sizeof mu_sim_profiles[0];

@@ -10,9 +10,14 @@
  *   coordinator_node.c  shell of the coordinator core (output commit, planning, publishing, crashes, pauses)
  *   client.c            the user: submits, triggers checkpoints, drains, cancels
  *   worker_node.c       shell of a worker core
- *   engine.c            hash engine: stepping;  engine_prepare.c: connecting and moving state;  engine_state.c: held
- * state and pieces oracle.c            the undisturbed run and every invariant profiles.c          what goes wrong in
- * which history;  faults.c: makes it go wrong main.c              command line
+ *   engine.c            hash engine: stepping;  engine_prepare.c: connecting and moving state;
+ *   engine_state.c      what the engine is made of: links, frames, snapshots
+ *   shares.c            sets of chunks: shares, moves, what somebody holds
+ *   oracle.c            the undisturbed run and the invariants of steps and held state; oracle_plan.c: of plans;
+ *                       oracle_records.c: of what becomes durable
+ *   choose.c            layouts that no cost model would choose
+ *   profiles.c          what goes wrong in which history;  faults.c: makes it go wrong
+ *   main.c              command line
  *
  * Time is in true microseconds; each node's monotonic clock has its own offset and rate. Threads: none. */
 #ifndef MU_TESTS_SIM_H
@@ -30,7 +35,7 @@
 #include "worker/core/core.h"
 
 enum {
-    MU_SIM_CHUNKS = 5, /* cells of the smallest model, one chunk each: E.0, E.shared, L0.0, L0.shared, F.shared */
+    MU_SIM_CHUNKS_MAX = 64, /* of a model: one bit each in a mask */
     MU_SIM_NODE_COORDINATOR = 0,
     MU_SIM_NODE_WORKER = 1, /* + slot */
     MU_SIM_NODE_NONE = -1,  /* the world itself: clients, faults, the network */
@@ -76,6 +81,8 @@ enum mu_sim_fault {
     MU_SIM_FAULT_FULL_DISK, /* for a while */
     MU_SIM_FAULT_CORRUPT,   /* flips a bit in a piece of a committed checkpoint, then kills everybody */
     MU_SIM_FAULT_CANCEL,
+    MU_SIM_FAULT_KILL_STAGE,  /* every rank of one stage */
+    MU_SIM_FAULT_DRAIN_STAGE, /* the same leave: often the only holders */
     MU_SIM_FAULT_COUNT
 };
 
@@ -111,16 +118,21 @@ struct mu_sim_params {
     uint32_t clock_ppm;     /* largest rate error of a clock */
     uint64_t fault_mean_us, faults_start_us, faults_end_us;
     uint32_t weight[MU_SIM_FAULT_COUNT];
-    uint32_t point_kill_ppm;   /* at each named point: kill that worker, or another */
-    uint32_t prepare_kill_ppm; /* the same, at the points from Assign to Go */
-    uint32_t point_coord_ppm;  /* at each named point: kill the coordinator */
-    uint32_t sync_crash_ppm;   /* coordinator: at each sync, before or after it is durable */
-    uint64_t sync_crash_at;    /* crash exactly at this sync (1, 2, ...); 0 = no */
-    uint32_t io_error_ppm;     /* a piece, manifest or delete fails */
+    uint32_t point_kill_ppm;    /* at each named point: kill that worker, or another */
+    uint32_t prepare_kill_ppm;  /* the same, at the points from Assign to Go */
+    uint32_t point_coord_ppm;   /* at each named point: kill the coordinator */
+    uint32_t prepare_coord_ppm; /* the same, at the points from Assign to Go */
+    uint32_t sync_crash_ppm;    /* coordinator: at each sync, before or after it is durable */
+    uint64_t sync_crash_at;     /* crash exactly at this sync (1, 2, ...); 0 = no */
+    uint32_t io_error_ppm;      /* a piece, manifest or delete fails */
     uint32_t connect_fail_ppm;
     uint32_t crash_limit; /* 0: the core's default */
     uint64_t restart_us;  /* mean time until a dead process is started again; 0 = never during the faults */
     uint64_t horizon_us;  /* liveness: over by then, or it counts as hung */
+    uint32_t layers, slices, channels, vocab; /* of the model */
+    uint32_t tp, pp, dp;                      /* of the job; 0: the planner chooses */
+    bool sharded, restless;                   /* restless: another layout after every change, see choose.c */
+    uint64_t memory_bytes;                    /* of a worker's device */
     bool same_names, no_names, mixed_hosts, hosts_vanish, strangers, may_fail, nobody_lost, undisturbed;
 };
 
@@ -136,13 +148,29 @@ extern const uint32_t mu_sim_profile_count;
 
 /* ---- state and files ---- */
 
+/* One hash for each chunk and kind. */
+struct mu_sim_values {
+    uint64_t params[MU_SIM_CHUNKS_MAX], moments[MU_SIM_CHUNKS_MAX];
+};
+
+/* Sets of chunks. */
+struct mu_sim_mask {
+    uint64_t params, moments;
+};
+
+/* Part of the state of one step: only what is in `has` means anything. */
+struct mu_sim_state {
+    struct mu_sim_mask has;
+    struct mu_sim_values values;
+};
+
 struct mu_sim_piece {
     char dir[MU_PATH_SIZE], file[96];
     uint64_t checkpoint, step, generation;
-    uint32_t piece, piece_count, first_chunk, chunk_count;
-    uint64_t values[MU_SIM_CHUNKS]; /* [chunk_count] */
-    bool corrupt;                   /* its bytes no longer match its checksum */
-    bool listed;                    /* in the manifest */
+    uint32_t piece, piece_count;
+    struct mu_sim_state state;
+    bool corrupt; /* its bytes no longer match its checksum */
+    bool listed;  /* in the manifest */
 };
 struct mu_hash128 mu_sim_piece_checksum(const struct mu_sim_piece *piece);
 
@@ -168,7 +196,7 @@ enum mu_status mu_sim_files_publish(struct mu_sim *sim, const struct mu_checkpoi
                                     const char **ret_text);
 enum mu_status mu_sim_files_delete(struct mu_sim *sim, const char *path);
 /* Loads a published checkpoint: false when a piece is missing or corrupt. */
-bool mu_sim_files_load(struct mu_sim *sim, const char *path, uint64_t *ret_step, uint64_t values[MU_SIM_CHUNKS]);
+bool mu_sim_files_load(struct mu_sim *sim, const char *path, uint64_t *ret_step, struct mu_sim_values *ret_values);
 /* Pieces of `record` complete, of the same step, tiling: the invariant of a commit. */
 bool mu_sim_files_complete(struct mu_sim *sim, const struct mu_checkpoint_record *record, bool allow_corrupt,
                            const char **ret_why);
@@ -208,6 +236,7 @@ struct mu_sim_coordinator {
     uint64_t syncs;                    /* over all lives */
     bool syncing;
     uint64_t durable_turn, sync_turn;
+    uint64_t judged_turn; /* of what becomes durable or is released just now */
     int64_t wall_jump_us;
     uint64_t starts;
 };
@@ -217,11 +246,19 @@ struct mu_sim_coordinator {
 enum mu_sim_frame_kind {
     MU_SIM_FRAME_DIAL, /* secret: joins the two ends of a link */
     MU_SIM_FRAME_ACCEPT,
-    MU_SIM_FRAME_STATE,  /* copy of the state */
-    MU_SIM_FRAME_ROOTS,  /* mesh: to everybody; tree: from child to parent */
-    MU_SIM_FRAME_SUM,    /* tree: from parent to child */
-    MU_SIM_FRAME_VOTE,   /* mesh: to everybody; tree: up */
-    MU_SIM_FRAME_RESULT, /* tree: down */
+    MU_SIM_FRAME_MOVE,     /* chunks of state, while preparing */
+    MU_SIM_FRAME_TENSOR,   /* to the tensor group: parameters of the own column */
+    MU_SIM_FRAME_FORWARD,  /* to the next stage: hash of all that lies before it */
+    MU_SIM_FRAME_BACKWARD, /* to the stage before: hash of the whole model */
+    MU_SIM_FRAME_TIED,     /* from the last stage to the first: the gradient of the tied embedding's head */
+    MU_SIM_FRAME_ROOTS,    /* replicas. Mesh: to everybody; tree: from child to parent */
+    MU_SIM_FRAME_SUM,      /* tree: from parent to child */
+    MU_SIM_FRAME_VOTE,     /* all ranks. Mesh: to everybody; tree: up */
+    MU_SIM_FRAME_RESULT,   /* tree: down */
+    MU_SIM_FRAME_GATHER,   /* replicas: updated parameters of the own chunks */
+    MU_SIM_FRAME_COPY,     /* from the first stage to the last: the tied embedding */
+    MU_SIM_FRAME_FINAL,    /* to everybody, after the last step: parameters */
+    MU_SIM_FRAME_KINDS
 };
 
 struct mu_sim_root {
@@ -229,28 +266,42 @@ struct mu_sim_root {
     uint64_t hash;
 };
 
-struct mu_sim_frame { /* one block with its roots */
+struct mu_sim_frame { /* one block with its roots and its state */
     enum mu_sim_frame_kind kind;
     uint64_t generation, link, step;
     uint32_t from_rank, from_slot;
     uint8_t secret[32];
-    struct mu_held held;
-    uint64_t values[MU_SIM_CHUNKS];
     uint64_t hash, command;
+    struct mu_sim_state *state; /* NULL: carries none */
     uint32_t root_count;
     struct mu_sim_root roots[];
 };
 
+/* What a peer is to a rank; see plan/layout.h. */
+enum {
+    MU_SIM_ROLE_WORLD_UP = 1,
+    MU_SIM_ROLE_WORLD_DOWN = 2,
+    MU_SIM_ROLE_WORLD_MESH = 4,
+    MU_SIM_ROLE_REPLICA_UP = 8,
+    MU_SIM_ROLE_REPLICA_DOWN = 16,
+    MU_SIM_ROLE_REPLICA_MESH = 32,
+    MU_SIM_ROLE_TENSOR = 64,
+    MU_SIM_ROLE_NEXT = 128,
+    MU_SIM_ROLE_PREVIOUS = 256,
+    MU_SIM_ROLE_FIRST = 512, /* first stage, for the last one: tied embedding */
+    MU_SIM_ROLE_LAST = 1024,
+};
+
 struct mu_sim_link_end {
     uint32_t rank, slot; /* slot UINT32_MAX: the address names nobody */
+    uint32_t roles;
     uint64_t life;
     bool connected, dead;
-    enum mu_peer_failure failure;             /* why it is dead */
-    uint64_t id;                              /* of the connection; the same at both ends */
-    uint64_t last_us;                         /* FIFO of what this end sends */
-    struct mu_sim_frame *roots[2], *votes[2]; /* by parity of the step */
-    struct mu_sim_frame *sum, *result;
-    bool state_sent;
+    enum mu_peer_failure failure;                     /* why it is dead */
+    uint64_t id;                                      /* of the connection; the same at both ends */
+    uint64_t last_us;                                 /* FIFO of what this end sends */
+    struct mu_sim_frame *kept[MU_SIM_FRAME_KINDS][2]; /* by parity of the step */
+    struct mu_sim_mask moved;                         /* chunks sent over it while preparing */
 };
 
 enum mu_sim_engine_phase {
@@ -258,10 +309,13 @@ enum mu_sim_engine_phase {
     MU_SIM_PREPARING,
     MU_SIM_PREPARED,
     MU_SIM_COMPUTING,
+    MU_SIM_FORWARDING,  /* waits for what lies before this stage, and for its tensor group */
+    MU_SIM_BACKWARDING, /* waits for what lies behind it */
     MU_SIM_REDUCING,
     MU_SIM_VOTING,
     MU_SIM_OPTIMIZING,
-    MU_SIM_STALLED, /* copies a snapshot, or waits at a boundary */
+    MU_SIM_GATHERING, /* waits for the parameters that others have updated */
+    MU_SIM_STALLED,   /* copies a snapshot, or waits at a boundary */
     MU_SIM_PARKED
 };
 
@@ -273,21 +327,31 @@ struct mu_sim_engine {
     uint64_t last_post_us, last_order_us; /* FIFO from engine to agent, and from agent to engine */
     /* what it holds */
     struct mu_held held;
-    uint64_t values[MU_SIM_CHUNKS];
+    struct mu_sim_state state;    /* of held.step: what held.shares say, and copies of the tied embedding */
+    struct mu_sim_state incoming; /* of the start step, when that is another one */
     uint64_t gradient;
     /* the generation */
     uint64_t generation;
     struct mu_assign *assign; /* own copy, one block */
     struct mu_parked parked;  /* the answer while PARKED */
     bool ran;                 /* Go of this generation has come */
-    uint32_t rank, world, first_leaf, leaf_count;
-    bool mesh, has_start; /* state of the start step is at hand */
+    uint32_t rank, first_leaf, leaf_count;
+    bool working;
+    struct mu_coords at;        /* working only */
+    struct mu_sim_mask share;   /* what it is to hold */
+    struct mu_sim_mask wants;   /* the same, and on the last stage the copy of the tied embedding */
+    struct mu_sim_mask updates; /* what it updates: its share, or its own chunks when sharded */
+    uint64_t stage_chunks;      /* of its stage, all slices */
+    bool has_base;              /* own part of the start state is at hand */
+    bool gathered;              /* parameters of the whole share, and the copy, are at hand */
+    bool copy_sent, final_sent, park_wanted;
     struct mu_sim_link_end *links;
     uint32_t link_count;
     struct mu_sim_link_end *old_links; /* of the generation that ran before; gone at Go */
     uint32_t old_link_count;
     uint64_t old_generation;
     /* the step */
+    uint64_t model_hash;
     struct mu_sim_root *roots; /* own, then merged with those of children */
     uint32_t root_count, root_capacity;
     uint64_t vote; /* own or minimum of the subtree */
@@ -303,7 +367,8 @@ struct mu_sim_worker {
     char name[MU_WORKER_NAME_SIZE];
     bool exited; /* by its own EXIT action */
     int exit_code;
-    bool restart_planned, stranger, leaving; /* leaving: SIGTERM was sent */
+    bool restart_planned, stranger, leaving; /* leaving: SIGTERM was sent ... */
+    uint64_t leaving_us;                     /* ... then */
     uint32_t speed_percent;
     uint32_t host;
 };
@@ -327,6 +392,7 @@ struct mu_sim {
     struct mu_sim_params params;
     struct mu_job_spec spec;
     struct mu_model_spec model;
+    uint64_t all_chunks, tied_chunks; /* masks; tied: slices of the embedding that the head reads again */
     struct mu_coord_config coord_config;
 
     struct mu_sim_node *nodes; /* [1 + slots] */
@@ -483,6 +549,7 @@ bool mu_sim_engine_running(const struct mu_sim_engine *engine);
 /* The engine goes on with its generation: called when something it may have waited for has come. */
 void mu_sim_engine_pump(struct mu_sim *sim, uint32_t slot);
 void mu_sim_engine_pump_prepare(struct mu_sim *sim, uint32_t slot);
+void mu_sim_engine_keep_share(struct mu_sim *sim, uint32_t slot); /* at Go */
 /* True when the frame belongs to preparing. */
 bool mu_sim_engine_prepare_frame(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame *frame);
 void mu_sim_engine_park(struct mu_sim *sim, uint32_t slot, enum mu_park_reason reason, uint32_t peer_rank,
@@ -491,20 +558,47 @@ void mu_sim_engine_apply(struct mu_sim *sim, uint32_t slot, const struct mu_step
 void mu_sim_engine_write_piece(struct mu_sim *sim, uint32_t slot, const struct mu_snapshot *snapshot);
 struct mu_sim_link_end *mu_sim_engine_link(struct mu_sim_engine *engine, uint32_t rank);
 struct mu_sim_frame *mu_sim_frame_new(const struct mu_sim *sim, uint32_t slot, enum mu_sim_frame_kind kind,
-                                      uint32_t root_count);
+                                      uint32_t root_count, bool with_state);
 void mu_sim_engine_send(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *end, struct mu_sim_frame *frame);
+
+/* ---- shares.c ---- */
+
+uint64_t mu_sim_share_chunks(const struct mu_sim *sim, const struct mu_layout *layout, uint32_t rank,
+                             enum mu_share share);
+/* What a rank of this layout holds, and what it updates. */
+struct mu_sim_mask mu_sim_share_mask(const struct mu_sim *sim, const struct mu_layout *layout, uint32_t rank);
+struct mu_sim_mask mu_sim_update_mask(const struct mu_sim *sim, const struct mu_layout *layout, uint32_t rank);
+/* What `held` is of `step`: as it is, or after the pending update is rolled forward (when its result is known). */
+struct mu_sim_mask mu_sim_held_mask(const struct mu_sim *sim, const struct mu_held *held, uint64_t step);
+/* Copies of the tied embedding that belong to it: for nobody else. */
+uint64_t mu_sim_held_copies(const struct mu_sim *sim, const struct mu_held *held, uint64_t step);
+struct mu_sim_mask mu_sim_mask_or(struct mu_sim_mask a, struct mu_sim_mask b);
+bool mu_sim_mask_covers(struct mu_sim_mask a, struct mu_sim_mask b); /* a has all of b */
+bool mu_sim_mask_empty(struct mu_sim_mask a);
+struct mu_sim_mask mu_sim_move_mask(const struct mu_move *move);
+void mu_sim_state_take(struct mu_sim_state *to, const struct mu_sim_state *from, struct mu_sim_mask what);
+/* Newest step for which the added holders have everything, alone or together. */
+struct mu_sim_union {
+    const struct mu_held **held;
+    uint32_t count, capacity;
+};
+void mu_sim_union_add(struct mu_sim_union *u, const struct mu_held *held);
+bool mu_sim_union_newest(const struct mu_sim *sim, const struct mu_sim_union *u, uint64_t *ret_step);
 
 /* ---- oracle.c ---- */
 
 void mu_sim_oracle_init(struct mu_sim *sim);
 void mu_sim_oracle_fini(struct mu_sim *sim);
-uint64_t mu_sim_hash_leaf(const struct mu_sim *sim, const uint64_t values[MU_SIM_CHUNKS], uint64_t step, uint32_t leaf);
+/* Hash of the parameters of `chunks`, ascending, on top of `before`: of one stage on top of those before it. */
+uint64_t mu_sim_hash_chunks(uint64_t before, const uint64_t *params, uint64_t chunks);
+uint64_t mu_sim_hash_leaf(const struct mu_sim *sim, uint64_t model_hash, uint64_t step, uint32_t leaf);
 uint64_t mu_sim_hash_pair(uint64_t left, uint64_t right);
 struct mu_step_result mu_sim_step_result(uint64_t step, uint64_t gradient, uint64_t command);
-void mu_sim_hash_initial(const struct mu_sim *sim, uint64_t values[MU_SIM_CHUNKS]);
-void mu_sim_hash_apply(uint64_t values[MU_SIM_CHUNKS], uint64_t gradient, const struct mu_step_result *result);
-void mu_sim_hash_weights(const uint64_t values[MU_SIM_CHUNKS], uint8_t out[32]);
-const uint64_t *mu_sim_oracle_values(struct mu_sim *sim, uint64_t step);
+void mu_sim_hash_initial(const struct mu_sim *sim, struct mu_sim_values *values);
+void mu_sim_hash_apply(struct mu_sim_values *values, struct mu_sim_mask what, uint64_t gradient,
+                       const struct mu_step_result *result);
+void mu_sim_hash_weights(const uint64_t *params, uint8_t out[32]);
+const struct mu_sim_values *mu_sim_oracle_values(struct mu_sim *sim, uint64_t step);
 uint64_t mu_sim_oracle_gradient(struct mu_sim *sim, uint64_t step);
 
 /* Invariants. Each is called where the fact arises. */
@@ -513,13 +607,15 @@ void mu_sim_oracle_reduced(struct mu_sim *sim, uint32_t slot, uint64_t step, uin
 void mu_sim_oracle_decided(struct mu_sim *sim, uint32_t slot, const struct mu_step_result *result);
 void mu_sim_oracle_boundary(struct mu_sim *sim, uint32_t slot, uint64_t steps_done, const struct mu_boundary *boundary);
 void mu_sim_oracle_tiles(struct mu_sim *sim, uint32_t slot, const struct mu_sim_root *roots, uint32_t count);
+void mu_sim_oracle_planned(struct mu_sim *sim, const struct mu_plan_input *input, const struct mu_plan *plan);
 void mu_sim_oracle_assigned(struct mu_sim *sim, uint64_t generation, const struct mu_assign *assign, uint32_t slot,
                             uint64_t life);
 void mu_sim_oracle_prepare(struct mu_sim *sim, uint32_t slot, const struct mu_assign *assign);
 void mu_sim_oracle_prepared(struct mu_sim *sim, uint32_t slot);
 void mu_sim_oracle_runs(struct mu_sim *sim, uint32_t slot, bool runs);
-void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot);                   /* before its session is forgotten */
-void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const char *why); /* gives its state up by its own will */
+void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot); /* before its session is forgotten */
+/* Gives up what it holds, all but `kept` (NULL: everything), by its own will. Before it does. */
+void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held *kept, const char *why);
 void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, const struct mu_record *before);
 void mu_sim_oracle_damaged(struct mu_sim *sim); /* a fault has damaged a checkpoint */
 void mu_sim_oracle_deleted(struct mu_sim *sim, const char *path);
@@ -529,6 +625,10 @@ bool mu_sim_oracle_job_over(const struct mu_sim *sim);                /* durably
 bool mu_sim_oracle_lists(const struct mu_sim *sim, const char *path); /* as a committed checkpoint, durably */
 uint64_t mu_sim_oracle_committed_step(const struct mu_sim *sim);      /* newest durable usable one; 0 = none */
 void mu_sim_oracle_end(struct mu_sim *sim);                           /* liveness and the final hash */
+
+/* ---- choose.c ---- */
+
+void mu_sim_choose_init(const struct mu_sim *sim);
 
 /* ---- faults.c ---- */
 

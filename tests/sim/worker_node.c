@@ -118,13 +118,13 @@ static void emit(void *ctx, const struct mu_worker_action *action)
         return;
     case MU_WA_EXIT:
         mu_sim_trace(sim, "w%u   exits %d: %s", slot, action->exit.code, action->exit.text ? action->exit.text : "");
-        mu_sim_oracle_drops(sim, slot, "exit");
+        mu_sim_oracle_drops(sim, slot, NULL, "exit");
         worker->exited = true;
         worker->exit_code = action->exit.code;
         return;
     case MU_WA_FORGET:
         mu_sim_trace(sim, "w%u   forgets", slot);
-        mu_sim_oracle_drops(sim, slot, "forget");
+        mu_sim_oracle_drops(sim, slot, NULL, "forget");
         break;
     case MU_WA_LOAD_JOB:
     case MU_WA_PREPARE:
@@ -163,9 +163,12 @@ static void trace_message(struct mu_sim *sim, uint32_t slot, const struct mu_coo
     if (!sim->trace)
         return;
     if (message->kind == MU_CM_ASSIGN)
-        mu_sim_trace(sim, "w%u   < ASSIGN gen %" PRIu64 " rank %u/%u step %" PRIu64 " source %d from %u", slot,
-                     message->generation, message->assign.rank, message->assign.world, message->assign.start_step,
-                     (int)message->assign.source, message->assign.source_rank);
+        mu_sim_trace(sim,
+                     "w%u   < ASSIGN gen %" PRIu64 " rank %u of tp %u pp %u dp %u idle %u step %" PRIu64
+                     " source %d, %u moves",
+                     slot, message->generation, message->assign.rank, message->assign.layout.tp,
+                     message->assign.layout.pp, message->assign.layout.dp, message->assign.layout.idle,
+                     message->assign.start_step, (int)message->assign.source, message->assign.move_count);
     else if (message->kind == MU_CM_COMMAND)
         mu_sim_trace(sim, "w%u   < COMMAND %" PRIu64 " gen %" PRIu64 " kind %d not before %" PRIu64, slot,
                      message->command.number, message->generation, (int)message->command.kind,
@@ -277,7 +280,7 @@ void mu_sim_worker_start(struct mu_sim *sim, uint32_t slot)
         snprintf(config.hello.name, sizeof config.hello.name, "x%u", sim->next_name++);
     config.hello.pid = 1000 + slot;
     config.hello.threads = 1;
-    config.hello.memory_bytes = 1 << 30;
+    config.hello.memory_bytes = sim->params.memory_bytes;
     worker->speed_percent = (uint32_t)mu_sim_between(sim, 70, 160);
     worker->core = mu_worker_new(&config);
     sim->stats.worker_starts++;
@@ -316,6 +319,8 @@ void mu_sim_worker_terminate(struct mu_sim *sim, uint32_t slot)
     if (!mu_sim_worker_alive(sim, slot) || sim->nodes[node_of(slot)].stopped)
         return;
     mu_sim_trace(sim, "w%u   SIGTERM", slot);
+    if (!sim->workers[slot].leaving)
+        sim->workers[slot].leaving_us = sim->now_us;
     sim->workers[slot].leaving = true;
     mu_sim_worker_event(sim, slot, &(struct mu_worker_event){.kind = MU_WE_TERMINATE, .text = "SIGTERM"});
 }

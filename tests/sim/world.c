@@ -270,7 +270,18 @@ static void fill_spec(struct mu_sim *sim)
     struct mu_job_spec *spec = &sim->spec;
     mu_job_spec_init(spec);
     strcpy(spec->name, "sim");
-    spec->model = (struct mu_model_config){MU_FAMILY_GPT2, 1, 1, 8, 8, 256, 0.0f};
+    spec->model = (struct mu_model_config){.family = MU_FAMILY_GPT2,
+                                           .layers = p->layers,
+                                           .heads = p->slices,
+                                           .channels = p->channels,
+                                           .context = 8,
+                                           .vocab = p->vocab,
+                                           .slices = p->slices};
+    mu_model_config_resolve(&spec->model);
+    spec->parallel.tp = p->tp;
+    spec->parallel.pp = p->pp;
+    spec->parallel.dp = p->dp;
+    spec->parallel.optimizer_sharding = p->sharded;
     strcpy(spec->data.path, "/data/sim.txt");
     spec->batch.sequences = p->leaves;
     spec->batch.micro = 1;
@@ -292,7 +303,10 @@ static void fill_spec(struct mu_sim *sim)
     if (mu_job_spec_check(spec, &err) != MU_OK)
         mu_sim_violate(sim, "the simulator's own job is refused: %s", err.text);
     mu_model_spec_init(&sim->model, &spec->model);
-    MU_ASSERT(sim->model.chunk_count == MU_SIM_CHUNKS);
+    MU_ASSERT(sim->model.chunk_count < MU_SIM_CHUNKS_MAX);
+    sim->all_chunks = (UINT64_C(1) << sim->model.chunk_count) - 1;
+    uint32_t tied_end = mu_model_first_chunk(&sim->model, MU_CELL_E, 0, p->slices);
+    sim->tied_chunks = mu_model_is_tied(&spec->model) ? (UINT64_C(1) << tied_end) - 1 : 0;
 }
 
 static void override(struct mu_sim_params *params)
@@ -318,6 +332,7 @@ void mu_sim_init(struct mu_sim *sim, uint64_t seed, const struct mu_sim_profile 
     profile->fill(sim, &sim->params);
     override(&sim->params);
     MU_ASSERT(sim->params.workers <= sim->params.slots);
+    mu_sim_choose_init(sim);
     fill_spec(sim);
     mu_coord_config_init(&sim->coord_config);
     sim->coord_config.max_jobs = 2;

@@ -19,7 +19,7 @@
 #include "storage/catalog.h"
 #include "storage/manifest.h"
 
-enum { PIECES = 3, WAIT_US = 20000000 };
+enum { PIECES = 3, PIECES_MAX = 16, WAIT_US = 20000000 };
 
 struct fixture {
     char root[64];
@@ -28,7 +28,7 @@ struct fixture {
     struct mu_job_record job;
     struct mu_model_spec model;
     struct mu_checkpoint_record checkpoint;
-    struct mu_piece_record pieces[PIECES];
+    struct mu_piece_record pieces[PIECES_MAX];
     float *state;
 };
 
@@ -38,7 +38,20 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     return remove(path);
 }
 
-static void set_up(struct fixture *f)
+/* tp slices of two, pp stages of one layer each, the rest replicas. */
+static struct mu_layout layout_of(uint32_t tp, uint32_t pp, uint32_t dp)
+{
+    struct mu_layout layout;
+    memset(&layout, 0, sizeof layout);
+    layout.tp = tp;
+    layout.pp = pp;
+    layout.dp = dp;
+    for (uint32_t stage = 1; stage <= pp; stage++)
+        layout.stage_first[stage] = (uint16_t)(stage * 2 / pp);
+    return layout;
+}
+
+static void set_up_for(struct fixture *f, struct mu_layout layout)
 {
     static const struct mu_rpc_method none[] = {{"/t/None", MU_RPC_UNARY, 1, false}};
     struct mu_rpc_server_config config = mu_rpc_server_config_default();
@@ -56,6 +69,8 @@ static void set_up(struct fixture *f)
     strcpy(f->job.spec.name, "job");
     f->job.spec.model = (struct mu_model_config){
         .family = MU_FAMILY_GPT2, .layers = 2, .heads = 2, .channels = 64, .context = 32, .vocab = 300};
+    f->job.spec.model.slices = layout.tp;
+    mu_model_config_resolve(&f->job.spec.model);
     strcpy(f->job.spec.data.path, "/data/text");
     f->job.spec.batch.sequences = 8, f->job.spec.batch.micro = 1, f->job.spec.batch.length = 32;
     f->job.spec.steps = 100;
@@ -70,11 +85,17 @@ static void set_up(struct fixture *f)
                                                   .step = 42,
                                                   .generation = 3,
                                                   .state = MU_CKPT_INTENT,
-                                                  .piece_count = PIECES,
+                                                  .layout = layout,
+                                                  .piece_count = mu_layout_working(&layout),
                                                   .pieces = f->pieces};
     mu_catalog_name(4, 40, f->checkpoint.nonce, name);
     snprintf(f->checkpoint.dir, sizeof f->checkpoint.dir, "%s/%s", f->root, name);
     assert_int_equal(mkdir(f->checkpoint.dir, 0755), 0); /* as a worker does, without an owner file */
+}
+
+static void set_up(struct fixture *f)
+{
+    set_up_for(f, layout_of(1, 1, PIECES));
 }
 
 static void tear_down(struct fixture *f)
@@ -91,22 +112,26 @@ static void write_piece(struct fixture *f, uint32_t number, uint64_t step)
     struct mu_piece_entry entries[64];
     struct mu_piece_result result;
     struct mu_error err;
-    uint32_t first, count;
+    struct mu_chunk_run runs[MU_RUNS_MAX];
     struct mu_piece_record *piece = &f->pieces[number];
-    mu_model_owned_chunks(&f->model, PIECES, number, &first, &count);
-    size_t entry_count = mu_piece_entries_of_chunks(&f->model, first, count, f->state, f->state, f->state, entries, 64);
+    uint32_t run_count = mu_layout_runs(&f->model, &f->checkpoint.layout, number, MU_SHARE_PRIMARY, runs);
+    size_t entry_count = mu_piece_entries_of_runs(&f->model, runs, run_count, entries, 64);
     assert_true(entry_count <= 64);
+    piece->done = true;
+    if (entry_count == 0)
+        return; /* a rank without chunks has no file */
+    for (size_t i = 0; i < entry_count; i++)
+        entries[i].data = f->state + entries[i].offset;
     snprintf(piece->file, sizeof piece->file, "piece-%u.safetensors", number);
     if (mu_piece_write(f->checkpoint.dir, piece->file, &identity, entries, entry_count, NULL, &result, &err) != MU_OK)
         fail_msg("%s", err.text);
-    piece->done = true;
     piece->size_bytes = result.size_bytes;
     piece->checksum = result.xxh3;
 }
 
 static void write_all(struct fixture *f)
 {
-    for (uint32_t i = 0; i < PIECES; i++)
+    for (uint32_t i = 0; i < f->checkpoint.piece_count; i++)
         write_piece(f, i, 42);
 }
 
@@ -160,6 +185,43 @@ static void test_whole_checkpoint_is_published_and_verifies(void **state)
     assert_int_equal(publish(&f, false, text, &step), MU_OK); /* again is the same */
     assert_int_equal(publish(&f, true, text, &step), MU_OK);
     assert_int_equal(step, 42);
+    tear_down(&f);
+}
+
+static void test_pieces_of_any_layout_are_published(void **state)
+{
+    (void)state;
+    static const uint32_t degrees[][3] = {{2, 1, 1}, {1, 2, 2}, {2, 2, 2}, {2, 2, 4}}; /* the last: more than chunks */
+    for (size_t i = 0; i < sizeof degrees / sizeof degrees[0]; i++) {
+        struct fixture f;
+        char text[MU_ERROR_TEXT_SIZE];
+        struct mu_error err;
+        uint64_t step = 0;
+        set_up_for(&f, layout_of(degrees[i][0], degrees[i][1], degrees[i][2]));
+        write_all(&f);
+        if (publish(&f, false, text, &step) != MU_OK)
+            fail_msg("%s", text);
+        assert_int_equal(step, 42);
+        struct mu_checkpoint_report report;
+        if (mu_checkpoint_verify(f.checkpoint.dir, &report, &err) != MU_OK)
+            fail_msg("%s", err.text);
+        assert_true(report.piece_count > 0 && report.piece_count <= f.checkpoint.piece_count);
+        tear_down(&f);
+    }
+}
+
+static void test_layout_that_does_not_fit_is_not_published(void **state)
+{
+    (void)state;
+    struct fixture f;
+    char text[MU_ERROR_TEXT_SIZE];
+    set_up(&f);
+    write_all(&f);
+    f.checkpoint.layout.dp = PIECES + 1;
+    assert_int_equal(publish(&f, false, text, NULL), MU_ERR_INVALID);
+    f.checkpoint.layout = layout_of(2, 1, 1); /* the job has one slice */
+    f.checkpoint.piece_count = 2;
+    assert_int_equal(publish(&f, false, text, NULL), MU_ERR_INVALID);
     tear_down(&f);
 }
 
@@ -277,6 +339,8 @@ int main(void)
     mu_log_init("test", MU_LOG_ERROR);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole_checkpoint_is_published_and_verifies),
+        cmocka_unit_test(test_pieces_of_any_layout_are_published),
+        cmocka_unit_test(test_layout_that_does_not_fit_is_not_published),
         cmocka_unit_test(test_missing_cut_or_foreign_pieces_are_not_published),
         cmocka_unit_test(test_delete_removes_a_committed_and_an_aborted_directory),
         cmocka_unit_test(test_delete_of_a_directory_with_another_name_is_refused),

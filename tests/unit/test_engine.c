@@ -1,6 +1,8 @@
 /* links: mu_engine mu_storage mu_plan */
 #include "engine_testing.h"
 
+#include "common/hash.h"
+
 /* The result of the undisturbed run of one worker with one thread: what every other run must reproduce. */
 static uint8_t reference_sha[32];
 static double reference_eval[2], reference_loss[6];
@@ -84,6 +86,15 @@ static void test_engine_reference_learns(void **state)
         assert_true(reference_loss[step] > 1.0 && reference_loss[step] < 6.0);
     assert_true(reference_loss[5] < reference_loss[0]);
     assert_true(reference_eval[1] > 1.0 && reference_eval[1] < reference_eval[0]);
+}
+
+/* The bits of jobs without slices stay as they were before there were any. */
+static void test_engine_reference_has_the_pinned_weights(void **state)
+{
+    (void)state;
+    char text[65];
+    mu_hex(reference_sha, 32, text);
+    assert_string_equal(text, "c0a950970e533d5c1e4ad00536468980168ec5dead18107577a580288f5de0cc");
 }
 
 static void test_engine_any_world_same_bits(void **state)
@@ -333,6 +344,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_engine_reference_learns),
+        cmocka_unit_test(test_engine_reference_has_the_pinned_weights),
         cmocka_unit_test(test_engine_any_world_same_bits),
         cmocka_unit_test(test_engine_any_thread_count_same_bits),
         cmocka_unit_test(test_engine_uneven_leaves_same_bits),

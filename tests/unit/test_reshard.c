@@ -163,6 +163,8 @@ static void replay(struct world *w)
         assert_true(!before || before->to < m->to || (before->to == m->to && before->run.first <= m->run.first));
         for (uint32_t k = 0; k < i; k++) { /* maximal */
             const struct mu_move *o = &plan->moves[k];
+            assert_false(o->to == m->to && o->from == m->from && o->run.first == m->run.first &&
+                         o->run.count == m->run.count);
             assert_false(o->to == m->to && o->from == m->from && o->kinds == m->kinds &&
                          o->run.first + o->run.count == m->run.first);
         }
@@ -424,6 +426,30 @@ static void test_receivers_pass_on_what_they_got(void **state)
     world_free(&w);
 }
 
+/* Few sources, many receivers, on few or many hosts: nobody sends too often, hosts get everything once. */
+static void test_relays_between_and_inside_hosts(void **state)
+{
+    (void)state;
+    uint64_t seed = 5;
+    for (int round = 0; round < 300; round++) {
+        struct world w;
+        struct mu_layout layout = make_layout(2, 1, 1, 2 + below(&seed, 60), round % 4 == 0);
+        layout.dp = layout.sharded && layout.dp > 32 ? 32 : layout.dp;
+        world_new(&w, make_model(MU_FAMILY_LLAMA, 2, 1), layout);
+        uint32_t hosts = 1 + below(&seed, layout.dp), holders = 1 + below(&seed, 3);
+        struct mu_layout old = make_layout(2, 1, 1, 1, false);
+        for (uint32_t rank = 0; rank < layout.dp; rank++)
+            w.holders[rank].host = below(&seed, hosts);
+        for (uint32_t i = 0; i < holders; i++) {
+            uint32_t rank = below(&seed, layout.dp);
+            if (w.holders[rank].share_count == 0)
+                hold(&w, rank, &old, 0, false);
+        }
+        check(&w);
+        world_free(&w);
+    }
+}
+
 /* A new host of eight gets each chunk once over the network, whatever the number of sources. */
 static void test_a_host_gets_a_chunk_once(void **state)
 {
@@ -595,6 +621,7 @@ int main(void)
         cmocka_unit_test(test_a_lost_replica_is_filled_from_the_others_evenly),
         cmocka_unit_test(test_as_many_receivers_as_sources_take_one_each),
         cmocka_unit_test(test_receivers_pass_on_what_they_got),
+        cmocka_unit_test(test_relays_between_and_inside_hosts),
         cmocka_unit_test(test_a_host_gets_a_chunk_once),
         cmocka_unit_test(test_two_by_two_becomes_three_by_one),
         cmocka_unit_test(test_owned_parameters_are_gathered),
