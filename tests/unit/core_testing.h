@@ -29,6 +29,7 @@ struct box_worker {
     bool prepared, running;
     bool hold_prepared; /* does not answer PREPARE before it is told to */
     bool hold_pieces;   /* nor snapshots */
+    bool hangs;         /* makes no progress, waits for nobody */
     struct mu_snapshot taken;
     uint64_t taken_step;
     int exit_code; /* -1: has not left */
@@ -585,8 +586,12 @@ static void box_advance(struct box *box, uint32_t ms)
     for (uint32_t done = 0; done < ms; done += 10) {
         box->now_us += 10000;
         for (uint32_t i = 0; i < BOX_WORKERS_MAX; i++) {
-            if (box->workers[i].core && mu_worker_next_deadline(box->workers[i].core) <= box->now_us)
-                box_engine(box, i, &(struct mu_worker_event){.kind = MU_WE_TICK});
+            if (!box->workers[i].core || mu_worker_next_deadline(box->workers[i].core) > box->now_us)
+                continue;
+            struct mu_worker_event progress = {.kind = MU_WE_PROGRESS};
+            progress.progress.waiting = !box->workers[i].hangs;
+            box_engine(box, i, &progress);
+            box_engine(box, i, &(struct mu_worker_event){.kind = MU_WE_TICK});
         }
         box_settle(box);
     }

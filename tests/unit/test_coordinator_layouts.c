@@ -307,6 +307,46 @@ static void test_only_holders_without_replacement_save_first(void **state)
     box_fini(&box);
 }
 
+static void test_who_hangs_on_the_way_to_a_boundary_is_given_up(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct mu_job_spec spec;
+    box_spec(&spec, 1, 2);
+    box_init(&box, &spec);
+    add_workers(&box, 0, 4);
+    assert_true(box_train(&box, 1000));
+    uint32_t hanging = member_of_rank(&box, 3);
+    char text[64];
+    request(&box, MU_CE_DRAIN, hanging == 0 ? "w1" : "w0");
+    assert_int_equal(box_view(&box).phase, MU_JP_PARKING); /* and no boundary comes: the others wait for one */
+    box.workers[hanging].hangs = true;
+    box_advance(&box, 32000);
+    snprintf(text, sizeof text, "worker w%u lost (alive but no progress", hanging);
+    assert_true(box_said(&box, text));
+    assert_int_equal(box_view(&box).workers_lost, 1);
+    box_fini(&box);
+}
+
+static void test_boundary_that_never_comes_is_given_up(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct mu_job_spec spec;
+    box_spec(&spec, 1, 2);
+    box_init(&box, &spec);
+    add_workers(&box, 0, 4);
+    assert_true(box_train(&box, 1000));
+    request(&box, MU_CE_DRAIN, "w3");
+    assert_int_equal(box_view(&box).phase, MU_JP_PARKING);
+    box_advance(&box, 92000); /* all say that they wait for another one */
+    assert_true(box_said(&box, "everybody waits for everybody"));
+    assert_int_equal(box_view(&box).workers_lost, 0);
+    assert_true(box_all_run(&box));
+    assert_int_equal(box_view(&box).replayed_steps, 0);
+    box_fini(&box);
+}
+
 /* ---- the coordinator's memory ---- */
 
 static void test_assign_is_repeated_as_it_was(void **state)
@@ -683,6 +723,8 @@ int main(void)
         cmocka_unit_test(test_sharded_moments_lost_with_their_owner_come_from_the_checkpoint),
         cmocka_unit_test(test_only_source_leaves_by_way_of_an_idle_rank),
         cmocka_unit_test(test_only_holders_without_replacement_save_first),
+        cmocka_unit_test(test_who_hangs_on_the_way_to_a_boundary_is_given_up),
+        cmocka_unit_test(test_boundary_that_never_comes_is_given_up),
         cmocka_unit_test(test_assign_is_repeated_as_it_was),
         cmocka_unit_test(test_restart_after_any_message_goes_on),
         cmocka_unit_test(test_generation_recorded_without_a_layout_is_data_parallel),
