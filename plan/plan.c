@@ -251,6 +251,36 @@ static uint32_t count_eligible(const struct planning *p)
     return count;
 }
 
+/* Of its device, the smallest that is known; 0: none is. */
+static uint64_t smallest_memory(const struct planning *p)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < p->input->member_count; i++) {
+        uint64_t own = p->input->members[i].memory_bytes;
+        if (p->in[i] && !p->input->members[i].leaving && own && (!bytes || own < bytes))
+            bytes = own;
+    }
+    return bytes;
+}
+
+/* A job that is only replicated uses every worker that it may have (workers.max and spares say how many), whether or
+ * not the model of costs sees a gain in it: each is another copy of the state. */
+static void use_all(struct planning *p, const struct mu_cost_rates *rates, uint32_t wanted, uint64_t memory_bytes)
+{
+    struct mu_layout *layout = &p->plan->layout, wider;
+    struct mu_job_spec spec = *p->input->spec;
+    uint32_t leaves = mu_job_leaves(&spec);
+    char text[MU_TEXT_SIZE];
+    if (layout->tp * layout->pp != 1 || layout->sharded || spec.parallel.dp)
+        return;
+    spec.parallel.tp = spec.parallel.pp = 1;
+    spec.parallel.dp = wanted < leaves ? wanted : leaves;
+    if (mu_layout_choose(&spec, rates, wanted, memory_bytes, 1, NULL, &wider, text, sizeof text) == MU_OK) {
+        *layout = wider;
+        memcpy(p->plan->text, text, sizeof text);
+    }
+}
+
 /* The layout for as many workers as there may be, on the smallest of them. */
 static enum mu_status choose_layout(struct planning *p, uint32_t eligible)
 {
@@ -266,12 +296,7 @@ static enum mu_status choose_layout(struct planning *p, uint32_t eligible)
         mu_text_put_uint(&text, input->spec->workers.min);
         return MU_ERR_UNAVAILABLE;
     }
-    uint64_t memory_bytes = 0;
-    for (uint32_t i = 0; i < input->member_count; i++) {
-        uint64_t own = input->members[i].memory_bytes;
-        if (p->in[i] && !input->members[i].leaving && own && (!memory_bytes || own < memory_bytes))
-            memory_bytes = own;
-    }
+    uint64_t memory_bytes = smallest_memory(p);
     struct mu_cost_rates rates;
     mu_cost_rates_init(&rates);
     enum mu_status status = mu_layout_choose(input->spec, &rates, wanted, memory_bytes, 1,
@@ -279,6 +304,7 @@ static enum mu_status choose_layout(struct planning *p, uint32_t eligible)
                                              plan->text, sizeof plan->text);
     if (status)
         return status;
+    use_all(p, &rates, wanted, memory_bytes);
     MU_ASSERT(mu_layout_working(&plan->layout) <= eligible);
     return MU_OK;
 }
