@@ -388,6 +388,25 @@ static void box_take(struct box *box, uint32_t index, const struct mu_snapshot *
         box_piece(box, index);
 }
 
+static void box_prepare(struct box *box, uint32_t index, const struct mu_worker_action *action)
+{
+    struct box_worker *worker = &box->workers[index];
+    const struct mu_assign *assign = action->generation.assign;
+    worker->generation = action->generation.generation;
+    worker->layout = assign->layout;
+    worker->rank = assign->rank;
+    worker->start_step = assign->start_step;
+    worker->source = assign->source;
+    worker->prepared = worker->running = false;
+    worker->moves_in = worker->moves_out = 0;
+    for (uint32_t i = 0; i < assign->move_count; i++) {
+        worker->moves_in += assign->moves[i].to == assign->rank;
+        worker->moves_out += assign->moves[i].from == assign->rank;
+    }
+    if (!worker->hold_prepared)
+        box_prepared(box, index);
+}
+
 struct box_turn {
     struct box *box;
     uint32_t index;
@@ -428,23 +447,9 @@ static void box_worker_action(void *ctx, const struct mu_worker_action *action)
         event.job_loaded.identity_parts.parts[0].hash = 77;
         box_engine_later(box, turn->index, &event);
         break;
-    case MU_WA_PREPARE: {
-        const struct mu_assign *assign = action->generation.assign;
-        worker->generation = action->generation.generation;
-        worker->layout = assign->layout;
-        worker->rank = assign->rank;
-        worker->start_step = assign->start_step;
-        worker->source = assign->source;
-        worker->prepared = worker->running = false;
-        worker->moves_in = worker->moves_out = 0;
-        for (uint32_t i = 0; i < assign->move_count; i++) {
-            worker->moves_in += assign->moves[i].to == assign->rank;
-            worker->moves_out += assign->moves[i].from == assign->rank;
-        }
-        if (!worker->hold_prepared)
-            box_prepared(box, turn->index);
+    case MU_WA_PREPARE:
+        box_prepare(box, turn->index, action);
         break;
-    }
     case MU_WA_RUN:
         box_run_generation(worker);
         break;
