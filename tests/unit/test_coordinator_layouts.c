@@ -466,6 +466,47 @@ static void test_generation_recorded_without_a_layout_is_data_parallel(void **st
     box_fini(&box);
 }
 
+static void test_intent_recorded_without_a_layout_is_completed(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct mu_job_spec spec;
+    box_spec(&spec, 1, 1);
+    strcpy(spec.checkpoint.path, "/ckpt");
+    box_init(&box, &spec);
+    add_workers(&box, 0, 3);
+    for (uint32_t i = 0; i < 3; i++)
+        box.workers[i].hold_pieces = true;
+    request(&box, MU_CE_CHECKPOINT, NULL);
+    assert_true(box_train(&box, 1000));
+    struct mu_checkpoint_record record;
+    assert_true(mu_coord_checkpoint_view(box.coord, "job", 0, &record));
+    assert_int_equal(record.state, MU_CKPT_INTENT);
+    assert_int_equal(record.layout.dp, 3);
+    box_kill_coord(&box);
+    struct mu_wire_arena arena;
+    struct mu_error err;
+    struct mu_record stored;
+    static const char key[] = "c/job/\0\0\0\0\0\0\0\1";
+    uint8_t *value = NULL;
+    size_t size_bytes = 0;
+    mu_wire_arena_init(&arena);
+    assert_int_equal(mu_store_get(box.store, key, sizeof key - 1, &value, &size_bytes, &err), MU_OK);
+    assert_int_equal(mu_record_decode(&arena, key, sizeof key - 1, value, size_bytes, &stored, &err), MU_OK);
+    free(value);
+    struct mu_checkpoint_record old = *stored.checkpoint;
+    memset(&old.layout, 0, sizeof old.layout);
+    box_persist(&box, &(struct mu_record){.kind = MU_RECORD_CHECKPOINT, .checkpoint = &old}, false);
+    mu_wire_arena_fini(&arena);
+    box_start_coord(&box);
+    box_advance(&box, 2500);
+    for (uint32_t i = 0; i < 3; i++)
+        box_piece(&box, i);
+    box_settle(&box);
+    assert_true(box_said(&box, "checkpoint 1 committed at step 1"));
+    box_fini(&box);
+}
+
 /* ---- what must be refused ---- */
 
 static struct mu_worker_message hello_of(const char *name, uint64_t id)
@@ -728,6 +769,7 @@ int main(void)
         cmocka_unit_test(test_assign_is_repeated_as_it_was),
         cmocka_unit_test(test_restart_after_any_message_goes_on),
         cmocka_unit_test(test_generation_recorded_without_a_layout_is_data_parallel),
+        cmocka_unit_test(test_intent_recorded_without_a_layout_is_completed),
         cmocka_unit_test(test_shares_of_layouts_that_the_job_cannot_have_are_refused),
         cmocka_unit_test(test_another_numeric_identity_is_refused_by_kernel),
         cmocka_unit_test(test_last_checkpoint_is_written_in_pieces_of_the_layout),
