@@ -314,7 +314,7 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     job->record.steps_done = plan->start_step;
     job->go = false;
     job->considered = job->plan_staying > plan->left_out ? job->plan_staying - plan->left_out : 0;
-    job->regroup_for_leaving = false;
+    job->regroup_for_leaving = job->plan_without_state = false;
     job->equal_leaves = plan->equal_leaves;
     if (!plan->equal_leaves)
         memcpy(job->leaf_counts, plan->leaf_counts, plan->layout.dp * sizeof job->leaf_counts[0]);
@@ -344,6 +344,21 @@ static void trial_planned(struct mu_coord *coord, struct job *job, const struct 
         regroup(coord, job);
 }
 
+/* More than an Assign can tell, or than there is memory for. A checkpoint needs no moves. */
+static void moves_impossible(struct mu_coord *coord, struct job *job, const char *why)
+{
+    bool had_state = !job->plan_without_state;
+    drop_moves(job);
+    job->plan_without_state = had_state && newest_committed(job);
+    if (!job->plan_without_state) {
+        wait_for_workers(coord, job, why);
+        return;
+    }
+    event(coord, MU_EVENT_WARNING, "state_not_moved", job, NULL, "%s; starting from the newest checkpoint instead",
+          why);
+    request_plan(coord, job);
+}
+
 void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *plan, const uint8_t *secret)
 {
     uint64_t slot = ticket & UINT16_MAX;
@@ -365,12 +380,10 @@ void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *p
     char why[MU_TEXT_SIZE];
     switch (plan->status) {
     case MU_OK:
-        if (take_moves(coord, job, plan, why)) {
+        if (take_moves(coord, job, plan, why))
             assign(coord, job, plan, secret);
-        } else {
-            drop_moves(job);
-            wait_for_workers(coord, job, why);
-        }
+        else
+            moves_impossible(coord, job, why);
         break;
     case MU_ERR_NOT_FOUND:
         finish_job(coord, job, MU_JOB_FAILED, 1,

@@ -377,9 +377,9 @@ static void trace_event(struct mu_sim *sim, const struct mu_coord_event *event)
                      "coord < w%u s%" PRIu64 " %s phase %d gen %" PRIu64 " rank %u shares %u%s step %" PRIu64
                      " grad %d result %d reason %d cmd %" PRIu64 " %s",
                      session->slot, event->message.session, kinds[m->kind], (int)status->phase, status->generation,
-                     status->rank, status->held.share_count,
-                     status->held.shares[0].owned_only ? " own" : "", status->held.step, status->held.has_gradient,
-                     status->held.has_result, (int)status->park_reason, status->command_executed, status->text);
+                     status->rank, status->held.share_count, status->held.shares[0].owned_only ? " own" : "",
+                     status->held.step, status->held.has_gradient, status->held.has_result, (int)status->park_reason,
+                     status->command_executed, status->text);
     else
         mu_sim_trace(sim, "coord < w%u %s gen %" PRIu64, session->slot, kinds[m->kind], m->generation);
 }

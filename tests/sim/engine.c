@@ -445,6 +445,20 @@ static bool tally(struct mu_sim *sim, uint32_t slot, uint64_t *ret_command)
 
 /* ---- update and boundary ---- */
 
+/* A replica that lacks only the copy of the tied embedding has what a single replica would own: owned_only says no more
+ * then than is true. Where the job gives dp it says less. */
+static void say_owned(const struct mu_sim *sim, struct mu_held_share *share)
+{
+    share->owned_only = true;
+    if (share->layout.sharded || sim->spec.parallel.dp)
+        return;
+    struct mu_coords at = mu_layout_coords(&share->layout, share->rank);
+    at.d = 0;
+    share->layout.dp = 1;
+    share->layout.idle = 0;
+    share->rank = mu_layout_rank(&share->layout, at);
+}
+
 void mu_sim_engine_apply(struct mu_sim *sim, uint32_t slot, const struct mu_step_result *result)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
@@ -456,7 +470,8 @@ void mu_sim_engine_apply(struct mu_sim *sim, uint32_t slot, const struct mu_step
         mu_sim_hash_apply(&engine->state.values, updates, engine->gradient, result);
         engine->state.has = updates; /* whatever else it had is of the step before */
         engine->held.share_count = 1;
-        share->owned_only = !mu_sim_mask_covers(updates, all);
+        if (!mu_sim_mask_covers(updates, all))
+            say_owned(sim, share);
     }
     engine->held.step++;
     engine->held.has_gradient = false;
@@ -500,7 +515,7 @@ static bool gather(struct mu_sim *sim, uint32_t slot)
     if (missing_params(engine, engine->wants.params))
         return false;
     if (engine->held.shares[0].owned_only) {
-        engine->held.shares[0].owned_only = false;
+        engine->held.shares[0] = (struct mu_held_share){.layout = engine->assign->layout, .rank = engine->assign->rank};
         mu_sim_oracle_holds(sim, slot);
     }
     engine->gathered = true;

@@ -453,8 +453,11 @@ void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held
         return; /* a newer generation went on without it: its state is history */
     struct mu_sim_union certain = {0}, possible = {0};
     mu_sim_union_add(&certain, &engine->held);
+    bool by_itself = strcmp(why, "prepared") == 0; /* nobody told it to: whoever lives counts */
     for (uint32_t other = 0; other < sim->params.slots; other++) {
-        if (other != slot && mu_sim_oracle_attached(sim, other))
+        bool lives = mu_sim_worker_alive(sim, other) && !sim->nodes[MU_SIM_NODE_WORKER + other].stopped &&
+                     !sim->workers[other].engine.was_hung;
+        if (other != slot && (by_itself ? lives : mu_sim_oracle_attached(sim, other)))
             mu_sim_union_add(&certain, &sim->workers[other].engine.held);
     }
     bool has_before = mu_sim_union_newest(sim, &certain, &before);

@@ -30,7 +30,7 @@ struct mu_sim_generation {
     uint8_t secret[32];
     bool go; /* durable */
     struct mu_sim_rank *ranks;
-    struct mu_sim_ghost *before; /* [slots] what everybody held when it was decided */
+    struct mu_sim_ghost *before;         /* [slots] what everybody held when it was decided */
     struct mu_sim_decision decisions[2]; /* by parity of the step: ranks are at most one step apart */
 };
 

@@ -368,6 +368,7 @@ static void automatic(struct mu_sim *sim, struct mu_sim_params *p)
 {
     columns(sim, p, 1, 2);
     p->tp = p->pp = 0;
+    p->restless = mu_sim_below(sim, 4) != 0;
     p->W(KILL_TWO) = 2;
     p->W(TERM_WORKER) = 2;
     p->W(KILL_COORD) = 1;
@@ -379,6 +380,7 @@ static void holders(struct mu_sim *sim, struct mu_sim_params *p)
     columns(sim, p, 1u << mu_sim_below(sim, 2), 1u << mu_sim_below(sim, 2));
     p->max_workers = 64;
     p->restart_us = mu_sim_between(sim, 300, 2000) * MU_SIM_MS;
+    p->restless = mu_sim_below(sim, 2);
     p->W(KILL_WORKER) = 1;
     p->W(ADD_WORKER) = 6;
     p->W(TERM_WORKER) = 5;
@@ -392,6 +394,9 @@ static void reshard(struct mu_sim *sim, struct mu_sim_params *p)
 {
     columns(sim, p, 1u << mu_sim_below(sim, 2), 2);
     p->max_workers = 64;
+    p->restless = mu_sim_below(sim, 2);
+    if (mu_sim_below(sim, 2))
+        p->tp = p->pp = 0;
     p->io_us = mu_sim_between(sim, 5, 40) * MU_SIM_MS;
     p->restart_us = mu_sim_between(sim, 100, 1000) * MU_SIM_MS;
     p->prepare_coord_ppm = (uint32_t)mu_sim_between(sim, 5000, 60000);
@@ -409,6 +414,9 @@ static void grid_everything(struct mu_sim *sim, struct mu_sim_params *p)
     for (int fault = 0; fault < MU_SIM_FAULT_COUNT; fault++)
         p->weight[fault] = (uint32_t)mu_sim_below(sim, 4);
     p->W(CANCEL) = p->W(CORRUPT) = p->W(HANG_ENGINE) = p->W(KILL_ALL) = 0;
+    p->restless = mu_sim_below(sim, 2);
+    if (mu_sim_below(sim, 2))
+        p->tp = p->pp = 0;
     p->sync_crash_ppm = (uint32_t)mu_sim_below(sim, 10000);
     p->point_kill_ppm = (uint32_t)mu_sim_below(sim, 1500);
     p->point_coord_ppm = (uint32_t)mu_sim_below(sim, 800);

@@ -15,6 +15,7 @@
  *   shares.c            sets of chunks: shares, moves, what somebody holds
  *   oracle.c            the undisturbed run and the invariants of steps and held state; oracle_plan.c: of plans;
  *                       oracle_records.c: of what becomes durable
+ *   choose.c            layouts that no cost model would choose
  *   profiles.c          what goes wrong in which history;  faults.c: makes it go wrong
  *   main.c              command line
  *
@@ -130,8 +131,8 @@ struct mu_sim_params {
     uint64_t horizon_us;  /* liveness: over by then, or it counts as hung */
     uint32_t layers, slices, channels, vocab; /* of the model */
     uint32_t tp, pp, dp;                      /* of the job; 0: the planner chooses */
-    bool sharded;
-    uint64_t memory_bytes; /* of a worker's device */
+    bool sharded, restless;                   /* restless: another layout after every change, see choose.c */
+    uint64_t memory_bytes;                    /* of a worker's device */
     bool same_names, no_names, mixed_hosts, hosts_vanish, strangers, may_fail, nobody_lost, undisturbed;
 };
 
@@ -624,6 +625,10 @@ bool mu_sim_oracle_job_over(const struct mu_sim *sim);                /* durably
 bool mu_sim_oracle_lists(const struct mu_sim *sim, const char *path); /* as a committed checkpoint, durably */
 uint64_t mu_sim_oracle_committed_step(const struct mu_sim *sim);      /* newest durable usable one; 0 = none */
 void mu_sim_oracle_end(struct mu_sim *sim);                           /* liveness and the final hash */
+
+/* ---- choose.c ---- */
+
+void mu_sim_choose_init(const struct mu_sim *sim);
 
 /* ---- faults.c ---- */
 

@@ -332,6 +332,7 @@ void mu_sim_init(struct mu_sim *sim, uint64_t seed, const struct mu_sim_profile 
     profile->fill(sim, &sim->params);
     override(&sim->params);
     MU_ASSERT(sim->params.workers <= sim->params.slots);
+    mu_sim_choose_init(sim);
     fill_spec(sim);
     mu_coord_config_init(&sim->coord_config);
     sim->coord_config.max_jobs = 2;

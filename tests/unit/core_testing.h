@@ -75,7 +75,7 @@ struct box {
     uint64_t published_step;
     uint32_t deletes;
     enum mu_status publish_result;
-    bool hold_plans;
+    bool too_many_moves; /* plans that move state move it in more pieces than an Assign can name */
     enum mu_status reply;
     uint64_t reply_checkpoint;
     char reply_text[MU_EVENT_TEXT_SIZE];
@@ -197,6 +197,15 @@ static void box_plan(struct box *box, const struct mu_coord_action *action)
     item->plan->ranks = calloc(action->plan.input->member_count + 1, sizeof *item->plan->ranks);
     item->plan->leaf_counts = calloc(MU_COUNTED_REPLICAS_MAX, sizeof *item->plan->leaf_counts);
     mu_plan_make(action->plan.input, item->plan);
+    struct mu_reshard *reshard = &item->plan->reshard;
+    if (!box->too_many_moves || reshard->move_count == 0)
+        return;
+    struct mu_move move = reshard->moves[0];
+    free(reshard->moves);
+    reshard->move_count = MU_MOVES_MAX + 1;
+    reshard->moves = calloc(reshard->move_count, sizeof move);
+    for (uint32_t i = 0; i < reshard->move_count; i++)
+        reshard->moves[i] = move;
 }
 
 static void box_io(struct box *box, const struct mu_coord_action *action)

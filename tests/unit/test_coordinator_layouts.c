@@ -179,6 +179,77 @@ static void test_loss_of_a_whole_stage_goes_back_to_the_checkpoint(void **state)
     box_fini(&box);
 }
 
+static void test_state_that_cannot_be_moved_comes_from_the_checkpoint(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct mu_job_spec spec;
+    for (int saved = 0; saved < 2; saved++) {
+        box_spec(&spec, 1, 1);
+        strcpy(spec.checkpoint.path, "/ckpt");
+        box_init(&box, &spec);
+        add_workers(&box, 0, 1);
+        assert_true(box_train(&box, 1000));
+        if (saved) {
+            request(&box, MU_CE_CHECKPOINT, NULL);
+            assert_true(box_train(&box, 1000));
+            assert_true(box_said(&box, "committed at step 2"));
+        }
+        assert_true(box_train(&box, 1000));
+        box.too_many_moves = true;
+        add_workers(&box, 1, 1);
+        assert_true(box_train(&box, 1000)); /* the boundary at which it parks */
+        box_advance(&box, 100);
+        if (saved) {
+            assert_true(box_said(&box, "8193 moves of state, at most 8192 are possible; starting from the newest"));
+            assert_true(box_said(&box, "2 workers continue as tp 1 x pp 1 x dp 2 at step 2"));
+        } else {
+            assert_int_equal(box_view(&box).phase, MU_JP_WAITING);
+            assert_non_null(strstr(box_view(&box).waiting_text, "moves of state"));
+            box.too_many_moves = false; /* another plan may be possible: it is tried again */
+            box_advance(&box, 2500);
+            assert_true(box_said(&box, "2 workers continue as tp 1 x pp 1 x dp 2 at step 3"));
+        }
+        assert_true(box_train(&box, 1000));
+        box_fini(&box);
+    }
+}
+
+static void test_sharded_moments_lost_with_their_owner_come_from_the_checkpoint(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct mu_job_spec spec;
+    box_spec(&spec, 1, 1);
+    spec.parallel.optimizer_sharding = true;
+    strcpy(spec.checkpoint.path, "/ckpt");
+    box_init(&box, &spec);
+    add_workers(&box, 0, 3);
+    struct mu_job_view view = box_view(&box);
+    assert_true(view.layout.sharded && view.layout.dp == 3);
+    assert_true(box_said(&box, "3 workers start as tp 1 x pp 1 x dp 3, optimizer sharded at step 0"));
+    assert_true(box_train(&box, 1000));
+    request(&box, MU_CE_CHECKPOINT, NULL);
+    for (int i = 0; i < 4; i++)
+        assert_true(box_train(&box, 1000));
+    assert_true(box_said(&box, "committed at step 2"));
+    request(&box, MU_CE_DRAIN, "w2"); /* who leaves in good order gives its part away */
+    assert_true(box_train(&box, 1000));
+    box_advance(&box, 200);
+    box_train(&box, 1000);
+    box_advance(&box, 200);
+    assert_int_equal(box.workers[2].exit_code, 0);
+    box.workers[2].running = false;
+    assert_int_equal(box_view(&box).replayed_steps, 0);
+    assert_true(box_train(&box, 1000));
+    uint64_t before = box_view(&box).steps_done;
+    box_kill_worker(&box, member_of_rank(&box, 1)); /* who dies takes it away */
+    box_advance(&box, 2000);
+    assert_true(box_all_run(&box));
+    assert_int_equal(box_view(&box).replayed_steps, before - 2);
+    box_fini(&box);
+}
+
 /* ---- leaving ---- */
 
 static void test_only_source_leaves_by_way_of_an_idle_rank(void **state)
@@ -608,6 +679,8 @@ int main(void)
         cmocka_unit_test(test_workers_that_make_no_larger_world_disturb_nobody),
         cmocka_unit_test(test_loss_of_a_replica_goes_on_from_the_same_step),
         cmocka_unit_test(test_loss_of_a_whole_stage_goes_back_to_the_checkpoint),
+        cmocka_unit_test(test_state_that_cannot_be_moved_comes_from_the_checkpoint),
+        cmocka_unit_test(test_sharded_moments_lost_with_their_owner_come_from_the_checkpoint),
         cmocka_unit_test(test_only_source_leaves_by_way_of_an_idle_rank),
         cmocka_unit_test(test_only_holders_without_replacement_save_first),
         cmocka_unit_test(test_assign_is_repeated_as_it_was),
