@@ -40,13 +40,13 @@ static enum mu_status reserve_whole(struct mu_engine *engine, struct mu_error *e
     uint32_t depth = deepest_stack(job->leaves);
     bool small = (depth + 4) * flat_bytes <= MU_ENGINE_EAGER_BYTES;
     enum mu_status status = engine_build_net(engine, &layout, 0, 1, err);
-    if (status == MU_OK)
+    if (status == MU_OK && !layout.sharded) /* else what it owns depends on how many there are */
         status = engine_commit_state(engine, &job->state, &layout, 0, err);
     if (status == MU_OK)
         status = engine_commit_stack(engine, small ? depth : 1, &layout, 0, err);
     if (status == MU_OK && small)
         status = engine_reserve_staging(engine, flat_bytes, err);
-    if (status == MU_OK && small)
+    if (status == MU_OK && small && !layout.sharded)
         status = engine_reserve_snapshot(engine, &layout, 0, err);
     return status;
 }
@@ -55,7 +55,7 @@ static enum mu_status reserve_whole(struct mu_engine *engine, struct mu_error *e
 static enum mu_status reserve_early(struct mu_engine *engine, struct mu_error *err)
 {
     const struct mu_job_spec *spec = &engine->job.spec;
-    if (!may_be_whole(spec) || spec->parallel.optimizer_sharding)
+    if (!may_be_whole(spec))
         return MU_OK;
     enum mu_status status = reserve_whole(engine, err);
     if (status != MU_ERR_NO_MEMORY || (spec->parallel.tp == 1 && spec->parallel.pp == 1))
