@@ -29,6 +29,10 @@ static const struct command commands[] = {
     {"generate", mu_cmd_generate,
      "--checkpoint DIR [--prompt TEXT] [--tokens N] [--temperature X] [--top-k N] [--seed N]",
      "text from a checkpoint"},
+    {"export", mu_cmd_export, "--checkpoint DIR --format hf-gpt2|hf-llama|llm.c --out DIR|FILE",
+     "a checkpoint's parameters for other programs"},
+    {"import", mu_cmd_import, "--format hf-gpt2|hf-llama|llm.c --from DIR|FILE --out DIR [--slices T]",
+     "a checkpoint from other programs' parameters"},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 

@@ -93,7 +93,7 @@ static void copy_text(char out[MU_TEXT_SIZE], const char *text)
 static void post_parked(struct mu_engine *engine, const struct mu_parked *parked)
 {
     struct mu_worker_event event = {.kind = MU_WE_PARKED, .parked = *parked};
-    event.parked.held = engine->held;
+    event.parked.held = engine_reported(engine);
     MU_FAULT("worker.parked");
     engine_post(engine, &event);
 }

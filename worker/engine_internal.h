@@ -194,6 +194,9 @@ void engine_unload(struct mu_engine *engine);
 enum mu_status engine_check_memory(uint64_t size_bytes, const char *what, struct mu_error *err) MU_WARN_UNUSED;
 void engine_runs_of(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
                     enum mu_share share, struct engine_runs *out);
+/* All that the rank reads parameters of: its column, and the copy of a tied embedding. */
+void engine_touched_runs(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
+                         struct engine_runs *out);
 /* [*ret_offset, *ret_offset + *ret_size) of the flat space, elements; gaps between cells of the run come along. */
 void engine_run_range(const struct mu_model_spec *model, const struct mu_chunk_run *run, uint64_t *ret_offset,
                       uint64_t *ret_size);
@@ -229,6 +232,8 @@ enum mu_status engine_get_state(struct mu_engine *engine, const struct mu_assign
                                 struct mu_error *err) MU_WARN_UNUSED;
 /* Go: from now on the share of the new generation is the one that is held; memory for anything else is given back. */
 void engine_enter_share(struct mu_engine *engine);
+/* What the owner is told of engine->held. */
+struct mu_held engine_reported(const struct mu_engine *engine);
 
 /* ---- engine_step.c ---- */
 /* One whole step: gradients, exchange, vote, update. held.step has grown by one when the update was made: also when an

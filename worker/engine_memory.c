@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { COMMIT_BYTES = 2 << 20 }; /* backed at one time */
+
 /* ---- what there is ---- */
 
 /* What the system can still give without swapping or killing; UINT64_MAX when it does not say. */
@@ -65,8 +67,7 @@ static void merge_runs(const struct engine_runs *a, const struct engine_runs *b,
     }
 }
 
-/* What a rank's parameters and gradients need: its column, and the copy of a tied embedding. */
-static void touched_runs(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
+void engine_touched_runs(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
                          struct engine_runs *out)
 {
     struct engine_runs column, copy;
@@ -110,6 +111,22 @@ static uint64_t common_bytes(const struct mu_model_spec *model, const struct eng
 
 /* ---- spaces ---- */
 
+/* Page by page, so in short stretches: an abort is obeyed meanwhile. */
+static enum mu_status commit_range(struct mu_engine *engine, struct mu_space *space, uint64_t begin, uint64_t end,
+                                   struct mu_error *err)
+{
+    enum mu_status status = MU_OK;
+    while (begin < end && status == MU_OK) {
+        uint64_t stretch = end - begin < COMMIT_BYTES ? end - begin : COMMIT_BYTES;
+        if (mu_pool_cancelled(engine->pool))
+            return mu_fail(err, MU_ERR_CANCELLED, "preparing cancelled");
+        status = mu_space_commit(space, begin, stretch, err);
+        begin += stretch;
+        atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
+    }
+    return status;
+}
+
 static enum mu_status commit_runs(struct mu_engine *engine, struct mu_space *space, const struct engine_runs *runs,
                                   struct mu_error *err)
 {
@@ -117,8 +134,7 @@ static enum mu_status commit_runs(struct mu_engine *engine, struct mu_space *spa
     for (uint32_t i = 0; i < runs->count && status == MU_OK; i++) {
         uint64_t offset, size;
         engine_run_range(&engine->job.model, &runs->runs[i], &offset, &size);
-        status = mu_space_commit(space, offset * sizeof(float), size * sizeof(float), err);
-        atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
+        status = commit_range(engine, space, offset * sizeof(float), (offset + size) * sizeof(float), err);
     }
     return status;
 }
@@ -183,7 +199,7 @@ enum mu_status engine_commit_state(struct mu_engine *engine, struct engine_state
                                    uint32_t rank, struct mu_error *err)
 {
     struct engine_runs params, moments;
-    touched_runs(&engine->job.model, layout, rank, &params);
+    engine_touched_runs(&engine->job.model, layout, rank, &params);
     engine_runs_of(&engine->job.model, layout, rank, MU_SHARE_MOMENTS, &moments);
     uint64_t growth = growth_bytes(engine, state->spaces[0], &params, MU_SHARE_PARAMS) +
                       2 * growth_bytes(engine, state->spaces[1], &moments, MU_SHARE_MOMENTS);
@@ -199,7 +215,7 @@ enum mu_status engine_commit_stack(struct mu_engine *engine, uint32_t depth, con
     struct engine_job *job = &engine->job;
     struct engine_runs runs;
     MU_ASSERT(depth <= MU_TREE_ROOTS_MAX);
-    touched_runs(&job->model, layout, rank, &runs);
+    engine_touched_runs(&job->model, layout, rank, &runs);
     for (uint32_t i = 0; i < depth; i++) {
         enum mu_status status = MU_OK;
         if (i == job->stack_count) {
@@ -223,7 +239,7 @@ void engine_release_unshared(struct mu_engine *engine, const struct mu_layout *l
 {
     struct engine_job *job = &engine->job;
     struct engine_runs params, moments;
-    touched_runs(&job->model, layout, rank, &params);
+    engine_touched_runs(&job->model, layout, rank, &params);
     engine_runs_of(&job->model, layout, rank, MU_SHARE_MOMENTS, &moments);
     for (uint32_t i = 0; i < ENGINE_KINDS; i++)
         release_between(&job->model, job->state.spaces[i], i == 0 ? &params : &moments);

@@ -55,8 +55,8 @@ static void fill_generation(struct mu_engine *engine, const struct engine_comman
     if (now->idle)
         return;
     now->at = mu_layout_coords(&now->layout, now->rank);
-    now->first_leaf = mu_plan_leaf_range(engine->job.leaves, now->layout.dp, assign->leaf_counts, now->at.d,
-                                         &now->leaf_count);
+    now->first_leaf =
+        mu_plan_leaf_range(engine->job.leaves, now->layout.dp, assign->leaf_counts, now->at.d, &now->leaf_count);
     now->first_eval_leaf =
         mu_plan_leaf_range(engine->job.eval_leaves, now->layout.dp, NULL, now->at.d, &now->eval_leaf_count);
 }
@@ -106,8 +106,7 @@ static uint32_t *replica_ranks(const struct engine_generation *now, uint32_t *re
     uint32_t *ranks = calloc(count, sizeof *ranks);
     *ret_count = count;
     for (uint32_t d = 0; ranks && d < count; d++)
-        ranks[d] = now->idle ? now->rank
-                             : mu_layout_rank(&now->layout, (struct mu_coords){now->at.t, d, now->at.p});
+        ranks[d] = now->idle ? now->rank : mu_layout_rank(&now->layout, (struct mu_coords){now->at.t, d, now->at.p});
     return ranks;
 }
 
@@ -253,6 +252,6 @@ void engine_prepare(struct mu_engine *engine, const struct engine_command *comma
     engine->phase = ENGINE_PREPARED;
     MU_FAULT("worker.prepared");
     struct mu_worker_event event = {.kind = MU_WE_PREPARED,
-                                    .parked = {.generation = command->generation, .held = engine->held}};
+                                    .parked = {.generation = command->generation, .held = engine_reported(engine)}};
     engine_post(engine, &event);
 }

@@ -148,7 +148,7 @@ static enum mu_status park_finished(struct mu_engine *engine, struct mu_error *e
 {
     struct mu_worker_event event = {
         .kind = MU_WE_PARKED,
-        .parked = {.generation = engine->now.generation, .reason = MU_PARK_FINISHED, .held = engine->held}};
+        .parked = {.generation = engine->now.generation, .reason = MU_PARK_FINISHED, .held = engine_reported(engine)}};
     enum mu_status status = engine_weights_sha256(engine, event.parked.weights_sha256, err);
     if (status != MU_OK)
         return status;
@@ -182,10 +182,8 @@ static enum after_step boundary(struct mu_engine *engine)
 static enum mu_status run_steps(struct mu_engine *engine, enum after_step *ret_after, struct mu_error *err)
 {
     enum after_step after = engine->held.step == engine->job.spec.steps ? FINISHED : STEP_ON;
-    enum mu_status status = engine_tied_copy_begin(engine, err);
     /* The evaluation of this boundary may have been lost with the generation before; a result counts once per step. */
-    if (status == MU_OK && evaluation_due(engine))
-        status = evaluate(engine, err);
+    enum mu_status status = evaluation_due(engine) ? evaluate(engine, err) : MU_OK;
     while (status == MU_OK && after == STEP_ON) {
         status = engine_step(engine, err);
         if (status == MU_OK && evaluation_due(engine))

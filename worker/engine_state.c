@@ -16,6 +16,29 @@ static struct mu_held_share own_share(const struct engine_generation *now)
     return (struct mu_held_share){.layout = now->layout, .rank = now->rank};
 }
 
+/* Parameters of a share that are of the step that is held: after an update those that it updated. */
+static enum mu_share current_params(const struct mu_held_share *share)
+{
+    return share->owned_only && share->layout.sharded ? MU_SHARE_OWNED : MU_SHARE_PARAMS;
+}
+
+/* After a replicated update all is there but the copy of the tied embedding, for a moment. `owned_only` would say less:
+ * that is the same as having all that one replica alone would own. Where the job does not allow one replica it says
+ * less. */
+struct mu_held engine_reported(const struct mu_engine *engine)
+{
+    struct mu_held held = engine->held;
+    struct mu_held_share *share = &held.shares[0];
+    if (held.share_count > 0 && share->owned_only && !share->layout.sharded && engine->job.spec.parallel.dp == 0) {
+        struct mu_coords at = mu_layout_coords(&share->layout, share->rank);
+        at.d = 0;
+        share->layout.dp = 1;
+        share->layout.idle = 0;
+        share->rank = mu_layout_rank(&share->layout, at);
+    }
+    return held;
+}
+
 /* ---- where incoming state goes ---- */
 
 static enum mu_status new_incoming(struct mu_engine *engine, struct mu_error *err)
@@ -50,15 +73,18 @@ static void accept_new(struct mu_engine *engine, struct engine_state *state, uin
     engine->held.shares[0] = own_share(&engine->now);
 }
 
-/* The new share is complete beside the one that is held. */
+/* The new share is complete beside the ones that are held. */
 static void accept_beside(struct mu_engine *engine)
 {
     struct mu_held *held = &engine->held;
-    const struct mu_held_share *first = &held->shares[0];
-    held->share_count = 1;
-    if (!first->owned_only && first->rank == engine->now.rank && mu_layout_equal(&first->layout, &engine->now.layout))
-        return;
-    held->shares[1] = own_share(&engine->now);
+    for (uint32_t i = 0; i < held->share_count; i++) {
+        struct mu_held_share *share = &held->shares[i];
+        if (share->rank == engine->now.rank && mu_layout_equal(&share->layout, &engine->now.layout)) {
+            share->owned_only = false;
+            return;
+        }
+    }
+    held->shares[1] = own_share(&engine->now); /* instead of another one that never ran */
     held->share_count = 2;
 }
 
@@ -113,9 +139,9 @@ static enum mu_status initialise(struct mu_engine *engine, const struct mu_assig
     enum mu_status status = destination(engine, false, &state, err);
     if (status != MU_OK)
         return status;
-    engine_runs_of(&job->model, &engine->now.layout, engine->now.rank, MU_SHARE_PARAMS, &runs);
-    status = mu_model_init_parameters(&job->model, engine->pool, job->spec.seed, runs.runs, runs.count,
-                                      state->flats[0]);
+    engine_touched_runs(&job->model, &engine->now.layout, engine->now.rank, &runs);
+    status =
+        mu_model_init_parameters(&job->model, engine->pool, job->spec.seed, runs.runs, runs.count, state->flats[0]);
     if (status == MU_OK)
         status = zero_moments(engine, state);
     if (status != MU_OK)
@@ -133,7 +159,7 @@ static enum mu_status load(struct mu_engine *engine, const struct mu_assign *ass
     enum mu_status status = destination(engine, false, &state, err);
     if (status != MU_OK)
         return status;
-    engine_runs_of(&job->model, &engine->now.layout, engine->now.rank, MU_SHARE_PARAMS, &params);
+    engine_touched_runs(&job->model, &engine->now.layout, engine->now.rank, &params);
     engine_runs_of(&job->model, &engine->now.layout, engine->now.rank, MU_SHARE_MOMENTS, &moments);
     struct mu_load_config config = {.dir = assign->checkpoint_dir,
                                     .job = job->spec.name,
@@ -157,38 +183,54 @@ static enum mu_status load(struct mu_engine *engine, const struct mu_assign *ass
 
 /* ---- moved ---- */
 
-static void mark(uint8_t *have, const struct mu_chunk_run *runs, uint32_t count, uint32_t kinds)
+/* What is known of a chunk: MU_MOVE_PARAMS, MU_MOVE_MOMENTS: they are here, and may be sent on; the same shifted by
+ * TOLD: the owner was told so, and they must stay as they are; HAVE_COPY: parameters are here to read only. */
+enum { TOLD = 2, HAVE_COPY = 1 << 4 };
+
+static void mark(uint8_t *have, const struct mu_chunk_run *runs, uint32_t count, uint32_t bits)
 {
     for (uint32_t i = 0; i < count; i++)
         for (uint32_t chunk = runs[i].first; chunk < runs[i].first + runs[i].count; chunk++)
-            have[chunk] = (uint8_t)(have[chunk] | kinds);
+            have[chunk] = (uint8_t)(have[chunk] | bits);
 }
 
-/* Is any chunk of the run there (`any`), or all of them? *ret_chunk: the first one that decides it. */
-static bool found(const uint8_t *have, const struct mu_chunk_run *run, uint32_t kinds, bool any, uint32_t *ret_chunk)
+static void mark_share(const struct mu_engine *engine, const struct mu_held_share *held, enum mu_share share,
+                       uint32_t bits, uint8_t *have)
 {
-    for (uint32_t chunk = run->first; chunk < run->first + run->count; chunk++) {
-        *ret_chunk = chunk;
-        if (any ? (have[chunk] & kinds) != 0 : (have[chunk] & kinds) != kinds)
-            return any;
-    }
-    return !any;
+    struct engine_runs runs;
+    engine_runs_of(&engine->job.model, &held->layout, held->rank, share, &runs);
+    mark(have, runs.runs, runs.count, bits);
 }
 
 static void mark_held(const struct mu_engine *engine, uint8_t *have)
 {
+    struct mu_held told = engine_reported(engine);
     for (uint32_t i = 0; i < engine->held.share_count; i++) {
         const struct mu_held_share *share = &engine->held.shares[i];
-        struct engine_runs runs;
-        engine_runs_of(&engine->job.model, &share->layout, share->rank,
-                       share->owned_only ? MU_SHARE_OWNED : MU_SHARE_PARAMS, &runs);
-        mark(have, runs.runs, runs.count, MU_MOVE_PARAMS);
-        engine_runs_of(&engine->job.model, &share->layout, share->rank, MU_SHARE_MOMENTS, &runs);
-        mark(have, runs.runs, runs.count, MU_MOVE_MOMENTS);
+        mark_share(engine, share, current_params(share), MU_MOVE_PARAMS, have);
+        mark_share(engine, share, MU_SHARE_MOMENTS, MU_MOVE_MOMENTS, have);
+        if (!share->owned_only)
+            mark_share(engine, share, MU_SHARE_COPY, HAVE_COPY, have);
+    }
+    for (uint32_t i = 0; i < told.share_count; i++) {
+        const struct mu_held_share *share = &told.shares[i];
+        mark_share(engine, share, share->owned_only ? MU_SHARE_OWNED : MU_SHARE_PARAMS, MU_MOVE_PARAMS << TOLD, have);
+        mark_share(engine, share, MU_SHARE_MOMENTS, MU_MOVE_MOMENTS << TOLD, have);
     }
 }
 
-/* Moves from outside: inside the model, nothing over what is held, nothing sent that is not there. */
+/* The first chunk of the run with any (`any`) or not all of the bits. */
+static bool find(const uint8_t *have, const struct mu_chunk_run *run, uint32_t bits, bool any, uint32_t *ret_chunk)
+{
+    for (uint32_t chunk = run->first; chunk < run->first + run->count; chunk++) {
+        *ret_chunk = chunk;
+        if (any ? (have[chunk] & bits) != 0 : (have[chunk] & bits) != bits)
+            return true;
+    }
+    return false;
+}
+
+/* Moves from outside: inside the model, nothing over what the owner believes to be here, nothing sent that is not. */
 static enum mu_status check_moves(const struct mu_engine *engine, const struct mu_assign *assign, uint8_t *have,
                                   struct mu_error *err)
 {
@@ -198,7 +240,7 @@ static enum mu_status check_moves(const struct mu_engine *engine, const struct m
         if (move->run.first >= chunks || move->run.count > chunks - move->run.first)
             return mu_fail(err, MU_ERR_INVALID, "a move of chunks %u+%u is not allowed: the model has %u",
                            move->run.first, move->run.count, chunks);
-        if (move->to == rank && found(have, &move->run, move->kinds, true, &chunk))
+        if (move->to == rank && find(have, &move->run, move->kinds << TOLD, true, &chunk))
             return mu_fail(err, MU_ERR_CONFLICT, "told to copy chunk %u from rank %u, but this worker holds it", chunk,
                            move->from);
     }
@@ -207,26 +249,31 @@ static enum mu_status check_moves(const struct mu_engine *engine, const struct m
             mark(have, &assign->moves[i].run, 1, assign->moves[i].kinds);
     for (uint32_t i = 0; i < assign->move_count; i++) {
         const struct mu_move *move = &assign->moves[i];
-        if (move->from == rank && !found(have, &move->run, move->kinds, false, &chunk))
+        if (move->from == rank && find(have, &move->run, move->kinds, false, &chunk))
             return mu_fail(err, MU_ERR_CONFLICT, "told to send chunk %u to rank %u, but this worker does not have it",
                            chunk, move->to);
     }
     return MU_OK;
 }
 
-static enum mu_status check_share(const struct mu_engine *engine, const uint8_t *have, struct mu_error *err)
+static enum mu_status check_share(const struct mu_engine *engine, uint8_t *have, struct mu_error *err)
 {
-    for (uint32_t kind = 0; kind < 2; kind++) {
-        struct engine_runs runs;
-        uint32_t chunk = 0;
-        engine_runs_of(&engine->job.model, &engine->now.layout, engine->now.rank,
-                       kind == 0 ? MU_SHARE_PARAMS : MU_SHARE_MOMENTS, &runs);
-        for (uint32_t i = 0; i < runs.count; i++)
-            if (!found(have, &runs.runs[i], kind == 0 ? MU_MOVE_PARAMS : MU_MOVE_MOMENTS, false, &chunk))
-                return mu_fail(err, MU_ERR_CONFLICT,
-                               "%s of chunk %u of this worker's share are neither held nor copied from a peer",
-                               kind == 0 ? "parameters" : "moments", chunk);
-    }
+    const struct mu_model_spec *model = &engine->job.model;
+    struct engine_runs params, moments;
+    uint32_t chunk = 0;
+    for (uint32_t i = 0; i < model->chunk_count; i++) /* to read, a copy is as good */
+        have[i] = (uint8_t)(have[i] | (have[i] & HAVE_COPY ? MU_MOVE_PARAMS : 0));
+    engine_touched_runs(model, &engine->now.layout, engine->now.rank, &params);
+    engine_runs_of(model, &engine->now.layout, engine->now.rank, MU_SHARE_MOMENTS, &moments);
+    for (uint32_t i = 0; i < params.count; i++)
+        if (find(have, &params.runs[i], MU_MOVE_PARAMS, false, &chunk))
+            return mu_fail(err, MU_ERR_CONFLICT,
+                           "parameters of chunk %u of this worker's share are neither held nor copied from a peer",
+                           chunk);
+    for (uint32_t i = 0; i < moments.count; i++)
+        if (find(have, &moments.runs[i], MU_MOVE_MOMENTS, false, &chunk))
+            return mu_fail(err, MU_ERR_CONFLICT,
+                           "moments of chunk %u of this worker's share are neither held nor copied from a peer", chunk);
     return MU_OK;
 }
 
@@ -275,11 +322,13 @@ static enum mu_status move_state(struct mu_engine *engine, const struct mu_assig
     bool in_place = engine->held.has_state && engine->held.step == assign->start_step;
     struct engine_state *state;
     enum mu_status status = check_sources(engine, assign, in_place, err);
+    if (status == MU_OK && engine->now.idle && !in_place)
+        return MU_OK; /* nothing to hold, nothing to give */
     if (status == MU_OK)
         status = destination(engine, in_place, &state, err);
     if (status == MU_OK)
         status = run_moves(engine, assign, state, err);
-    if (status != MU_OK)
+    if (status != MU_OK || engine->now.idle)
         return status;
     if (in_place)
         accept_beside(engine);
@@ -296,9 +345,9 @@ enum mu_status engine_get_state(struct mu_engine *engine, const struct mu_assign
     enum mu_status status = MU_OK;
     switch (assign->source) {
     case MU_SOURCE_CHECKPOINT:
-        return load(engine, assign, ret_bad, err);
+        return engine->now.idle ? MU_OK : load(engine, assign, ret_bad, err);
     case MU_SOURCE_INIT:
-        return initialise(engine, assign, err);
+        return engine->now.idle ? MU_OK : initialise(engine, assign, err);
     case MU_SOURCE_HELD:
         status = use_held(engine, assign, err);
         break;
@@ -313,10 +362,15 @@ enum mu_status engine_get_state(struct mu_engine *engine, const struct mu_assign
 
 void engine_enter_share(struct mu_engine *engine)
 {
+    const struct engine_generation *now = &engine->now;
     struct mu_held *held = &engine->held;
-    held->shares[0] = own_share(&engine->now);
-    held->share_count = 1;
+    held->has_state = !now->idle;
     held->has_gradient = false; /* of another share, perhaps; nobody has applied it */
+    held->step = now->start_step;
+    held->share_count = now->idle ? 0 : 1;
+    memset(held->shares, 0, sizeof held->shares);
+    if (!now->idle)
+        held->shares[0] = own_share(now);
     engine_state_free(&engine->job.incoming);
-    engine_release_unshared(engine, &engine->now.layout, engine->now.rank);
+    engine_release_unshared(engine, &now->layout, now->rank);
 }

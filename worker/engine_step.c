@@ -11,14 +11,14 @@
 struct step_pass {
     struct mu_engine *engine;
     struct mu_small *vote;
-    uint32_t micros, slots;  /* of this stage in this step */
-    uint32_t leaf, depth;    /* depth: of its buffer on the stack */
-    uint32_t carries;        /* additions downward, per cell */
-    bool last;               /* leaf of this rank: then the roots of a cell are final */
+    uint32_t micros, slots; /* of this stage in this step */
+    uint32_t leaf, depth;   /* depth: of its buffer on the stack */
+    uint32_t carries;       /* additions downward, per cell */
+    bool last;              /* leaf of this rank: then the roots of a cell are final */
     bool begun;
     double loss;
-    uint64_t hook_us;        /* waited in hooks, inside the model's calls */
-    enum mu_status status;   /* of hooks */
+    uint64_t hook_us;      /* waited in hooks, inside the model's calls */
+    enum mu_status status; /* of hooks */
     struct mu_error *err;
 };
 
@@ -257,7 +257,8 @@ static enum mu_status backward_micro(struct step_pass *pass, uint32_t micro)
                                engine->job.stack[pass->depth], dout, din, &loss);
     account(pass, elapsed_us(&mark_us), tensor_us(engine) + pass->hook_us - exchange_us, true);
     if (pass->status != MU_OK)
-        return pass->err->text[0] ? pass->status : engine_model_failed(engine, pass->status, "backward pass", pass->err);
+        return pass->err->text[0] ? pass->status
+                                  : engine_model_failed(engine, pass->status, "backward pass", pass->err);
     if (status != MU_OK)
         return engine_model_failed(engine, status, "backward pass", pass->err);
     pass->loss += loss;
@@ -375,8 +376,8 @@ static void update_range(struct mu_engine *engine, const struct mu_adamw *adamw,
 {
     struct engine_job *job = &engine->job;
     float *const *flats = job->state.flats;
-    enum mu_status status = mu_model_update(&job->model, engine->pool, adamw, offset, size, flats[0], flats[1],
-                                            flats[2], job->stack[0]);
+    enum mu_status status =
+        mu_model_update(&job->model, engine->pool, adamw, offset, size, flats[0], flats[1], flats[2], job->stack[0]);
     MU_ASSERT(status == MU_OK);
 }
 
@@ -415,17 +416,22 @@ static enum mu_status update_and_send(struct mu_engine *engine, const struct mu_
     return status;
 }
 
+static bool has_copy(const struct mu_engine *engine, const struct mu_held_share *share)
+{
+    return mu_layout_runs(&engine->job.model, &share->layout, share->rank, MU_SHARE_COPY, NULL) > 0;
+}
+
 enum mu_status engine_apply(struct mu_engine *engine, const struct mu_step_result *result, bool send,
                             struct mu_error *err)
 {
     const struct mu_job_spec *spec = &engine->job.spec;
     struct mu_held *held = &engine->held;
     struct mu_held_share *share = &held->shares[0];
-    bool sharded = share->layout.sharded && share->layout.dp > 1 && !mu_layout_is_idle(&share->layout, share->rank);
+    bool sharded = held->has_state && share->layout.sharded && share->layout.dp > 1;
     enum mu_status status = MU_OK;
-    MU_ASSERT(held->has_state && held->has_gradient && result->step == held->step);
+    MU_ASSERT(held->has_gradient && result->step == held->step);
     MU_FAULT("worker.optimizer");
-    if (result->finite) {
+    if (result->finite && held->has_state) { /* idle ranks only keep count */
         struct mu_adamw adamw = mu_adamw_at(mu_job_learning_rate(spec, held->step), spec->optimizer.beta1,
                                             spec->optimizer.beta2, spec->optimizer.eps, spec->optimizer.weight_decay,
                                             spec->optimizer.clip, result->grad_norm, held->step + 1);
@@ -435,10 +441,10 @@ enum mu_status engine_apply(struct mu_engine *engine, const struct mu_step_resul
         else
             update_runs(engine, &adamw, share, sharded ? MU_SHARE_OWNED : MU_SHARE_PARAMS);
         engine_set_cancellable(engine, true);
-        share->owned_only = sharded;
+        share->owned_only = sharded || has_copy(engine, share);
+        held->share_count = 1; /* any other share is a step behind now */
     }
     held->step++;
-    held->share_count = 1; /* any other share is a step behind now */
     held->has_gradient = false;
     held->has_result = true;
     held->result = *result;
@@ -453,16 +459,21 @@ enum mu_status engine_settle(struct mu_engine *engine, bool sent, struct mu_erro
 {
     struct mu_held_share *share = &engine->held.shares[0];
     enum mu_status status = MU_OK;
-    if (share->owned_only) {
+    if (!engine->held.has_state || !share->owned_only)
+        return engine_tied_copy_finish(engine, sent, err);
+    if (share->layout.sharded && share->layout.dp > 1) {
         engine_set_waiting(engine, true);
         status = mu_reduce_gather_finish(engine->now.reduce, err);
         engine_set_waiting(engine, false);
-        if (status != MU_OK)
-            return status;
-        share->owned_only = false;
-        status = engine_tied_copy_begin(engine, err);
+        if (status == MU_OK)
+            status = engine_tied_copy_begin(engine, err);
     }
-    return status == MU_OK ? engine_tied_copy_finish(engine, sent, err) : status;
+    if (status == MU_OK)
+        status = engine_tied_copy_finish(engine, false, err);
+    if (status != MU_OK)
+        return status;
+    share->owned_only = false;
+    return engine_tied_copy_finish(engine, sent, err);
 }
 
 /* ---- the whole ---- */

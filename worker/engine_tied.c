@@ -14,7 +14,10 @@
 #include "common/fault.h"
 #include "worker/exchange.h"
 
-enum { CHAINS_MAX = 2 };
+enum {
+    CHAINS_MAX = 2,
+    COPY_FLOATS = 1 << 19, /* copied between two looks at the sockets */
+};
 
 struct engine_tied {
     bool first; /* stage */
@@ -120,7 +123,13 @@ enum mu_status engine_tied_take(struct mu_engine *engine, float *grads, struct m
     if (status != MU_OK)
         return status;
     MU_FAULT("worker.tied.gradient");
-    memcpy(grads + tied->offset, tied->chains[slot], tied->size * sizeof(float));
+    for (uint64_t at = 0, floats; at < tied->size; at += floats) {
+        floats = tied->size - at < COPY_FLOATS ? tied->size - at : COPY_FLOATS;
+        memcpy(grads + tied->offset + at, tied->chains[slot] + at, floats * sizeof(float));
+        mu_pool_poll(engine->pool);
+        if (mu_pool_cancelled(engine->pool))
+            return mu_fail(err, MU_ERR_CANCELLED, "step %llu cancelled", (unsigned long long)engine->held.step);
+    }
     tied->done++;
     return post_chains(engine, err);
 }

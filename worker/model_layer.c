@@ -135,34 +135,26 @@ static void rotate(struct mu_model *m, const struct pass *p, bool inverse, float
                                      d->head_channels, d->qkv, m->cosines, m->sines, inverse, qkv);
 }
 
-/* Attention of all local slices: without dropout a slice is to the kernel what a sequence is; with it each has its own
- * head numbers. */
 static void attention(struct mu_model *m, const struct pass *p, uint32_t layer, const float *dout)
 {
     const struct model_dims *d = &m->dims;
     const struct layer_state *s = &p->slot->layers[layer];
     struct mu_dropout drop = model_site(m, p, m->options.part.first_layer + layer, MU_DROPOUT_ATTENTION);
-    uint32_t calls = p->dropout ? d->slices : 1;
-    for (uint32_t i = 0; i < calls && m->status == MU_OK; i++) {
-        size_t at = (size_t)i * p->rows;
-        struct mu_attention a = {.sequences = p->sequences * (d->slices / calls),
-                                 .length = p->length,
-                                 .heads = d->heads,
-                                 .kv_heads = d->kv_heads,
-                                 .head_channels = d->head_channels,
-                                 .first_head = (model_first_slice(m) + i) * d->heads,
-                                 .qkv = s->qkv + at * d->qkv,
-                                 .drop = p->dropout ? &drop : NULL,
-                                 .out = s->attention + at * d->attention,
-                                 .lse = s->lse + at * d->heads};
-        if (!dout) {
-            m->status = mu_kernel_attention_forward(m->pool, &a);
-            continue;
-        }
-        a.dout = dout + at * d->attention;
-        a.dqkv = m->dqkv + at * d->qkv;
-        m->status = mu_kernel_attention_backward(m->pool, &a);
-    }
+    struct mu_attention a = {.sequences = p->sequences,
+                             .length = p->length,
+                             .heads = d->heads,
+                             .kv_heads = d->kv_heads,
+                             .head_channels = d->head_channels,
+                             .first_head = model_first_slice(m) * d->heads,
+                             .slices = d->slices,
+                             .qkv = s->qkv,
+                             .drop = &drop,
+                             .out = s->attention,
+                             .lse = s->lse,
+                             .dout = dout,
+                             .dqkv = m->dqkv};
+    if (m->status == MU_OK)
+        m->status = dout ? mu_kernel_attention_backward(m->pool, &a) : mu_kernel_attention_forward(m->pool, &a);
 }
 
 static void activate(struct mu_model *m, const struct pass *p, const struct layer_state *s)

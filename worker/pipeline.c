@@ -95,9 +95,9 @@ static enum mu_status post_receives(struct mu_pipeline *pipeline, enum mu_pipeli
     enum mu_status status = MU_OK;
     while (status == MU_OK && lane->begun < lane->expected && lane->begun < lane->done + BLOCKS) {
         uint64_t slot = lane->begun % BLOCKS;
-        status = mu_comm_recv(pipeline->config.group, (uint32_t)lane->rank, number_of(flow, lane->begun),
-                              lane->blocks[slot], pipeline->config.block_floats * sizeof(float), &lane->requests[slot],
-                              err);
+        status =
+            mu_comm_recv(pipeline->config.group, (uint32_t)lane->rank, number_of(flow, lane->begun), lane->blocks[slot],
+                         pipeline->config.block_floats * sizeof(float), &lane->requests[slot], err);
         lane->begun++;
     }
     return status;

@@ -46,13 +46,13 @@ struct mu_reduce_config {
     uint32_t leaves;
     /* The replicas of this rank's column; an idle rank is one replica of an empty column. */
     uint32_t replicas, index;
-    const uint32_t *ranks;       /* [replicas] of the group, ascending */
-    const uint32_t *leaf_counts; /* [replicas], or NULL: equal */
+    const uint32_t *ranks;           /* [replicas] of the group, ascending */
+    const uint32_t *leaf_counts;     /* [replicas], or NULL: equal */
     const struct mu_chunk_run *runs; /* of the column: whole cells, ascending (MU_SHARE_PARAMS) */
     uint32_t run_count;
     bool sharded;
-    uint32_t world, rank; /* all ranks of the group: the small reductions */
-    bool tree;            /* a tree also where a mesh would do; the same on all ranks */
+    uint32_t world, rank;    /* all ranks of the group: the small reductions */
+    bool tree;               /* a tree also where a mesh would do; the same on all ranks */
     uint64_t staging_bytes;  /* what the window should fit into; at least MU_REDUCE_WINDOW_MIN segments are taken */
     uint32_t segment_chunks; /* chunks in a segment at least, the same on all ranks; 0: one */
 };

@@ -20,10 +20,9 @@ enum mu_status mu_reduce_gather_begin(struct mu_reduce *reduce, uint64_t sequenc
     for (uint32_t i = 0; i < reduce->segment_count && status == MU_OK; i++) {
         const struct segment *segment = &reduce->segments[i];
         if (segment->owner != reduce->index)
-            status =
-                mu_comm_recv(reduce->group, reduce->ranks[segment->owner], number_of(reduce, i),
-                             params + segment->offset, segment->size * sizeof(float),
-                             &reduce->gathers[segment->first_gather], err);
+            status = mu_comm_recv(reduce->group, reduce->ranks[segment->owner], number_of(reduce, i),
+                                  params + segment->offset, segment->size * sizeof(float),
+                                  &reduce->gathers[segment->first_gather], err);
     }
     return status;
 }
@@ -50,9 +49,9 @@ enum mu_status mu_reduce_gather_send(struct mu_reduce *reduce, uint32_t part, st
         if (i == reduce->index)
             continue;
         MU_FAULT("worker.gather.send");
-        status = mu_comm_send(reduce->group, reduce->ranks[i], number_of(reduce, index),
-                              reduce->params + segment->offset, segment->size * sizeof(float),
-                              &reduce->gathers[segment->first_gather + next++], err);
+        status =
+            mu_comm_send(reduce->group, reduce->ranks[i], number_of(reduce, index), reduce->params + segment->offset,
+                         segment->size * sizeof(float), &reduce->gathers[segment->first_gather + next++], err);
     }
     return status;
 }

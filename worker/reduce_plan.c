@@ -139,8 +139,8 @@ static enum mu_status plan_additions(struct mu_reduce *reduce, const struct mu_r
     struct program program = {.reduce = reduce};
     for (uint32_t i = 0; i < from_count; i++) {
         bool self = from[i] == reduce->index;
-        uint32_t count =
-            self ? mu_tree_roots(config->leaves, own.first, own.count, roots) : roots_sent(reduce, config, from[i], roots);
+        uint32_t count = self ? mu_tree_roots(config->leaves, own.first, own.count, roots)
+                              : roots_sent(reduce, config, from[i], roots);
         for (uint32_t k = 0; k < count; k++) {
             if (self)
                 program_push(&program, roots[k], k);

@@ -173,8 +173,10 @@ static enum mu_status reduce_along_tree(struct mu_reduce *reduce, uint64_t seque
             status = merge(sequence, kind, leaves, parent, reduce->small_down, total, err);
     }
     if (status == MU_OK)
-        status = run_round(reduce,
-                           &(struct round){down, reduce->world_kin.children, reduce->world_kin.child_count, reduce->small_down, NULL}, err);
+        status = run_round(
+            reduce,
+            &(struct round){down, reduce->world_kin.children, reduce->world_kin.child_count, reduce->small_down, NULL},
+            err);
     return status;
 }
 

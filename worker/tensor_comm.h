@@ -1,7 +1,8 @@
 /* Blocks between the ranks of a tensor group (struct mu_tensor_group of worker/model.h) over the data plane.
  *
  * Every rank of the group makes the same calls in the same order; the calls are counted, and the count is the exchange
- * number. Bytes only: the model adds. Engine's thread; blocking, with progress for everything else that is under way. */
+ * number. Bytes only: the model adds. Engine's thread; blocking, with progress for everything else that is under way.
+ */
 #ifndef MU_WORKER_TENSOR_COMM_H
 #define MU_WORKER_TENSOR_COMM_H
 

@@ -26,7 +26,7 @@
 #include "storage/manifest.h"
 #include "worker/engine.h"
 
-enum { WORKERS_MAX = 8, EVENTS_MAX = 4096, LEDGER_MAX = 8192, PATIENCE_S = 60 };
+enum { WORKERS_MAX = 8, EVENTS_MAX = 4096, LEDGER_MAX = 8192, PATIENCE_S = 40 };
 
 /* When a point of some worker is reached for the `hit`-th time, every worker's generation is aborted: a revoke at that
  * instant. */
@@ -73,6 +73,8 @@ struct fleet {
     uint32_t ranks[WORKERS_MAX], world; /* worker of each rank of this generation */
     const uint32_t *leaf_counts;
     struct mu_layout layout, wanted; /* of this generation; of the next one, dp 0: all members are replicas */
+    bool planned;                    /* layouts by the planner, not the wanted one */
+    uint32_t leaving;                /* workers that are to be idle at most; planned only */
     uint32_t rolled_forward;         /* ranks that were told to, so far */
     uint64_t moved_bytes;            /* planned, so far */
     uint64_t checkpoint, checkpoint_step;
@@ -161,8 +163,8 @@ static inline struct mu_boundary on_boundary(void *ctx, uint64_t generation, uin
             if (worker->fleet->ranks[rank] != worker->index)
                 continue;
             decision.take_snapshot = true;
-            decision.snapshot = (struct mu_snapshot){
-                .checkpoint = command->checkpoint, .piece = rank, .layout = worker->fleet->layout};
+            decision.snapshot =
+                (struct mu_snapshot){.checkpoint = command->checkpoint, .piece = rank, .layout = worker->fleet->layout};
             snprintf(decision.snapshot.dir, sizeof decision.snapshot.dir, "%s", command->dir);
         }
     }
@@ -280,6 +282,17 @@ static inline void fleet_free(struct fleet *fleet)
     free(fleet);
 }
 
+/* Somebody else's trouble may be why nothing happens here. */
+static inline void print_troubles(const struct fleet *fleet)
+{
+    for (uint32_t i = 0; i < fleet->count; i++) {
+        const struct worker *worker = &fleet->workers[i];
+        const struct mu_worker_event *last = worker->event_count ? &worker->events[worker->event_count - 1] : NULL;
+        if (last && last->kind == MU_WE_PARKED && last->parked.text[0])
+            print_error("worker %u parked in generation %d: %s\n", i, (int)last->parked.generation, last->parked.text);
+    }
+}
+
 /* The next event of the worker among `kinds` (a bit set); others are passed over. NULL: none within PATIENCE_S. */
 static inline const struct mu_worker_event *next_event(struct worker *worker, uint32_t kinds)
 {
@@ -298,6 +311,8 @@ static inline const struct mu_worker_event *next_event(struct worker *worker, ui
         if (found || pthread_cond_timedwait(&worker->fleet->changed, &worker->fleet->lock, &until) != 0)
             break;
     }
+    if (!found)
+        print_troubles(worker->fleet);
     pthread_mutex_unlock(&worker->fleet->lock);
     if (!found)
         fail_msg("worker %u: nothing happened (events wanted: %x)", worker->index, kinds);
@@ -416,6 +431,7 @@ static inline bool can_begin(const struct mu_model_spec *model, struct beginning
         } else if (held->has_state && held->step + 1 == step && held->has_gradient && known) {
             begin->source[rank] = MU_SOURCE_ROLL_FORWARD;
             begin->holders[rank].share_count = 1;
+            begin->holders[rank].stale_copies = true;
         }
     }
     return mu_reshard_complete(model, begin->holders, world);
@@ -428,18 +444,19 @@ static inline void note_updates(struct fleet *fleet, struct beginning *begin, ui
         if (begin->source[rank] != MU_SOURCE_ROLL_FORWARD)
             continue;
         struct mu_held_share *share = &begin->held[rank].shares[0];
-        share->owned_only = share->owned_only || (share->layout.sharded && share->layout.dp > 1 && begin->result.finite);
+        share->owned_only =
+            share->owned_only || (share->layout.sharded && share->layout.dp > 1 && begin->result.finite);
         fleet->rolled_forward++;
     }
 }
 
 static inline void choose_beginning(struct fleet *fleet, const struct mu_model_spec *model, struct beginning *begin,
-                                    uint32_t world)
+                                    const uint32_t *workers, uint32_t world)
 {
     uint64_t newest = 0;
     bool any = false;
     for (uint32_t rank = 0; rank < world; rank++) {
-        begin->held[rank] = held_of(&fleet->workers[fleet->ranks[rank]]);
+        begin->held[rank] = held_of(&fleet->workers[workers[rank]]);
         const struct mu_held *held = &begin->held[rank];
         any = any || held->has_state;
         if (held->has_state && held->step + 1 > newest)
@@ -504,44 +521,102 @@ static inline void assign_rank(struct fleet *fleet, const struct mu_model_spec *
     free(moves);
 }
 
+/* What the coordinator decides about a generation. */
+struct decision {
+    struct mu_layout layout;
+    uint32_t ranks[WORKERS_MAX]; /* worker of each rank */
+    struct beginning begin;
+    struct mu_reshard reshard;
+    uint32_t leaf_counts[WORKERS_MAX];
+};
+
+/* The wanted layout, ranks in order of workers. */
+static inline void decide(struct fleet *fleet, const struct mu_model_spec *model, const uint32_t *indices,
+                          uint32_t count, struct decision *out)
+{
+    uint32_t leaves = mu_job_leaves(&fleet->spec);
+    out->layout = fleet->wanted;
+    if (out->layout.dp == 0)
+        out->layout = make_layout(1, 1, count < leaves ? count : leaves, 0, fleet->spec.parallel.optimizer_sharding,
+                                  fleet->spec.model.layers);
+    struct mu_error err;
+    if (mu_layout_check(&out->layout, &fleet->spec, &err) != MU_OK)
+        fail_msg("layout: %s", err.text);
+    uint32_t world = mu_layout_world(&out->layout);
+    assert_true(world <= count);
+    memcpy(out->ranks, indices, count * sizeof *indices);
+    for (uint32_t d = 0; d < out->layout.dp; d++) {
+        mu_plan_leaf_range(leaves, out->layout.dp, NULL, d, &out->leaf_counts[d]);
+        if (fleet->leaf_counts)
+            out->leaf_counts[d] = fleet->leaf_counts[d];
+    }
+    choose_beginning(fleet, model, &out->begin, out->ranks, world);
+    bool made = out->begin.source[0] == MU_SOURCE_INIT || out->begin.source[0] == MU_SOURCE_CHECKPOINT;
+    if (!made && mu_reshard_plan(model, &out->layout, out->begin.holders, &out->reshard) != MU_OK)
+        fail_msg("no source for chunk %u", out->reshard.missing_chunk);
+}
+
+/* As the planner says. */
+static inline void decide_by_plan(struct fleet *fleet, const uint32_t *indices, uint32_t count, struct decision *out)
+{
+    struct mu_plan_member members[WORKERS_MAX];
+    struct mu_plan_rank ranks[WORKERS_MAX];
+    static uint32_t leaf_counts[MU_COUNTED_REPLICAS_MAX];
+    for (uint32_t i = 0; i < count; i++)
+        members[i] = (struct mu_plan_member){.held = held_of(&fleet->workers[indices[i]]),
+                                             .old_rank = UINT32_MAX,
+                                             .host = i % 2,
+                                             .leaving = fleet->leaving >> indices[i] & 1};
+    struct mu_plan_input input = {.spec = &fleet->spec,
+                                  .members = members,
+                                  .member_count = count,
+                                  .checkpoint = fleet->checkpoint,
+                                  .checkpoint_step = fleet->checkpoint_step,
+                                  .may_initialise = fleet->checkpoint == 0,
+                                  .has_old_layout = fleet->generation > 0,
+                                  .old_layout = fleet->layout};
+    struct mu_plan plan = {.ranks = ranks, .leaf_counts = leaf_counts};
+    mu_plan_make(&input, &plan);
+    if (plan.status != MU_OK)
+        fail_msg("plan: %s", plan.text);
+    out->layout = plan.layout;
+    out->begin.step = plan.start_step;
+    out->begin.result = plan.roll_forward;
+    out->reshard = plan.reshard; /* freed by the caller */
+    for (uint32_t rank = 0; rank < mu_layout_world(&plan.layout); rank++) {
+        out->ranks[rank] = indices[ranks[rank].member];
+        out->begin.source[rank] = ranks[rank].source;
+        fleet->rolled_forward += ranks[rank].source == MU_SOURCE_ROLL_FORWARD;
+    }
+    for (uint32_t d = 0; d < plan.layout.dp; d++)
+        mu_plan_leaf_range(mu_job_leaves(&fleet->spec), plan.layout.dp, plan.equal_leaves ? NULL : leaf_counts, d,
+                           &out->leaf_counts[d]);
+}
+
 /* Assigns a new generation to the workers whose bits are set, lowest first, by what they hold. */
 static inline void assign(struct fleet *fleet, uint32_t members)
 {
     struct mu_model_spec model;
-    struct beginning begin = {0};
-    struct mu_reshard reshard = {0};
-    uint32_t indices[WORKERS_MAX], count = 0, leaves = mu_job_leaves(&fleet->spec), counts[WORKERS_MAX];
+    struct decision decision = {0};
+    uint32_t indices[WORKERS_MAX], count = 0;
     for (uint32_t i = 0; i < fleet->count; i++)
         if (members >> i & 1)
             indices[count++] = i;
     mu_model_spec_init(&model, &fleet->spec.model);
-    struct mu_layout layout = fleet->wanted;
-    if (layout.dp == 0)
-        layout = make_layout(1, 1, count < leaves ? count : leaves, 0, fleet->spec.parallel.optimizer_sharding,
-                             fleet->spec.model.layers);
-    struct mu_error err;
-    if (mu_layout_check(&layout, &fleet->spec, &err) != MU_OK)
-        fail_msg("layout: %s", err.text);
-    assert_true(mu_layout_world(&layout) <= count);
+    if (fleet->planned)
+        decide_by_plan(fleet, indices, count, &decision);
+    else
+        decide(fleet, &model, indices, count, &decision);
     pthread_mutex_lock(&fleet->lock);
     fleet->generation++;
-    fleet->layout = layout;
-    fleet->world = mu_layout_world(&layout);
-    memcpy(fleet->ranks, indices, sizeof indices);
+    fleet->layout = decision.layout;
+    fleet->world = mu_layout_world(&decision.layout);
+    memcpy(fleet->ranks, decision.ranks, sizeof decision.ranks);
+    fleet->moved_bytes += decision.reshard.bytes;
     pthread_mutex_unlock(&fleet->lock);
-    choose_beginning(fleet, &model, &begin, fleet->world);
-    bool made = begin.source[0] == MU_SOURCE_INIT || begin.source[0] == MU_SOURCE_CHECKPOINT;
-    if (!made && mu_reshard_plan(&model, &layout, begin.holders, &reshard) != MU_OK)
-        fail_msg("no source for chunk %u", reshard.missing_chunk);
-    fleet->moved_bytes += reshard.bytes;
-    for (uint32_t d = 0; d < layout.dp; d++) {
-        mu_plan_leaf_range(leaves, layout.dp, NULL, d, &counts[d]);
-        if (fleet->leaf_counts)
-            counts[d] = fleet->leaf_counts[d];
-    }
     for (uint32_t rank = 0; rank < fleet->world; rank++)
-        assign_rank(fleet, &model, &begin, &reshard, counts, rank);
-    mu_reshard_fini(&reshard);
+        assign_rank(fleet, &model, &decision.begin, &decision.reshard, decision.leaf_counts, rank);
+    mu_reshard_fini(&decision.reshard);
 }
 
 /* Assigns, waits until all are prepared, says go. */

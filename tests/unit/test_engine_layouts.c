@@ -1,6 +1,8 @@
 /* links: mu_engine mu_storage mu_plan */
 #include "engine_testing.h"
 
+#include <math.h>
+
 /* Every layout of a job gives the same weights. By default a sample of layouts; MU_TEST_ALL_LAYOUTS=1: all of them. */
 
 enum { LAYERS = 4 };
@@ -88,9 +90,12 @@ static uint32_t first_members(uint32_t count)
     return (1u << count) - 1;
 }
 
-static void run_layout(const struct variant *variant, const struct reference *reference, struct mu_layout layout)
+static void run_layout(const struct variant *variant, const struct reference *reference, struct mu_layout layout,
+                       const uint32_t *leaf_counts, uint32_t threads)
 {
     struct fleet *fleet = fleet_of_variant(variant);
+    fleet->leaf_counts = leaf_counts;
+    fleet->threads = threads;
     fleet->spec.parallel.optimizer_sharding = layout.sharded;
     fleet->wanted = layout;
     start_workers(fleet, mu_layout_world(&layout));
@@ -124,7 +129,7 @@ static void run_variant(const struct variant *variant, uint32_t every)
     uint32_t cursor = 0, count = 0;
     for (struct mu_layout layout; next_layout(&cursor, variant->slices, &layout); count++)
         if (all_layouts() || count % every == every - 1)
-            run_layout(variant, &reference, layout);
+            run_layout(variant, &reference, layout, NULL, 1 + count % 2);
     assert_true(count > 0);
 }
 
@@ -162,12 +167,52 @@ static void test_layouts_recompute_does_not_change_bits(void **state)
     }
 }
 
+/* Also a replica without leaves: its stages have nothing to do but to add up. */
+static void test_layouts_uneven_leaves_same_bits(void **state)
+{
+    (void)state;
+    static const struct variant variant = {&gpt2, 2, MU_RECOMPUTE_NONE};
+    static const uint32_t counts[][3] = {{5, 2, 0}, {1, 5, 1}, {7, 0, 0}};
+    struct reference reference;
+    make_reference(&variant, &reference);
+    for (uint32_t i = 0; i < 3; i++) {
+        run_layout(&variant, &reference, make_layout(1, 2, 2 + i % 2, 0, false, LAYERS), counts[i], 1);
+        run_layout(&variant, &reference, make_layout(2, 1, 2 + i % 2, 0, true, LAYERS), counts[i], 1);
+    }
+}
+
+/* Steps whose loss or gradient is not finite change nothing, anywhere. */
+static void test_layouts_updates_that_are_skipped_same_bits(void **state)
+{
+    (void)state;
+    uint8_t sha[2][32];
+    static const uint32_t layouts[][3] = {{1, 1, 1}, {1, 2, 2}, {2, 2, 2}};
+    for (uint32_t sharded = 0; sharded < 2; sharded++) {
+        for (uint32_t i = 0; i < 3; i++) {
+            struct fleet *fleet = fleet_of_variant(&(struct variant){&gpt2, 2, MU_RECOMPUTE_NONE});
+            fleet->spec.parallel.optimizer_sharding = sharded;
+            fleet->spec.eval.every = 0;
+            fleet->spec.optimizer.lr = 1e18;
+            fleet->spec.optimizer.warmup = 0;
+            want_layout(fleet, layouts[i][0], layouts[i][1], layouts[i][2], 0);
+            start_workers(fleet, mu_layout_world(&fleet->wanted));
+            start(fleet, first_members(fleet->count));
+            assert_int_equal(wait_parked(fleet, sha[i > 0]), MU_PARK_FINISHED);
+            assert_memory_equal(sha[0], sha[i > 0], 32);
+            assert_true(isfinite(fleet->loss[5]) == 0);
+            fleet_free(fleet);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layouts_gpt2_without_slices_same_bits),
         cmocka_unit_test(test_layouts_gpt2_with_slices_same_bits),
         cmocka_unit_test(test_layouts_llama_same_bits),
+        cmocka_unit_test(test_layouts_uneven_leaves_same_bits),
+        cmocka_unit_test(test_layouts_updates_that_are_skipped_same_bits),
         cmocka_unit_test(test_layouts_recompute_does_not_change_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

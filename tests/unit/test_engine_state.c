@@ -39,10 +39,9 @@ static void checkpoint_path(const struct fleet *fleet, const char *root, uint64_
     assert_true(snprintf(out, MU_PATH_SIZE, "%s/%s/%s", fleet->dir, root, name) < MU_PATH_SIZE);
 }
 
-/* Starts `world` workers that take a snapshot below <dir>/<root> at step 2 and go on to the end. */
-static struct fleet *run_with_snapshot(uint32_t world, const char *root)
+/* Starts workers, one for each rank, that take a snapshot below <dir>/<root> at step 2 and go on to the end. */
+static struct fleet *snapshot_run(struct fleet *fleet, uint32_t world, const char *root)
 {
-    struct fleet *fleet = fleet_new();
     snprintf(fleet->spec.checkpoint.path, sizeof fleet->spec.checkpoint.path, "%s", fleet->dir);
     for (uint32_t i = 0; i < world; i++)
         worker_start(fleet);
@@ -56,6 +55,11 @@ static struct fleet *run_with_snapshot(uint32_t world, const char *root)
     for (uint32_t rank = 0; rank < world; rank++)
         assert_int_equal(mu_engine_run(fleet->workers[rank].engine, fleet->generation), MU_OK);
     return fleet;
+}
+
+static struct fleet *run_with_snapshot(uint32_t world, const char *root)
+{
+    return snapshot_run(fleet_new(), world, root);
 }
 
 /* The piece report of a worker, found among all its events (it may come before or after others). */
@@ -119,6 +123,55 @@ static void test_engine_snapshot_while_stepping_then_load_same_bits(void **state
         check_sha(second);
         assert_int_equal(second->applied[1], 0);
         assert_int_equal(second->applied[2], 2);
+        fleet_free(second);
+        fleet_free(fleet);
+    }
+}
+
+/* ---- other layouts ---- */
+
+static const struct mu_model_config sliced = {.family = MU_FAMILY_GPT2,
+                                              .layers = 4,
+                                              .heads = 4,
+                                              .channels = 32,
+                                              .context = 16,
+                                              .vocab = 259,
+                                              .dropout = 0.1f,
+                                              .slices = 4};
+
+static struct fleet *sliced_fleet(bool sharded, const uint32_t layout[4])
+{
+    struct fleet *fleet = fleet_of(&sliced);
+    fleet->spec.parallel.optimizer_sharding = sharded;
+    want_layout(fleet, layout[0], layout[1], layout[2], layout[3]);
+    return fleet;
+}
+
+/* Whatever layout wrote it, any layout goes on from it. */
+static void test_engine_checkpoint_of_any_layout_loads_into_any_other(void **state)
+{
+    (void)state;
+    static const uint32_t layouts[][4] = {{2, 2, 2, 0}, {1, 3, 2, 1}, {4, 1, 1, 0}, {1, 1, 3, 0}};
+    uint8_t sha[32], wanted[32] = {0};
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t *to = layouts[(i + 1) % 4];
+        struct fleet *fleet = sliced_fleet(i % 2 == 0, layouts[i]);
+        snapshot_run(fleet, layouts[i][0] * layouts[i][1] * layouts[i][2] + layouts[i][3], "ckpt");
+        assert_int_equal(wait_parked(fleet, sha), MU_PARK_FINISHED);
+        assert_true(i == 0 || memcmp(sha, wanted, 32) == 0);
+        memcpy(wanted, sha, 32);
+        write_manifest(fleet, mu_layout_working(&fleet->layout));
+        struct fleet *second = sliced_fleet(i % 3 == 0, to);
+        for (uint32_t k = 0; k < mu_layout_world(&second->wanted); k++)
+            worker_start(second);
+        second->checkpoint = 5;
+        second->checkpoint_step = 2;
+        snprintf(second->checkpoint_dir, sizeof second->checkpoint_dir, "%s", fleet->command.dir);
+        start(second, (1u << second->count) - 1);
+        assert_int_equal(wait_parked(second, sha), MU_PARK_FINISHED);
+        assert_memory_equal(sha, wanted, 32);
+        assert_int_equal(second->applied[1], 0);
+        assert_int_equal(second->applied[2], second->count);
         fleet_free(second);
         fleet_free(fleet);
     }
@@ -325,6 +378,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_engine_snapshot_while_stepping_then_load_same_bits),
+        cmocka_unit_test(test_engine_checkpoint_of_any_layout_loads_into_any_other),
         cmocka_unit_test(test_engine_damaged_checkpoint_is_named_and_nothing_is_held),
         cmocka_unit_test(test_engine_checkpoint_that_cannot_be_written_does_not_stop_training),
         cmocka_unit_test(test_engine_snapshot_when_parked_is_answered_once_each),

@@ -145,7 +145,8 @@ static bool make_reduce(struct rank *rank, struct rank_state *s)
                                       .ranks = ranks,
                                       .leaf_counts = s->idle ? NULL : x->leaf_counts,
                                       .runs = runs,
-                                      .run_count = mu_layout_runs(&x->model, &x->layout, rank->rank, MU_SHARE_PARAMS, runs),
+                                      .run_count =
+                                          mu_layout_runs(&x->model, &x->layout, rank->rank, MU_SHARE_PARAMS, runs),
                                       .sharded = x->layout.sharded,
                                       .world = x->world,
                                       .rank = rank->rank,
@@ -446,13 +447,8 @@ static void test_reduce_more_ranks_than_chunks_gives_the_tree_sum(void **state)
                  &(struct layout){.world = 12, .leaves = 12, .mesh = true, .threads = 1, .staging_bytes = 1 << 20});
 }
 
-static const struct mu_model_config sliced = {.family = MU_FAMILY_GPT2,
-                                              .layers = 3,
-                                              .heads = 4,
-                                              .channels = 104,
-                                              .context = 16,
-                                              .vocab = 1300,
-                                              .slices = 4};
+static const struct mu_model_config sliced = {
+    .family = MU_FAMILY_GPT2, .layers = 3, .heads = 4, .channels = 104, .context = 16, .vocab = 1300, .slices = 4};
 
 static void test_reduce_sharded_sums_at_owners_and_gathers_to_all(void **state)
 {
@@ -465,9 +461,9 @@ static void test_reduce_sharded_sums_at_owners_and_gathers_to_all(void **state)
                                                .sharded = true,
                                                .staging_bytes = 1 << 28});
     check_layout(&tiny, &(struct layout){.world = 12, .leaves = 12, .mesh = true, .threads = 1, .sharded = true});
-    check_layout(&medium,
-                 &(struct layout){
-                     .world = 4, .leaves = 9, .mesh = true, .threads = 1, .sharded = true, .segment_chunks = 3});
+    check_layout(
+        &medium,
+        &(struct layout){.world = 4, .leaves = 9, .mesh = true, .threads = 1, .sharded = true, .segment_chunks = 3});
 }
 
 static void test_reduce_columns_of_a_layout_give_the_tree_sum(void **state)
@@ -491,14 +487,10 @@ static void test_reduce_columns_of_a_layout_give_the_tree_sum(void **state)
                                                .idle = 3,
                                                .sharded = sharded,
                                                .staging_bytes = 1 << 20});
-        check_layout(&sliced, &(struct layout){.world = 1,
-                                               .leaves = 5,
-                                               .mesh = true,
-                                               .threads = 1,
-                                               .tp = 4,
-                                               .pp = 3,
-                                               .idle = 1,
-                                               .sharded = sharded});
+        check_layout(
+            &sliced,
+            &(struct layout){
+                .world = 1, .leaves = 5, .mesh = true, .threads = 1, .tp = 4, .pp = 3, .idle = 1, .sharded = sharded});
     }
 }
 

@@ -1,0 +1,489 @@
+/* links: mu_engine mu_storage mu_plan */
+#include "engine_testing.h"
+
+/* Jobs that change their layout on the way, in good order or cut short anywhere, give the same weights.
+ * MU_TEST_ALL_LAYOUTS=1: many more of them. */
+
+enum { LAYERS = 4 };
+
+static const struct mu_model_config gpt2 = {.family = MU_FAMILY_GPT2,
+                                            .layers = LAYERS,
+                                            .heads = 4,
+                                            .channels = 32,
+                                            .context = 16,
+                                            .vocab = 259,
+                                            .dropout = 0.1f,
+                                            .slices = 4};
+
+static uint8_t reference_sha[32];
+
+static struct fleet *new_fleet(bool sharded)
+{
+    struct fleet *fleet = fleet_of(&gpt2);
+    fleet->spec.parallel.optimizer_sharding = sharded;
+    return fleet;
+}
+
+static int setup_reference(void **state)
+{
+    (void)state;
+    struct fleet *fleet = new_fleet(false);
+    worker_start(fleet);
+    start(fleet, 1);
+    if (wait_parked(fleet, reference_sha) != MU_PARK_FINISHED)
+        return -1;
+    fleet_free(fleet);
+    return 0;
+}
+
+static uint32_t rounds(uint32_t few, uint32_t many)
+{
+    const char *text = getenv("MU_TEST_ALL_LAYOUTS");
+    return text && text[0] == '1' ? many : few;
+}
+
+static void check_finished(struct fleet *fleet)
+{
+    uint8_t sha[32];
+    assert_int_equal(wait_parked(fleet, sha), MU_PARK_FINISHED);
+    assert_memory_equal(sha, reference_sha, 32);
+}
+
+static void go(struct fleet *fleet)
+{
+    for (uint32_t rank = 0; rank < fleet->world; rank++)
+        assert_int_equal(mu_engine_run(fleet->workers[fleet->ranks[rank]].engine, fleet->generation), MU_OK);
+}
+
+static void wait_prepared(struct fleet *fleet)
+{
+    for (uint32_t rank = 0; rank < fleet->world; rank++) {
+        const struct mu_worker_event *event =
+            next_event(&fleet->workers[fleet->ranks[rank]], 1u << MU_WE_PREPARED | 1u << MU_WE_PARKED);
+        if (event->kind != MU_WE_PREPARED)
+            fail_msg("prepare of rank %u failed: %s", rank, event->parked.text);
+    }
+}
+
+/* The members take the wanted layout and step until `stop`. */
+static void run_until(struct fleet *fleet, uint32_t members, uint64_t stop)
+{
+    assign(fleet, members);
+    wait_prepared(fleet);
+    pthread_mutex_lock(&fleet->lock);
+    fleet->command = (struct command){.number = fleet->command.number + 1, .not_before_step = stop, .park = true};
+    pthread_mutex_unlock(&fleet->lock);
+    go(fleet);
+    assert_int_equal(wait_parked(fleet, NULL), MU_PARK_COMMAND);
+    for (uint32_t rank = 0; rank < fleet->world; rank++) {
+        struct mu_held held = held_of(&fleet->workers[fleet->ranks[rank]]);
+        assert_int_equal(held.step, stop);
+        assert_int_equal(held.has_state, !mu_layout_is_idle(&fleet->layout, rank));
+        assert_int_equal(held.share_count, held.has_state);
+        if (!held.has_state)
+            continue;
+        assert_false(held.shares[0].owned_only);
+        assert_true(mu_layout_equal(&held.shares[0].layout, &fleet->layout));
+        assert_int_equal(held.shares[0].rank, rank);
+    }
+}
+
+static void abort_all(struct fleet *fleet)
+{
+    for (uint32_t rank = 0; rank < fleet->world; rank++)
+        assert_int_equal(mu_engine_abort(fleet->workers[fleet->ranks[rank]].engine, fleet->generation), MU_OK);
+}
+
+static void start_workers(struct fleet *fleet, uint32_t count)
+{
+    while (fleet->count < count)
+        worker_start(fleet);
+}
+
+/* ---- in good order ---- */
+
+struct link {
+    uint32_t tp, pp, dp, idle, members;
+};
+
+static void run_chain(bool sharded, const struct link *links, uint32_t count)
+{
+    struct fleet *fleet = new_fleet(sharded);
+    start_workers(fleet, WORKERS_MAX);
+    for (uint32_t i = 0; i < count; i++) {
+        want_layout(fleet, links[i].tp, links[i].pp, links[i].dp, links[i].idle);
+        if (i + 1 < count)
+            run_until(fleet, links[i].members, i + 1);
+        else
+            start(fleet, links[i].members);
+    }
+    check_finished(fleet);
+    assert_true(fleet->moved_bytes > 0);
+    fleet_free(fleet);
+}
+
+static void test_changes_chain_of_layouts_same_bits(void **state)
+{
+    (void)state;
+    static const struct link chain[] = {{1, 1, 2, 0, 0x03}, {2, 2, 1, 0, 0x0f}, {4, 1, 2, 0, 0xff},
+                                        {1, 3, 2, 1, 0xfe}, {2, 1, 3, 0, 0x3f}, {1, 2, 1, 0, 0x81}};
+    run_chain(false, chain, 6);
+    run_chain(true, chain, 6);
+}
+
+static void test_changes_idle_rank_is_the_only_source(void **state)
+{
+    (void)state;
+    /* Whoever holds everything leaves; later nobody is left of the first ones. */
+    static const struct link chain[] = {{1, 1, 1, 0, 0x80}, {2, 1, 2, 1, 0x8f}, {1, 4, 1, 4, 0xff}, {1, 1, 2, 0, 0x03}};
+    run_chain(false, chain, 4);
+    run_chain(true, chain, 4);
+}
+
+static void test_changes_prepared_share_counts_although_it_never_ran(void **state)
+{
+    (void)state;
+    for (uint32_t sharded = 0; sharded < 2; sharded++) {
+        struct fleet *fleet = new_fleet(sharded);
+        start_workers(fleet, 4);
+        want_layout(fleet, 2, 2, 1, 0);
+        run_until(fleet, 0xf, 2);
+        want_layout(fleet, 1, 1, 4, 0);
+        assign(fleet, 0xf);
+        wait_prepared(fleet);
+        for (uint32_t i = 0; i < 4; i++)
+            assert_int_equal(held_of(&fleet->workers[i]).share_count, 2);
+        abort_all(fleet);
+        wait_revoked(fleet);
+        for (uint32_t i = 0; i < 4; i++) {
+            struct mu_held held = held_of(&fleet->workers[i]);
+            assert_int_equal(held.share_count, 2);
+            assert_int_equal(held.shares[0].layout.tp, 2);
+            assert_int_equal(held.shares[1].layout.dp, 4);
+        }
+        /* One of four is enough now, when each has all; else what was reported first is still there too. */
+        uint64_t before = fleet->moved_bytes;
+        want_layout(fleet, 1, 2, 2, 0);
+        start(fleet, 0xf);
+        assert_true(sharded || fleet->moved_bytes == before);
+        check_finished(fleet);
+        fleet_free(fleet);
+    }
+}
+
+/* ---- cut short ---- */
+
+/* How long the slowest answer to an abort took. Everybody is revoked at once. */
+static uint64_t revoke_all(struct fleet *fleet)
+{
+    uint64_t begin_us = mu_clock_mono_us();
+    abort_all(fleet);
+    wait_revoked(fleet);
+    return mu_clock_mono_us() - begin_us;
+}
+
+static void random_layout(struct fleet *fleet, uint64_t *seed, uint32_t members)
+{
+    for (;;) {
+        uint32_t tp = 1u << mu_splitmix64(seed) % 3, pp = 1 + (uint32_t)(mu_splitmix64(seed) % 3),
+                 dp = 1 + (uint32_t)(mu_splitmix64(seed) % 3);
+        if (tp * pp * dp > members)
+            continue;
+        uint32_t idle = members - tp * pp * dp;
+        want_layout(fleet, tp, pp, dp, mu_splitmix64(seed) % 2 ? idle : 0);
+        return;
+    }
+}
+
+/* Revoked again and again after a random time, then other layouts, sometimes without a worker or with a new one. */
+static void run_torn(uint64_t seed, bool sharded)
+{
+    struct fleet *fleet = new_fleet(sharded);
+    start_workers(fleet, 7);
+    uint32_t members = 0x7f;
+    for (uint32_t round = 0; round < 8; round++) {
+        random_layout(fleet, &seed, (uint32_t)__builtin_popcount(members));
+        assign(fleet, members);
+        bool prepared = mu_splitmix64(&seed) % 4 != 0;
+        if (prepared) {
+            wait_prepared(fleet);
+            go(fleet);
+        }
+        usleep((useconds_t)(mu_splitmix64(&seed) % (prepared ? 20000 : 3000)));
+        uint64_t took_us = revoke_all(fleet);
+        assert_true(took_us < 2000000); /* 10 ms on a quiet machine; this one may be busy */
+        if (round == 4) {
+            worker_stop(fleet, 1);
+            members &= ~2u;
+            worker_start(fleet);
+            members |= 0x80;
+        }
+    }
+    random_layout(fleet, &seed, (uint32_t)__builtin_popcount(members));
+    start(fleet, members);
+    check_finished(fleet);
+    fleet_free(fleet);
+}
+
+static void test_changes_torn_anywhere_same_bits(void **state)
+{
+    (void)state;
+    uint32_t count = rounds(3, 40);
+    for (uint32_t i = 0; i < count; i++) {
+        run_torn(100 + i, false);
+        run_torn(500 + i, true);
+    }
+}
+
+/* Like a coordinator with the real planner: workers come, leave in good order, die; everybody is revoked at any time.
+ */
+static void run_planned(uint64_t seed, bool sharded, uint32_t tp, uint32_t pp)
+{
+    struct fleet *fleet = new_fleet(sharded);
+    fleet->planned = true;
+    fleet->spec.parallel.tp = tp;
+    fleet->spec.parallel.pp = pp;
+    start_workers(fleet, 5);
+    uint32_t members = 0x1f;
+    for (uint32_t round = 0; round < 7; round++) {
+        assign(fleet, members);
+        if (mu_splitmix64(&seed) % 5 != 0) {
+            wait_prepared(fleet);
+            go(fleet);
+            usleep((useconds_t)(mu_splitmix64(&seed) % 20000));
+        }
+        assert_true(revoke_all(fleet) < 2000000);
+        uint32_t event = (uint32_t)(mu_splitmix64(&seed) % 4), who = (uint32_t)(mu_splitmix64(&seed) % fleet->count);
+        members &= ~fleet->leaving; /* they have given away what they held */
+        fleet->leaving = 0;
+        bool may_lose = (uint32_t)__builtin_popcount(members) > tp * pp && (members >> who & 1);
+        if (event == 0 && may_lose) {
+            worker_stop(fleet, who);
+            members &= ~(1u << who);
+        } else if (event == 1 && may_lose) {
+            fleet->leaving = 1u << who;
+        } else if (event == 2 && fleet->count < WORKERS_MAX) {
+            members |= 1u << worker_start(fleet);
+        }
+    }
+    members &= ~fleet->leaving;
+    fleet->leaving = 0;
+    start(fleet, members);
+    check_finished(fleet);
+    fleet_free(fleet);
+}
+
+static void test_changes_planned_same_bits(void **state)
+{
+    (void)state;
+    static const uint32_t degrees[][2] = {{2, 2}, {1, 3}, {4, 1}, {1, 2}, {2, 1}, {1, 1}};
+    uint32_t count = rounds(6, 60);
+    for (uint32_t i = 0; i < count; i++)
+        run_planned(900 + i, (i / 6 + i) % 2, degrees[i % 6][0], degrees[i % 6][1]);
+}
+
+static void let_go(struct fleet *fleet)
+{
+    pthread_mutex_lock(&fleet->lock);
+    fleet->holding = fleet->trigger_holds = false;
+    fleet->trigger = TRIGGER_NONE;
+    pthread_cond_broadcast(&fleet->changed);
+    pthread_mutex_unlock(&fleet->lock);
+}
+
+/* Worker `index` stands still in its callback; a moment later everybody else waits for it. */
+static void hold_and_start(struct fleet *fleet, enum trigger_point point, uint32_t index, uint32_t members)
+{
+    fleet->trigger_holds = true;
+    set_trigger(fleet, point, index, 2);
+    start(fleet, members);
+    pthread_mutex_lock(&fleet->lock);
+    while (!fleet->holding)
+        pthread_cond_wait(&fleet->changed, &fleet->lock);
+    pthread_mutex_unlock(&fleet->lock);
+    for (uint32_t rank = 0; rank < fleet->world; rank++) {
+        if (fleet->ranks[rank] == index)
+            continue;
+        uint64_t counter, deadline_us = mu_clock_mono_us() + PATIENCE_S * 1000000ull;
+        for (bool waiting = false; !waiting && mu_clock_mono_us() < deadline_us; usleep(1000))
+            mu_engine_progress(fleet->workers[fleet->ranks[rank]].engine, &counter, &waiting);
+    }
+    usleep(20000);
+}
+
+/* A worker may have parked already because another one was quicker to leave. */
+static void wait_answer(struct worker *worker)
+{
+    enum mu_park_reason reason;
+    do
+        reason = next_event(worker, 1u << MU_WE_PARKED)->parked.reason;
+    while (reason == MU_PARK_PEER);
+    assert_int_equal(reason, MU_PARK_REVOKED);
+}
+
+/* All but the one that stands still must answer at once, whatever they wait for. */
+static void check_abort_while_held(struct fleet *fleet, uint32_t held)
+{
+    uint64_t begin_us = mu_clock_mono_us();
+    abort_all(fleet);
+    for (uint32_t rank = 0; rank < fleet->world; rank++)
+        if (fleet->ranks[rank] != held)
+            wait_answer(&fleet->workers[fleet->ranks[rank]]);
+    assert_true(mu_clock_mono_us() - begin_us < 1000000); /* 10 ms on a quiet machine; this one may be busy */
+    let_go(fleet);
+    wait_answer(&fleet->workers[held]);
+}
+
+static void test_changes_abort_while_waiting_in_tensor_exchange_and_pipeline(void **state)
+{
+    (void)state;
+    static const uint32_t layouts[][2] = {{2, 1}, {4, 1}, {1, 3}, {2, 2}, {2, 3}};
+    for (uint32_t i = 0; i < 5; i++) {
+        struct fleet *fleet = new_fleet(i % 2);
+        uint32_t tp = layouts[i][0], pp = layouts[i][1], count = tp * pp, held = tp * (pp - 1);
+        start_workers(fleet, count);
+        want_layout(fleet, tp, pp, 1, 0);
+        hold_and_start(fleet, TRIGGER_LEAF, held, (1u << count) - 1); /* leaves are reported by the last stage */
+        check_abort_while_held(fleet, held);
+        for (uint32_t k = 0; k < count; k++)
+            assert_int_equal(held_of(&fleet->workers[k]).step, 0);
+        want_layout(fleet, 1, 2, 1, 0);
+        start(fleet, 3);
+        check_finished(fleet);
+        fleet_free(fleet);
+    }
+}
+
+static void test_changes_abort_in_a_gather_leaves_owned_parts(void **state)
+{
+    (void)state;
+    for (uint32_t pp = 1; pp <= 2; pp++) {
+        struct fleet *fleet = new_fleet(true);
+        uint32_t count = 3 * pp;
+        start_workers(fleet, count);
+        want_layout(fleet, 1, pp, 3, 0);
+        hold_and_start(fleet, TRIGGER_APPLIED, 1, (1u << count) - 1);
+        check_abort_while_held(fleet, 1);
+        for (uint32_t i = 0; i < count; i++) {
+            struct mu_held held = held_of(&fleet->workers[i]);
+            assert_true(held.has_state && held.step == 2 && !held.has_gradient);
+            bool column = i / 3 == 0; /* replicas of the one that stood still, itself among them */
+            assert_true(held.shares[0].owned_only || !column);
+        }
+        /* Nothing is lost: every part is of one owner. */
+        want_layout(fleet, 2, 1, 1, count - 2);
+        run_until(fleet, (1u << count) - 1, 3);
+        assert_int_equal(fleet->applied[1], count);
+        want_layout(fleet, 1, 1, 2, 0);
+        start(fleet, 3);
+        check_finished(fleet);
+        fleet_free(fleet);
+    }
+}
+
+/* While the tied copy is on its way a replica of the last stage still has its whole column, and says so. */
+static void test_changes_column_counts_while_the_tied_copy_is_missing(void **state)
+{
+    (void)state;
+    struct fleet *fleet = new_fleet(false);
+    start_workers(fleet, 4);
+    want_layout(fleet, 1, 2, 2, 0);
+    hold_and_start(fleet, TRIGGER_APPLIED, 0, 0xf);
+    check_abort_while_held(fleet, 0);
+    struct mu_held held = held_of(&fleet->workers[2]);
+    assert_int_equal(held.step, 2);
+    assert_true(held.shares[0].owned_only);
+    assert_int_equal(held.shares[0].layout.dp, 1);
+    assert_int_equal(held.shares[0].rank, 1);
+    worker_stop(fleet, 1);
+    worker_stop(fleet, 3);
+    want_layout(fleet, 1, 2, 1, 0);
+    start(fleet, 0x5);
+    check_finished(fleet);
+    assert_int_equal(fleet->applied[1], 4);
+    fleet_free(fleet);
+}
+
+/* Some have applied the update, others only know that they can: they roll forward, each what it owns. */
+static void test_changes_sharded_update_is_rolled_forward(void **state)
+{
+    (void)state;
+    uint32_t rolled = 0;
+    for (uint32_t i = 0; i < 60 && rolled < rounds(2, 12); i++) {
+        struct fleet *fleet = new_fleet(true);
+        start_workers(fleet, 6);
+        want_layout(fleet, 1 + i % 2, 1, 3, 0);
+        set_trigger(fleet, TRIGGER_APPLIED, i % 3, 1 + i % 4);
+        start(fleet, i % 2 ? 0x3f : 0x07);
+        wait_revoked(fleet);
+        set_trigger(fleet, TRIGGER_NONE, 0, 0);
+        if (i % 3 == 0)
+            want_layout(fleet, 1, 1, 2, 0);
+        else
+            want_layout(fleet, 2, 2, 1, 0);
+        start(fleet, i % 2 || i % 3 ? 0x3f : 0x07);
+        check_finished(fleet);
+        rolled += fleet->rolled_forward > 0;
+        fleet_free(fleet);
+    }
+    assert_true(rolled > 0);
+}
+
+/* ---- assignments that do not fit ---- */
+
+static void expect_refusal(struct fleet *fleet, const struct mu_assign *assign, const char *why)
+{
+    struct worker *worker = &fleet->workers[0];
+    assert_int_equal(mu_engine_prepare(worker->engine, ++fleet->generation, worker->incarnation, assign), MU_OK);
+    const struct mu_worker_event *event = next_event(worker, 1u << MU_WE_PREPARED | 1u << MU_WE_PARKED);
+    assert_int_equal(event->kind, MU_WE_PARKED);
+    assert_int_equal(event->parked.reason, MU_PARK_PREPARE);
+    if (!strstr(event->parked.text, why))
+        fail_msg("'%s' does not say '%s'", event->parked.text, why);
+}
+
+static void test_changes_moves_that_contradict_what_is_held_are_refused(void **state)
+{
+    (void)state;
+    struct fleet *fleet = new_fleet(false);
+    worker_start(fleet);
+    struct mu_assign a = {.layout = make_layout(1, 1, 1, 0, false, LAYERS), .source = MU_SOURCE_PEER};
+    expect_refusal(fleet, &a, "neither held nor copied");
+    a.layout.tp = 8;
+    expect_refusal(fleet, &a, "tp");
+    a.layout = make_layout(1, 1, 1, 0, false, LAYERS);
+    run_until(fleet, 1, 1);
+    struct mu_move move = {.from = 1, .to = 0, .kinds = MU_MOVE_PARAMS, .run = {0, 1}};
+    a.start_step = 1;
+    a.source = MU_SOURCE_HELD;
+    a.moves = &move;
+    a.move_count = 1;
+    expect_refusal(fleet, &a, "holds it");
+    move.run = (struct mu_chunk_run){0, 100000};
+    expect_refusal(fleet, &a, "the model has");
+    move = (struct mu_move){.from = 0, .to = 1, .kinds = MU_MOVE_MOMENTS, .run = {0, 1}};
+    a.source = MU_SOURCE_PEER;
+    a.start_step = 3;
+    expect_refusal(fleet, &a, "does not have it");
+    /* What it holds is as it was. */
+    start(fleet, 1);
+    check_finished(fleet);
+    fleet_free(fleet);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_changes_chain_of_layouts_same_bits),
+        cmocka_unit_test(test_changes_idle_rank_is_the_only_source),
+        cmocka_unit_test(test_changes_prepared_share_counts_although_it_never_ran),
+        cmocka_unit_test(test_changes_torn_anywhere_same_bits),
+        cmocka_unit_test(test_changes_planned_same_bits),
+        cmocka_unit_test(test_changes_abort_while_waiting_in_tensor_exchange_and_pipeline),
+        cmocka_unit_test(test_changes_abort_in_a_gather_leaves_owned_parts),
+        cmocka_unit_test(test_changes_column_counts_while_the_tied_copy_is_missing),
+        cmocka_unit_test(test_changes_sharded_update_is_rolled_forward),
+        cmocka_unit_test(test_changes_moves_that_contradict_what_is_held_are_refused),
+    };
+    return cmocka_run_group_tests(tests, setup_reference, NULL);
+}
