@@ -243,6 +243,12 @@ static void test_model_spec_slices_cut_heads_mlp_and_vocabulary(void **state)
     };
     check_slices(&spec, 1, gpt2, sizeof gpt2 / sizeof gpt2[0]);
     assert_int_equal(spec.cell_count, 4 + 1 + 2 * 5 + 1);
+}
+
+static void test_model_spec_slices_of_llama_keep_gate_and_up_together(void **state)
+{
+    (void)state;
+    struct mu_model_spec spec;
     mu_model_spec_init(&spec, &(struct mu_model_config){.family = MU_FAMILY_LLAMA,
                                                         .layers = 2,
                                                         .heads = 8,
@@ -489,6 +495,7 @@ int main(void)
         cmocka_unit_test(test_model_spec_index_order_is_role_order),
         cmocka_unit_test(test_model_spec_llama_has_the_published_number_of_parameters),
         cmocka_unit_test(test_model_spec_slices_cut_heads_mlp_and_vocabulary),
+        cmocka_unit_test(test_model_spec_slices_of_llama_keep_gate_and_up_together),
         cmocka_unit_test(test_model_spec_slices_tile_the_logical_tensor),
         cmocka_unit_test(test_model_spec_cells_are_found_by_kind),
         cmocka_unit_test(test_model_spec_one_slice_keeps_its_places),
