@@ -38,7 +38,7 @@ struct mu_step_result {
 };
 
 /* What a worker holds, complete and intact, while it is parked (or would hold if it parked now). */
-enum { MU_HELD_SHARES_MAX = 2 };
+enum { MU_HELD_SHARES_MAX = 3 };
 struct mu_held {
     bool has_state;    /* parameters and moments of the shares below after `step` updates */
     bool has_gradient; /* also the complete reduced gradient of the update step -> step + 1, of all that shares[0]
@@ -48,7 +48,9 @@ struct mu_held {
     uint64_t step;
     struct mu_step_result result;
     uint32_t share_count; /* > 0 exactly when has_state */
-    /* [0]: the one it steps or last stepped with; [1]: the one of a generation that was prepared and did not run yet */
+    /* [0]: the one it steps or last stepped with; then those of generations that were prepared and did not run, oldest
+     * first. More than one of them, because what came for one may be the last copy when the next one is prepared, and
+     * who gave it may die before Go. */
     struct mu_held_share shares[MU_HELD_SHARES_MAX];
 };
 

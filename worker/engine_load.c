@@ -96,8 +96,21 @@ static enum mu_status open_data(struct engine_job *job, struct mu_error *err)
     return MU_OK;
 }
 
+static void tell_identity(const struct mu_kernel_identity *identity, struct mu_worker_event *event)
+{
+    _Static_assert((int)MU_IDENTITY_PARTS <= (int)MU_IDENTITY_PARTS_MAX, "every kernel can be told");
+    struct mu_identity_parts *parts = &event->job_loaded.identity_parts;
+    event->job_loaded.numeric_identity = identity->total;
+    parts->count = identity->count;
+    for (uint32_t i = 0; i < identity->count; i++) {
+        size_t length = strnlen(identity->parts[i].name, MU_IDENTITY_NAME_SIZE - 1);
+        memcpy(parts->parts[i].name, identity->parts[i].name, length);
+        parts->parts[i].hash = identity->parts[i].hash;
+    }
+}
+
 static enum mu_status load_job(struct mu_engine *engine, const struct engine_command *command,
-                               struct mu_hash128 *ret_identity, struct mu_error *err)
+                               struct mu_worker_event *event, struct mu_error *err)
 {
     struct engine_job *job = &engine->job;
     job->spec = command->spec;
@@ -125,7 +138,7 @@ static enum mu_status load_job(struct mu_engine *engine, const struct engine_com
     struct mu_kernel_identity identity;
     status = mu_kernels_identity(engine->pool, &shapes, err, &identity);
     if (status == MU_OK)
-        *ret_identity = identity.total;
+        tell_identity(&identity, event);
     return status;
 }
 
@@ -138,7 +151,7 @@ void engine_load(struct mu_engine *engine, const struct engine_command *command)
     engine_generation_close(&engine->old);
     engine_unload(engine);
     engine_set_cancellable(engine, false); /* the flag may still speak of an older generation */
-    event.job_loaded.status = load_job(engine, command, &event.job_loaded.numeric_identity, &err);
+    event.job_loaded.status = load_job(engine, command, &event, &err);
     engine_set_cancellable(engine, true);
     if (event.job_loaded.status == MU_OK) {
         event.job_loaded.data_hash = engine->job.data_info.content;

@@ -84,8 +84,11 @@ static void accept_beside(struct mu_engine *engine)
             return;
         }
     }
-    held->shares[1] = own_share(&engine->now); /* instead of another one that never ran */
-    held->share_count = 2;
+    if (held->share_count == MU_HELD_SHARES_MAX) { /* the oldest that never ran makes room */
+        memmove(&held->shares[1], &held->shares[2], (MU_HELD_SHARES_MAX - 2) * sizeof held->shares[1]);
+        held->share_count--;
+    }
+    held->shares[held->share_count++] = own_share(&engine->now);
 }
 
 /* ---- made here ---- */

@@ -633,9 +633,17 @@ void reconcile(struct mu_coord *coord, struct worker *worker)
     }
 }
 
+/* Nobody hangs by himself (each waits for another one), and still no step is done. */
+static bool is_stuck(const struct mu_coord *coord, const struct job *job)
+{
+    uint64_t since_us = job->progress_us > job->phase_since_us ? job->progress_us : job->phase_since_us;
+    uint64_t hang_us = 3ull * coord->config.hang_floor_ms * 1000;
+    return lease_now(coord) - since_us > hang_us + (uint64_t)(job->seconds_per_step * 60e6);
+}
+
 void job_tick(struct mu_coord *coord, struct job *job)
 {
-    uint64_t now = lease_now(coord), hang_us = 3ull * coord->config.hang_floor_ms * 1000;
+    uint64_t now = lease_now(coord);
     if (job->settle_until_us && now >= job->settle_until_us) {
         job->settle_until_us = 0;
         if (job->phase == MU_JP_WAITING)
@@ -647,7 +655,7 @@ void job_tick(struct mu_coord *coord, struct job *job)
     }
     switch (job->phase) {
     case MU_JP_STEPPING:
-        if (job->arrived == 0 && now - job->progress_us > hang_us + (uint64_t)(job->seconds_per_step * 60e6)) {
+        if (job->arrived == 0 && is_stuck(coord, job)) {
             note_break(coord, job, "no step completed, everybody waits for everybody");
             park_all(coord, job);
             break;
@@ -659,6 +667,12 @@ void job_tick(struct mu_coord *coord, struct job *job)
             }
         }
         checkpoint_policy(coord, job);
+        break;
+    case MU_JP_PARKING:
+        if (!job->revoked && is_stuck(coord, job)) {
+            note_break(coord, job, "the boundary of a command does not come, everybody waits for everybody");
+            park_all(coord, job);
+        }
         break;
     case MU_JP_FINALIZING:
         finalizing_tick(coord, job);

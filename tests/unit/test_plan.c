@@ -748,6 +748,7 @@ static void test_no_rank_has_more_peers_than_it_may(void **state)
     assert_int_equal(f.plan.status, MU_OK);
     assert_int_equal(f.plan.layout.dp, 456);
     assert_true(most_partners(&f.plan.reshard, 456) <= MU_PEERS_MAX);
+    teardown(&f);
     make_whole(&f, 8, 0); /* 512 parts of the state: more sources than a rank may have */
     assert_int_equal(f.plan.status, MU_ERR_UNAVAILABLE);
     assert_non_null(strstr(f.plan.text, "more than 256 others"));
@@ -800,6 +801,7 @@ static void test_tensor_groups_stay_on_one_host(void **state)
     make(&f);
     assert_int_equal(f.ranks[5].member, 8);
     assert_int_equal(rank_of_member(&f, 7), UINT32_MAX);
+    teardown(&f);
     /* Now they hold tp 2: groups of two pairs of a host become groups of four. */
     struct mu_layout layout = make_layout(2, 2, 8, false);
     setup_layout(&f, &layout, 10, (const int[32]){0}, 32);
