@@ -68,7 +68,7 @@ int mu_cmd_import(struct mu_cli *cli, int argc, char **argv)
            out, count, c->family == MU_FAMILY_GPT2 ? "gpt2" : "llama", c->layers, c->heads, c->channels, c->context,
            c->vocab);
     if (c->family == MU_FAMILY_LLAMA)
-        printf(", kv_heads: %" PRIu32 ", hidden: %" PRIu32 ", rope_base: %g", c->kv_heads, c->hidden, c->rope_base);
+        printf(", kv_heads: %" PRIu32 ", hidden: %" PRIu32 ", rope_base: %.10g", c->kv_heads, c->hidden, c->rope_base);
     printf("}, parallel: {slices: %" PRIu32 "}\n", c->slices);
     return MU_EXIT_OK;
 }

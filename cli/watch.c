@@ -70,8 +70,11 @@ static void *events_thread(void *arg)
 
 static void format_progress(const Muster__V1__Job *job, char *out, size_t size)
 {
-    char tokens[16] = "-", loss[16] = "-", ckpt[32] = "-", layout[MU_CLI_LAYOUT_SIZE];
-    mu_cli_layout(job->layout, layout);
+    char tokens[16] = "-", loss[16] = "-", ckpt[32] = "-", layout[MU_CLI_LAYOUT_SIZE], cut[MU_CLI_LAYOUT_SIZE + 4] = "";
+    const Muster__V1__Layout *l = job->layout;
+    mu_cli_layout(l, layout);
+    if (l && (l->tp * l->pp > 1 || l->sharded || l->idle)) /* else the number of workers says it all */
+        snprintf(cut, sizeof cut, " (%s)", layout);
     if (job->tokens_per_second > 0)
         mu_cli_count(job->tokens_per_second, tokens);
     if (job->has_result)
@@ -79,9 +82,9 @@ static void format_progress(const Muster__V1__Job *job, char *out, size_t size)
     if (job->last_checkpoint)
         snprintf(ckpt, sizeof ckpt, "%" PRIu64, job->last_checkpoint_step);
     snprintf(out, size,
-             "%s step %" PRIu64 "/%" PRIu64 "  loss %s  %s tokens/s  %u workers (%s)  generation %" PRIu64
+             "%s step %" PRIu64 "/%" PRIu64 "  loss %s  %s tokens/s  %u workers%s  generation %" PRIu64
              "  checkpoint %s",
-             job->name, job->steps_done, job->spec ? job->spec->steps : 0, loss, tokens, job->world, layout,
+             job->name, job->steps_done, job->spec ? job->spec->steps : 0, loss, tokens, job->world, cut,
              job->generation, ckpt);
 }
 

@@ -1,5 +1,5 @@
-/* How many leaves each rank computes: contiguous ranges in rank order, by measured speed, all done as early as
- * possible.
+/* How many leaves each replica computes: contiguous ranges in order, by measured speed, all done as early as possible.
+ * "Rank" here is a replica, which is as fast as its slowest member; `world` is the number of replicas.
  *
  * Rank i needs t_i(b) = a_i + b_i * b seconds for b leaves; the smallest T is sought with sum of floor((T - a_i) / b_i)
  * >= leaves (the fewest seconds until the slowest rank is done). Among the splits that reach this T, one is taken whose

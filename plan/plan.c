@@ -275,8 +275,10 @@ static void use_all(struct planning *p, const struct mu_cost_rates *rates, uint3
         return;
     spec.parallel.tp = spec.parallel.pp = 1;
     spec.parallel.dp = wanted < leaves ? wanted : leaves;
-    if (mu_layout_choose(&spec, rates, wanted, memory_bytes, 1, NULL, &wider, text, sizeof text) == MU_OK)
+    if (mu_layout_choose(&spec, rates, wanted, memory_bytes, 1, NULL, &wider, text, sizeof text) == MU_OK) {
         *layout = wider;
+        memcpy(p->plan->text, text, sizeof text);
+    }
 }
 
 /* The layout for as many workers as there may be, on the smallest of them. */

@@ -9,8 +9,15 @@
  * given. A second thread writes snapshots. Answers come as `mu_worker_event`s through `post` (without now_us and
  * random), on one of those two threads.
  *
- * Memory: all that a step touches is mapped and touched at load (parameters, moments, gradients, activations) and at
- * prepare (only what a new layout needs more); a step allocates nothing.
+ * Memory: parameters, moments and gradients are flat spaces of addresses with the same positions in every layout
+ * (kernels/arena.h); only the share of a rank is backed by memory. All that a step touches is mapped and touched at
+ * load (where one worker may hold the whole model) or at prepare; a step allocates nothing. What lies outside the share
+ * is given back at RUN, because until then it may be all there is.
+ *
+ * What is held (struct mu_held): a share stays as it was reported until RUN of a generation that does without it. The
+ * state of a step is taken into the share's own spaces next to it; one of another step into spaces of its own. A rank
+ * votes for an update only with the complete reduced gradient of all that it updates, and keeps that until its next
+ * backward pass, so whoever is alive can make the update that anybody made.
  *
  * Stopping: `mu_engine_abort` cancels at once, from any thread, what is in flight for a generation: exchanges fail,
  * compute stops at the next tile. An optimizer update that has begun runs to its end. Buffers of an aborted generation

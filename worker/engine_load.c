@@ -40,13 +40,13 @@ static enum mu_status reserve_whole(struct mu_engine *engine, struct mu_error *e
     uint32_t depth = deepest_stack(job->leaves);
     bool small = (depth + 4) * flat_bytes <= MU_ENGINE_EAGER_BYTES;
     enum mu_status status = engine_build_net(engine, &layout, 0, 1, err);
-    if (status == MU_OK)
+    if (status == MU_OK && !layout.sharded) /* else what it owns depends on how many there are */
         status = engine_commit_state(engine, &job->state, &layout, 0, err);
     if (status == MU_OK)
         status = engine_commit_stack(engine, small ? depth : 1, &layout, 0, err);
     if (status == MU_OK && small)
         status = engine_reserve_staging(engine, flat_bytes, err);
-    if (status == MU_OK && small)
+    if (status == MU_OK && small && !layout.sharded)
         status = engine_reserve_snapshot(engine, &layout, 0, err);
     return status;
 }
@@ -55,7 +55,7 @@ static enum mu_status reserve_whole(struct mu_engine *engine, struct mu_error *e
 static enum mu_status reserve_early(struct mu_engine *engine, struct mu_error *err)
 {
     const struct mu_job_spec *spec = &engine->job.spec;
-    if (!may_be_whole(spec) || spec->parallel.optimizer_sharding)
+    if (!may_be_whole(spec))
         return MU_OK;
     enum mu_status status = reserve_whole(engine, err);
     if (status != MU_ERR_NO_MEMORY || (spec->parallel.tp == 1 && spec->parallel.pp == 1))
@@ -96,8 +96,21 @@ static enum mu_status open_data(struct engine_job *job, struct mu_error *err)
     return MU_OK;
 }
 
+static void tell_identity(const struct mu_kernel_identity *identity, struct mu_worker_event *event)
+{
+    _Static_assert((int)MU_IDENTITY_PARTS <= (int)MU_IDENTITY_PARTS_MAX, "every kernel can be told");
+    struct mu_identity_parts *parts = &event->job_loaded.identity_parts;
+    event->job_loaded.numeric_identity = identity->total;
+    parts->count = identity->count;
+    for (uint32_t i = 0; i < identity->count; i++) {
+        size_t length = strnlen(identity->parts[i].name, MU_IDENTITY_NAME_SIZE - 1);
+        memcpy(parts->parts[i].name, identity->parts[i].name, length);
+        parts->parts[i].hash = identity->parts[i].hash;
+    }
+}
+
 static enum mu_status load_job(struct mu_engine *engine, const struct engine_command *command,
-                               struct mu_hash128 *ret_identity, struct mu_error *err)
+                               struct mu_worker_event *event, struct mu_error *err)
 {
     struct engine_job *job = &engine->job;
     job->spec = command->spec;
@@ -125,7 +138,7 @@ static enum mu_status load_job(struct mu_engine *engine, const struct engine_com
     struct mu_kernel_identity identity;
     status = mu_kernels_identity(engine->pool, &shapes, err, &identity);
     if (status == MU_OK)
-        *ret_identity = identity.total;
+        tell_identity(&identity, event);
     return status;
 }
 
@@ -138,7 +151,7 @@ void engine_load(struct mu_engine *engine, const struct engine_command *command)
     engine_generation_close(&engine->old);
     engine_unload(engine);
     engine_set_cancellable(engine, false); /* the flag may still speak of an older generation */
-    event.job_loaded.status = load_job(engine, command, &event.job_loaded.numeric_identity, &err);
+    event.job_loaded.status = load_job(engine, command, &event, &err);
     engine_set_cancellable(engine, true);
     if (event.job_loaded.status == MU_OK) {
         event.job_loaded.data_hash = engine->job.data_info.content;

@@ -112,12 +112,13 @@ static enum mu_status evaluate(struct mu_engine *engine, struct mu_error *err)
 uint64_t engine_take_snapshot(struct mu_engine *engine, uint64_t generation, const struct mu_snapshot *snapshot)
 {
     const struct engine_job *job = &engine->job;
+    const struct mu_held told = engine_reported(engine);
     struct mu_snapshot_state state = {.model = &job->model,
                                       .params = job->state.flats[0],
                                       .m = job->state.flats[1],
                                       .v = job->state.flats[2],
-                                      .shares = engine->held.shares,
-                                      .share_count = engine->held.share_count,
+                                      .shares = told.shares,
+                                      .share_count = told.share_count,
                                       .job = job->spec.name,
                                       .step = engine->held.step,
                                       .generation = generation};

@@ -8,6 +8,8 @@ static enum mu_status check_identity(const struct mu_load_config *config, const 
                                      struct mu_error *err)
 {
     const struct mu_checkpoint_identity *identity = &manifest->identity;
+    if (!config->job)
+        return MU_OK;
     if (strcmp(identity->job, config->job) == 0 && identity->seq == config->checkpoint &&
         identity->step == config->step)
         return MU_OK;

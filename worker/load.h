@@ -14,14 +14,16 @@
 
 struct mu_load_config {
     const char *dir;
-    const char *job; /* what it must be: the job's name, the checkpoint's sequence number, its step */
+    const char
+        *job; /* what it must be: the job's name, the checkpoint's sequence number, its step; NULL: any checkpoint
+                 of this model, for a job that starts from another one's parameters or from an import */
     uint64_t checkpoint, step;
     const struct mu_model_spec *model;
     const struct mu_chunk_run *params, *moments; /* wanted: ascending, disjoint (mu_layout_runs) */
-    uint32_t params_count, moments_count;
-    float *flats[3];                 /* flat spaces of parameters, first and second moments */
-    const atomic_bool *cancel;       /* NULL: never */
-    atomic_uint_least64_t *progress; /* counts blocks read; NULL: nobody looks */
+    uint32_t params_count, moments_count;        /* 0: nothing of that kind is read */
+    float *flats[3];                             /* flat spaces of parameters, first and second moments */
+    const atomic_bool *cancel;                   /* NULL: never */
+    atomic_uint_least64_t *progress;             /* counts blocks read; NULL: nobody looks */
 };
 
 /* MU_ERR_CANCELLED, MU_ERR_NO_MEMORY: not the checkpoint's fault. Any other error: this checkpoint cannot be loaded

@@ -102,6 +102,7 @@ struct job {
     uint64_t plan_ticket;
     uint32_t *plan_slots;               /* workers in the plan's input, by member index */
     uint32_t plan_count, plan_staying;  /* all, and those of them that do not leave */
+    bool plan_without_state;            /* from the checkpoint, because what members hold cannot be moved */
     uint64_t trial_ticket;              /* of a plan made only to see whether it would be larger; 0: none */
     uint32_t considered;                /* workers that the newest plan could choose from */
     uint64_t plan_checkpoint;           /* number of the checkpoint the plan may start from; 0: none */

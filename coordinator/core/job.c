@@ -314,7 +314,7 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     job->record.steps_done = plan->start_step;
     job->go = false;
     job->considered = job->plan_staying > plan->left_out ? job->plan_staying - plan->left_out : 0;
-    job->regroup_for_leaving = false;
+    job->regroup_for_leaving = job->plan_without_state = false;
     job->equal_leaves = plan->equal_leaves;
     if (!plan->equal_leaves)
         memcpy(job->leaf_counts, plan->leaf_counts, plan->layout.dp * sizeof job->leaf_counts[0]);
@@ -344,6 +344,21 @@ static void trial_planned(struct mu_coord *coord, struct job *job, const struct 
         regroup(coord, job);
 }
 
+/* More than an Assign can tell, or than there is memory for. A checkpoint needs no moves. */
+static void moves_impossible(struct mu_coord *coord, struct job *job, const char *why)
+{
+    bool had_state = !job->plan_without_state;
+    drop_moves(job);
+    job->plan_without_state = had_state && newest_committed(job);
+    if (!job->plan_without_state) {
+        wait_for_workers(coord, job, why);
+        return;
+    }
+    event(coord, MU_EVENT_WARNING, "state_not_moved", job, NULL, "%s; starting from the newest checkpoint instead",
+          why);
+    request_plan(coord, job);
+}
+
 void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *plan, const uint8_t *secret)
 {
     uint64_t slot = ticket & UINT16_MAX;
@@ -365,12 +380,10 @@ void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *p
     char why[MU_TEXT_SIZE];
     switch (plan->status) {
     case MU_OK:
-        if (take_moves(coord, job, plan, why)) {
+        if (take_moves(coord, job, plan, why))
             assign(coord, job, plan, secret);
-        } else {
-            drop_moves(job);
-            wait_for_workers(coord, job, why);
-        }
+        else
+            moves_impossible(coord, job, why);
         break;
     case MU_ERR_NOT_FOUND:
         finish_job(coord, job, MU_JOB_FAILED, 1,
@@ -620,9 +633,17 @@ void reconcile(struct mu_coord *coord, struct worker *worker)
     }
 }
 
+/* Nobody hangs by himself (each waits for another one), and still no step is done. */
+static bool is_stuck(const struct mu_coord *coord, const struct job *job)
+{
+    uint64_t since_us = job->progress_us > job->phase_since_us ? job->progress_us : job->phase_since_us;
+    uint64_t hang_us = 3ull * coord->config.hang_floor_ms * 1000;
+    return lease_now(coord) - since_us > hang_us + (uint64_t)(job->seconds_per_step * 60e6);
+}
+
 void job_tick(struct mu_coord *coord, struct job *job)
 {
-    uint64_t now = lease_now(coord), hang_us = 3ull * coord->config.hang_floor_ms * 1000;
+    uint64_t now = lease_now(coord);
     if (job->settle_until_us && now >= job->settle_until_us) {
         job->settle_until_us = 0;
         if (job->phase == MU_JP_WAITING)
@@ -634,7 +655,7 @@ void job_tick(struct mu_coord *coord, struct job *job)
     }
     switch (job->phase) {
     case MU_JP_STEPPING:
-        if (job->arrived == 0 && now - job->progress_us > hang_us + (uint64_t)(job->seconds_per_step * 60e6)) {
+        if (job->arrived == 0 && is_stuck(coord, job)) {
             note_break(coord, job, "no step completed, everybody waits for everybody");
             park_all(coord, job);
             break;
@@ -646,6 +667,12 @@ void job_tick(struct mu_coord *coord, struct job *job)
             }
         }
         checkpoint_policy(coord, job);
+        break;
+    case MU_JP_PARKING:
+        if (!job->revoked && is_stuck(coord, job)) {
+            note_break(coord, job, "the boundary of a command does not come, everybody waits for everybody");
+            park_all(coord, job);
+        }
         break;
     case MU_JP_FINALIZING:
         finalizing_tick(coord, job);

@@ -663,13 +663,14 @@ static bool is_hanging(const struct mu_coord *coord, const struct job *job, cons
     uint64_t phase_us = lease_now(coord) - job->phase_since_us;
     uint64_t hang_us = (uint64_t)coord->config.hang_floor_ms * 1000,
              steps_us = (uint64_t)(job->seconds_per_step * 20e6);
-    switch (job->phase) {
-    case MU_JP_STEPPING:
+    bool stepping = job->phase == MU_JP_STEPPING || (job->phase == MU_JP_PARKING && !job->revoked);
+    if (stepping) /* also on the way to the boundary at which a command holds */
         return !worker->waiting && !worker->arrived && silent_us > (hang_us > steps_us ? hang_us : steps_us);
+    switch (job->phase) {
     case MU_JP_PREPARING:
         return !worker->arrived && silent_us > (uint64_t)coord->config.prepare_limit_ms * 1000;
     case MU_JP_PARKING:
-        return !worker->arrived && job->revoked && phase_us > PARK_LIMIT_US;
+        return !worker->arrived && phase_us > PARK_LIMIT_US;
     default:
         return false;
     }

@@ -46,7 +46,7 @@ static void add_member(struct mu_coord *coord, struct job *job, const struct wor
     if (job->plan_count == coord->config.max_members)
         return;
     struct mu_plan_member *member = &coord->plan_members[job->plan_count];
-    member->held = worker->status.held;
+    member->held = job->plan_without_state ? (struct mu_held){0} : worker->status.held;
     member->seconds_per_leaf = worker->seconds_per_leaf;
     member->memory_bytes = worker->memory_bytes;
     member->old_rank = worker->rank;
@@ -66,7 +66,7 @@ static void consider(struct mu_coord *coord, struct job *job, const struct worke
         return;
     if (!worker->draining || draining_stay)
         add_member(coord, job, worker, false);
-    else if (worker->status.held.has_state && !MU_MUTANT(MU_MUT_RELEASE_LAST_HOLDER))
+    else if (worker->status.held.has_state && !job->plan_without_state && !MU_MUTANT(MU_MUT_RELEASE_LAST_HOLDER))
         add_member(coord, job, worker, true);
 }
 

@@ -9,6 +9,7 @@
 Every wait has a limit and is driven by the service's own event stream; nothing sleeps for a guess. On failure `dump()` prints logs.
 """
 
+import ctypes
 import os
 import queue
 import shutil
@@ -314,14 +315,77 @@ def undisturbed(spec_changes=None, data=None, workers=1):
         return cluster.wait_finished()
 
 
+MOUNTS = None  # may this process mount? Asked once
+REFERENCE = {}
+
+
+def reference(**changes):
+    """The undisturbed end of tiny_job with these changes; one run for all who ask."""
+    key = tuple(sorted(changes.items()))
+    if key not in REFERENCE:
+        REFERENCE[key] = undisturbed(changes)
+    return REFERENCE[key]
+
+
 def check(condition, text):
     if not condition:
         raise Failure(text)
 
 
+def run(cluster, *args, code, fragments=(), limit_s=30):
+    """Runs muster. When it fails: one line, with all the fragments."""
+    done = subprocess.run([os.path.join(BUILD, "cli/muster"), "--coordinator", cluster.address, *args], capture_output=True, text=True, timeout=limit_s * SLOW)
+    shown = f"muster {' '.join(args)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+    check(done.returncode == code, f"not exit {code}: {shown}")
+    check(code == 0 or (done.stderr.count("\n") == 1 and not done.stdout), f"not one line: {shown}")
+    for fragment in fragments:
+        check(fragment in done.stderr, f"'{fragment}' is missing: {shown}")
+    return done.stdout or done.stderr
+
+
+def log_of(process):
+    with open(process.log, errors="replace") as file:
+        return file.read()
+
+
+def refused_worker(worker, *fragments):
+    """A worker that cannot work ends with 1 and says why in its last line."""
+    check(worker.wait() == 1, f"{worker.name} ended with {worker.popen.returncode}")
+    last = log_of(worker).rstrip("\n").rsplit("\n", 1)[-1]
+    for fragment in fragments:
+        check(fragment in last, f"'{fragment}' is missing in the last line: {last}")
+    return last
+
+
+def rpc_error(action):
+    try:
+        action()
+    except grpc.RpcError as error:
+        return error.code(), error.details()
+    return grpc.StatusCode.OK, ""
+
+
+class Skipped(Exception):
+    """Raised by a test that this machine cannot run, with the reason."""
+
+
+def needs_mounts(test):
+    """For tests that mount file systems: in a namespace of this process, which nobody else sees and which ends with it."""
+    def wrapped():
+        global MOUNTS
+        if MOUNTS is None:
+            private = os.geteuid() == 0 and ctypes.CDLL(None, use_errno=True).unshare(0x00020000) == 0  # CLONE_NEWNS
+            MOUNTS = private and subprocess.run(["mount", "--make-rprivate", "/"], capture_output=True).returncode == 0
+        if not MOUNTS:
+            raise Skipped("mounting needs root and the right to unshare namespaces")
+        test()
+    wrapped.__name__ = test.__name__
+    return wrapped
+
+
 def main(tests):
     """Runs the functions given (or those named on the command line) and prints one line each and a closing line."""
-    wanted, failed, passed = sys.argv[1:], 0, 0
+    wanted, failed, passed, skipped = sys.argv[1:], 0, 0, 0
     for test in tests:
         if wanted and test.__name__ not in wanted:
             continue
@@ -330,8 +394,11 @@ def main(tests):
             test()
             passed += 1
             print(f"ok   {test.__name__} ({time.monotonic() - start:.1f} s)", flush=True)
+        except Skipped as reason:
+            skipped += 1
+            print(f"skip {test.__name__}: {reason}", flush=True)
         except Exception as error:  # noqa: BLE001: every failure of a test is reported and counted
             failed += 1
             print(f"FAIL {test.__name__}: {type(error).__name__}: {error}", flush=True)
-    print(f"{passed} passed, {failed} failed")
-    sys.exit(1 if failed or not passed else 0)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped")
+    sys.exit(1 if failed or not passed + skipped else 0)

@@ -4,17 +4,9 @@
 import os
 import signal
 
-from harness import Cluster, Failure, check, main, pb, tiny_job, undisturbed
+from harness import Cluster, check, main, pb, reference, tiny_job
 
 STEPS = 150
-REFERENCE = {}
-
-
-def reference(**changes):
-    key = tuple(sorted(changes.items()))
-    if key not in REFERENCE:
-        REFERENCE[key] = undisturbed(changes)
-    return REFERENCE[key]
 
 
 def expect_equal(cluster, **changes):

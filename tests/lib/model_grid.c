@@ -151,7 +151,7 @@ struct column {
     struct worker workers[MG_STAGES_MAX];
     float *streams[MG_STAGES_MAX + 1][MG_ACCUMULATE_MAX]; /* what enters stage p, and its gradient later */
     float *message;                                       /* the head chain on its way to the first stage */
-    bool message_sent, evaluate;
+    bool message_sent, evaluate, misused;
     double loss;
 };
 
@@ -204,6 +204,8 @@ static void cell_done(void *ctx, uint32_t index)
 static void head_done(void *ctx)
 {
     struct worker *w = ctx;
+    if (!is_tied_apart(w->column) || !w->part.head || w->column->message_sent)
+        w->column->misused = true;
     copy_chain(w, w->grads, w->column->message);
     for (uint32_t i = 0; i < w->column->leaf->spec.cell_count; i++) {
         struct mu_cell cell = mu_model_cell(&w->column->leaf->spec, i);
@@ -216,7 +218,7 @@ static void head_done(void *ctx)
 static enum mu_status embedding_ready(void *ctx)
 {
     struct worker *w = ctx;
-    if (!w->column->message_sent)
+    if (!w->column->message_sent || !w->part.embedding)
         return MU_ERR_CONFLICT;
     w->column->message_sent = false;
     copy_chain(w, w->column->message, w->grads);
@@ -421,7 +423,7 @@ static double grid_go(struct grid_run *run)
     for (uint32_t t = 0; t < run->grid->tp; t++)
         pthread_join(threads[t], NULL);
     for (uint32_t t = 0; t < run->grid->tp; t++) {
-        assert_true(args[t].ok);
+        assert_true(args[t].ok && !run->columns[t].misused);
         assert_true(run->columns[t].loss == run->columns[0].loss);
     }
     return run->columns[0].loss;
@@ -523,12 +525,12 @@ double mg_evaluate(const struct mg_leaf *leaf, const struct mg_grid *grid)
     return loss;
 }
 
-void mg_run_alone(const struct mg_leaf *leaf, float *grads, double *ret_loss)
+void mg_run_alone(const struct mg_leaf *leaf, struct mu_pool *pool, float *grads, double *ret_loss)
 {
     struct mu_model_options options = {.micro = leaf->micro, .length = leaf->length, .accumulate = leaf->accumulate};
     struct mu_error err = {0};
     struct mu_model *model = NULL;
-    if (mu_model_new(&leaf->spec, &options, kt_pool(0), &err, &model) != MU_OK)
+    if (mu_model_new(&leaf->spec, &options, pool, &err, &model) != MU_OK)
         fail_msg("%s", err.text);
     memset(grads, 0, leaf->spec.flat_size * sizeof *grads);
     *ret_loss = 0;

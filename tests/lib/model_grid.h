@@ -32,7 +32,7 @@ struct mu_micro_batch mg_batch(const struct mg_leaf *leaf, uint32_t index);
  * twice on the same models; both must give the same bits. */
 void mg_run(const struct mg_leaf *leaf, const struct mg_grid *grid, float *grads, double *ret_loss);
 /* The same without a grid: mu_model_forward_backward. */
-void mg_run_alone(const struct mg_leaf *leaf, float *grads, double *ret_loss);
+void mg_run_alone(const struct mg_leaf *leaf, struct mu_pool *pool, float *grads, double *ret_loss);
 /* Evaluation of all micro-batches by the grid: sum of losses. */
 double mg_evaluate(const struct mg_leaf *leaf, const struct mg_grid *grid);
 

@@ -29,6 +29,7 @@ struct box_worker {
     bool prepared, running;
     bool hold_prepared; /* does not answer PREPARE before it is told to */
     bool hold_pieces;   /* nor snapshots */
+    bool hangs;         /* makes no progress, waits for nobody */
     struct mu_snapshot taken;
     uint64_t taken_step;
     int exit_code; /* -1: has not left */
@@ -75,7 +76,7 @@ struct box {
     uint64_t published_step;
     uint32_t deletes;
     enum mu_status publish_result;
-    bool hold_plans;
+    bool too_many_moves; /* plans that move state move it in more pieces than an Assign can name */
     enum mu_status reply;
     uint64_t reply_checkpoint;
     char reply_text[MU_EVENT_TEXT_SIZE];
@@ -197,6 +198,15 @@ static void box_plan(struct box *box, const struct mu_coord_action *action)
     item->plan->ranks = calloc(action->plan.input->member_count + 1, sizeof *item->plan->ranks);
     item->plan->leaf_counts = calloc(MU_COUNTED_REPLICAS_MAX, sizeof *item->plan->leaf_counts);
     mu_plan_make(action->plan.input, item->plan);
+    struct mu_reshard *reshard = &item->plan->reshard;
+    if (!box->too_many_moves || reshard->move_count == 0)
+        return;
+    struct mu_move move = reshard->moves[0];
+    free(reshard->moves);
+    reshard->move_count = MU_MOVES_MAX + 1;
+    reshard->moves = calloc(reshard->move_count, sizeof move);
+    for (uint32_t i = 0; i < reshard->move_count; i++)
+        reshard->moves[i] = move;
 }
 
 static void box_io(struct box *box, const struct mu_coord_action *action)
@@ -378,6 +388,25 @@ static void box_take(struct box *box, uint32_t index, const struct mu_snapshot *
         box_piece(box, index);
 }
 
+static void box_prepare(struct box *box, uint32_t index, const struct mu_worker_action *action)
+{
+    struct box_worker *worker = &box->workers[index];
+    const struct mu_assign *assign = action->generation.assign;
+    worker->generation = action->generation.generation;
+    worker->layout = assign->layout;
+    worker->rank = assign->rank;
+    worker->start_step = assign->start_step;
+    worker->source = assign->source;
+    worker->prepared = worker->running = false;
+    worker->moves_in = worker->moves_out = 0;
+    for (uint32_t i = 0; i < assign->move_count; i++) {
+        worker->moves_in += assign->moves[i].to == assign->rank;
+        worker->moves_out += assign->moves[i].from == assign->rank;
+    }
+    if (!worker->hold_prepared)
+        box_prepared(box, index);
+}
+
 struct box_turn {
     struct box *box;
     uint32_t index;
@@ -418,23 +447,9 @@ static void box_worker_action(void *ctx, const struct mu_worker_action *action)
         event.job_loaded.identity_parts.parts[0].hash = 77;
         box_engine_later(box, turn->index, &event);
         break;
-    case MU_WA_PREPARE: {
-        const struct mu_assign *assign = action->generation.assign;
-        worker->generation = action->generation.generation;
-        worker->layout = assign->layout;
-        worker->rank = assign->rank;
-        worker->start_step = assign->start_step;
-        worker->source = assign->source;
-        worker->prepared = worker->running = false;
-        worker->moves_in = worker->moves_out = 0;
-        for (uint32_t i = 0; i < assign->move_count; i++) {
-            worker->moves_in += assign->moves[i].to == assign->rank;
-            worker->moves_out += assign->moves[i].from == assign->rank;
-        }
-        if (!worker->hold_prepared)
-            box_prepared(box, turn->index);
+    case MU_WA_PREPARE:
+        box_prepare(box, turn->index, action);
         break;
-    }
     case MU_WA_RUN:
         box_run_generation(worker);
         break;
@@ -576,8 +591,12 @@ static void box_advance(struct box *box, uint32_t ms)
     for (uint32_t done = 0; done < ms; done += 10) {
         box->now_us += 10000;
         for (uint32_t i = 0; i < BOX_WORKERS_MAX; i++) {
-            if (box->workers[i].core && mu_worker_next_deadline(box->workers[i].core) <= box->now_us)
-                box_engine(box, i, &(struct mu_worker_event){.kind = MU_WE_TICK});
+            if (!box->workers[i].core || mu_worker_next_deadline(box->workers[i].core) > box->now_us)
+                continue;
+            struct mu_worker_event progress = {.kind = MU_WE_PROGRESS};
+            progress.progress.waiting = !box->workers[i].hangs;
+            box_engine(box, i, &progress);
+            box_engine(box, i, &(struct mu_worker_event){.kind = MU_WE_TICK});
         }
         box_settle(box);
     }

@@ -179,6 +179,77 @@ static void test_loss_of_a_whole_stage_goes_back_to_the_checkpoint(void **state)
     box_fini(&box);
 }
 
+static void test_state_that_cannot_be_moved_comes_from_the_checkpoint(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct mu_job_spec spec;
+    for (int saved = 0; saved < 2; saved++) {
+        box_spec(&spec, 1, 1);
+        strcpy(spec.checkpoint.path, "/ckpt");
+        box_init(&box, &spec);
+        add_workers(&box, 0, 1);
+        assert_true(box_train(&box, 1000));
+        if (saved) {
+            request(&box, MU_CE_CHECKPOINT, NULL);
+            assert_true(box_train(&box, 1000));
+            assert_true(box_said(&box, "committed at step 2"));
+        }
+        assert_true(box_train(&box, 1000));
+        box.too_many_moves = true;
+        add_workers(&box, 1, 1);
+        assert_true(box_train(&box, 1000)); /* the boundary at which it parks */
+        box_advance(&box, 100);
+        if (saved) {
+            assert_true(box_said(&box, "8193 moves of state, at most 8192 are possible; starting from the newest"));
+            assert_true(box_said(&box, "2 workers continue as tp 1 x pp 1 x dp 2 at step 2"));
+        } else {
+            assert_int_equal(box_view(&box).phase, MU_JP_WAITING);
+            assert_non_null(strstr(box_view(&box).waiting_text, "moves of state"));
+            box.too_many_moves = false; /* another plan may be possible: it is tried again */
+            box_advance(&box, 2500);
+            assert_true(box_said(&box, "2 workers continue as tp 1 x pp 1 x dp 2 at step 3"));
+        }
+        assert_true(box_train(&box, 1000));
+        box_fini(&box);
+    }
+}
+
+static void test_sharded_moments_lost_with_their_owner_come_from_the_checkpoint(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct mu_job_spec spec;
+    box_spec(&spec, 1, 1);
+    spec.parallel.optimizer_sharding = true;
+    strcpy(spec.checkpoint.path, "/ckpt");
+    box_init(&box, &spec);
+    add_workers(&box, 0, 3);
+    struct mu_job_view view = box_view(&box);
+    assert_true(view.layout.sharded && view.layout.dp == 3);
+    assert_true(box_said(&box, "3 workers start as tp 1 x pp 1 x dp 3, optimizer sharded at step 0"));
+    assert_true(box_train(&box, 1000));
+    request(&box, MU_CE_CHECKPOINT, NULL);
+    for (int i = 0; i < 4; i++)
+        assert_true(box_train(&box, 1000));
+    assert_true(box_said(&box, "committed at step 2"));
+    request(&box, MU_CE_DRAIN, "w2"); /* who leaves in good order gives its part away */
+    assert_true(box_train(&box, 1000));
+    box_advance(&box, 200);
+    box_train(&box, 1000);
+    box_advance(&box, 200);
+    assert_int_equal(box.workers[2].exit_code, 0);
+    box.workers[2].running = false;
+    assert_int_equal(box_view(&box).replayed_steps, 0);
+    assert_true(box_train(&box, 1000));
+    uint64_t before = box_view(&box).steps_done;
+    box_kill_worker(&box, member_of_rank(&box, 1)); /* who dies takes it away */
+    box_advance(&box, 2000);
+    assert_true(box_all_run(&box));
+    assert_int_equal(box_view(&box).replayed_steps, before - 2);
+    box_fini(&box);
+}
+
 /* ---- leaving ---- */
 
 static void test_only_source_leaves_by_way_of_an_idle_rank(void **state)
@@ -233,6 +304,46 @@ static void test_only_holders_without_replacement_save_first(void **state)
     assert_int_equal(box.workers[1].exit_code, 0);
     assert_int_equal(box.workers[0].exit_code, -1);
     assert_int_equal(box_view(&box).phase, MU_JP_WAITING);
+    box_fini(&box);
+}
+
+static void test_who_hangs_on_the_way_to_a_boundary_is_given_up(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct mu_job_spec spec;
+    box_spec(&spec, 1, 2);
+    box_init(&box, &spec);
+    add_workers(&box, 0, 4);
+    assert_true(box_train(&box, 1000));
+    uint32_t hanging = member_of_rank(&box, 3);
+    char text[64];
+    request(&box, MU_CE_DRAIN, hanging == 0 ? "w1" : "w0");
+    assert_int_equal(box_view(&box).phase, MU_JP_PARKING); /* and no boundary comes: the others wait for one */
+    box.workers[hanging].hangs = true;
+    box_advance(&box, 32000);
+    snprintf(text, sizeof text, "worker w%u lost (alive but no progress", hanging);
+    assert_true(box_said(&box, text));
+    assert_int_equal(box_view(&box).workers_lost, 1);
+    box_fini(&box);
+}
+
+static void test_boundary_that_never_comes_is_given_up(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct mu_job_spec spec;
+    box_spec(&spec, 1, 2);
+    box_init(&box, &spec);
+    add_workers(&box, 0, 4);
+    assert_true(box_train(&box, 1000));
+    request(&box, MU_CE_DRAIN, "w3");
+    assert_int_equal(box_view(&box).phase, MU_JP_PARKING);
+    box_advance(&box, 92000); /* all say that they wait for another one */
+    assert_true(box_said(&box, "everybody waits for everybody"));
+    assert_int_equal(box_view(&box).workers_lost, 0);
+    assert_true(box_all_run(&box));
+    assert_int_equal(box_view(&box).replayed_steps, 0);
     box_fini(&box);
 }
 
@@ -352,6 +463,47 @@ static void test_generation_recorded_without_a_layout_is_data_parallel(void **st
     assert_true(view.layout.tp == 1 && view.layout.pp == 1 && view.layout.dp == 3 && !view.layout.sharded);
     assert_int_equal(view.workers_lost, 0);
     assert_true(box_train(&box, 1000));
+    box_fini(&box);
+}
+
+static void test_intent_recorded_without_a_layout_is_completed(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct mu_job_spec spec;
+    box_spec(&spec, 1, 1);
+    strcpy(spec.checkpoint.path, "/ckpt");
+    box_init(&box, &spec);
+    add_workers(&box, 0, 3);
+    for (uint32_t i = 0; i < 3; i++)
+        box.workers[i].hold_pieces = true;
+    request(&box, MU_CE_CHECKPOINT, NULL);
+    assert_true(box_train(&box, 1000));
+    struct mu_checkpoint_record record;
+    assert_true(mu_coord_checkpoint_view(box.coord, "job", 0, &record));
+    assert_int_equal(record.state, MU_CKPT_INTENT);
+    assert_int_equal(record.layout.dp, 3);
+    box_kill_coord(&box);
+    struct mu_wire_arena arena;
+    struct mu_error err;
+    struct mu_record stored;
+    static const char key[] = "c/job/\0\0\0\0\0\0\0\1";
+    uint8_t *value = NULL;
+    size_t size_bytes = 0;
+    mu_wire_arena_init(&arena);
+    assert_int_equal(mu_store_get(box.store, key, sizeof key - 1, &value, &size_bytes, &err), MU_OK);
+    assert_int_equal(mu_record_decode(&arena, key, sizeof key - 1, value, size_bytes, &stored, &err), MU_OK);
+    free(value);
+    struct mu_checkpoint_record old = *stored.checkpoint;
+    memset(&old.layout, 0, sizeof old.layout);
+    box_persist(&box, &(struct mu_record){.kind = MU_RECORD_CHECKPOINT, .checkpoint = &old}, false);
+    mu_wire_arena_fini(&arena);
+    box_start_coord(&box);
+    box_advance(&box, 2500);
+    for (uint32_t i = 0; i < 3; i++)
+        box_piece(&box, i);
+    box_settle(&box);
+    assert_true(box_said(&box, "checkpoint 1 committed at step 1"));
     box_fini(&box);
 }
 
@@ -608,11 +760,16 @@ int main(void)
         cmocka_unit_test(test_workers_that_make_no_larger_world_disturb_nobody),
         cmocka_unit_test(test_loss_of_a_replica_goes_on_from_the_same_step),
         cmocka_unit_test(test_loss_of_a_whole_stage_goes_back_to_the_checkpoint),
+        cmocka_unit_test(test_state_that_cannot_be_moved_comes_from_the_checkpoint),
+        cmocka_unit_test(test_sharded_moments_lost_with_their_owner_come_from_the_checkpoint),
         cmocka_unit_test(test_only_source_leaves_by_way_of_an_idle_rank),
         cmocka_unit_test(test_only_holders_without_replacement_save_first),
+        cmocka_unit_test(test_who_hangs_on_the_way_to_a_boundary_is_given_up),
+        cmocka_unit_test(test_boundary_that_never_comes_is_given_up),
         cmocka_unit_test(test_assign_is_repeated_as_it_was),
         cmocka_unit_test(test_restart_after_any_message_goes_on),
         cmocka_unit_test(test_generation_recorded_without_a_layout_is_data_parallel),
+        cmocka_unit_test(test_intent_recorded_without_a_layout_is_completed),
         cmocka_unit_test(test_shares_of_layouts_that_the_job_cannot_have_are_refused),
         cmocka_unit_test(test_another_numeric_identity_is_refused_by_kernel),
         cmocka_unit_test(test_last_checkpoint_is_written_in_pieces_of_the_layout),

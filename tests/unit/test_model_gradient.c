@@ -12,7 +12,13 @@
 #include "tests/lib/model_grid.h"
 #include "tests/lib/reference_llama.h"
 
-enum { MICRO = 2, LENGTH = 12, ACCUMULATE = 2, PROBES = 12 /* elements of each tensor */ };
+enum {
+    MICRO = 2,
+    LENGTH = 12,
+    ACCUMULATE = 2,
+    PROBES = 12,                                        /* elements of each tensor */
+    MANY = (2 * MU_HEAD_TOKENS + 100) / LENGTH / 4 * 4, /* sequences whose logits come in pieces */
+};
 
 static struct mu_model_config config_of(enum mu_model_family family, uint32_t slices)
 {
@@ -48,14 +54,14 @@ static double slope(const struct mg_leaf *leaf, const struct mu_model_spec *whol
 }
 
 static void check_tensor(const struct mg_leaf *leaf, const struct mu_model_spec *whole, double *params,
-                         const float *grads, const struct mu_tensor *t)
+                         const float *grads, const struct mu_tensor *t, uint32_t probes)
 {
     double largest = 0;
     for (uint64_t i = 0; i < t->size; i++)
         largest = fmax(largest, fabs((double)grads[t->offset + i]));
     assert_true(largest > 0);
     uint64_t random = t->offset;
-    for (uint32_t i = 0; i < PROBES; i++) {
+    for (uint32_t i = 0; i < probes; i++) {
         uint64_t at = t->offset + mu_splitmix64(&random) % t->size;
         double expected = slope(leaf, whole, params, at);
         if (fabs((double)grads[at] - expected) > 5e-5 * largest + 1e-8)
@@ -64,25 +70,25 @@ static void check_tensor(const struct mg_leaf *leaf, const struct mu_model_spec 
     }
 }
 
-static void check_model(enum mu_model_family family, uint32_t slices)
+static void check_model(enum mu_model_family family, uint32_t slices, uint32_t micro, uint32_t probes)
 {
     struct mu_model_config config = config_of(family, slices), single = config_of(family, 1);
-    struct mg_leaf leaf = mg_leaf_new(&config, MICRO, LENGTH, ACCUMULATE);
+    struct mg_leaf leaf = mg_leaf_new(&config, micro, LENGTH, ACCUMULATE);
     struct mu_model_spec whole;
     mu_model_spec_init(&whole, &single);
     float *sliced = kt_alloc(leaf.spec.flat_size, sizeof *sliced), *grads = kt_alloc(whole.flat_size, sizeof *grads),
           *params = kt_alloc(whole.flat_size, sizeof *params);
     double loss;
-    mg_run_alone(&leaf, sliced, &loss);
+    mg_run_alone(&leaf, kt_pool(1), sliced, &loss);
     mg_unslice(&leaf.spec, sliced, &whole, grads);
     mg_unslice(&leaf.spec, leaf.params, &whole, params);
     double *exact = kt_doubles(params, whole.flat_size);
-    double expected = loss_of(&leaf, &whole, exact) * ACCUMULATE * MICRO * LENGTH;
+    double expected = loss_of(&leaf, &whole, exact) * ACCUMULATE * micro * LENGTH;
     if (fabs(loss / expected - 1) > 2e-6)
         fail_msg("loss %.9g, in double %.9g", loss, expected);
     for (uint32_t i = 0; i < whole.tensor_count; i++) {
         struct mu_tensor t = mu_model_tensor(&whole, i);
-        check_tensor(&leaf, &whole, exact, grads, &t);
+        check_tensor(&leaf, &whole, exact, grads, &t, probes);
     }
     free(sliced);
     free(grads);
@@ -94,15 +100,22 @@ static void check_model(enum mu_model_family family, uint32_t slices)
 static void test_gpt2_gradients_match_differences(void **state)
 {
     (void)state;
-    check_model(MU_FAMILY_GPT2, 1);
-    check_model(MU_FAMILY_GPT2, 4);
+    check_model(MU_FAMILY_GPT2, 1, MICRO, PROBES);
+    check_model(MU_FAMILY_GPT2, 4, MICRO, PROBES);
 }
 
 static void test_llama_gradients_match_differences(void **state)
 {
     (void)state;
-    check_model(MU_FAMILY_LLAMA, 1);
-    check_model(MU_FAMILY_LLAMA, 2);
+    check_model(MU_FAMILY_LLAMA, 1, MICRO, PROBES);
+    check_model(MU_FAMILY_LLAMA, 2, MICRO, PROBES);
+}
+
+static void test_head_in_pieces_has_the_right_gradient(void **state)
+{
+    (void)state;
+    check_model(MU_FAMILY_GPT2, 1, MANY, 1);
+    check_model(MU_FAMILY_LLAMA, 2, MANY, 1);
 }
 
 int main(void)
@@ -110,6 +123,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gpt2_gradients_match_differences),
         cmocka_unit_test(test_llama_gradients_match_differences),
+        cmocka_unit_test(test_head_in_pieces_has_the_right_gradient),
     };
     return cmocka_run_group_tests(tests, kt_setup, kt_teardown);
 }

@@ -84,7 +84,7 @@ static uint32_t all_grids(const struct mu_model_config *config, uint32_t accumul
     struct expected e = {.leaf = &leaf};
     e.grads = kt_alloc(leaf.spec.flat_size, sizeof *e.grads);
     e.got = kt_alloc(leaf.spec.flat_size, sizeof *e.got);
-    mg_run_alone(&leaf, e.grads, &e.loss);
+    mg_run_alone(&leaf, kt_pool(1), e.grads, &e.loss);
     assert_true(isfinite(e.loss) && e.loss > 0);
     for (uint32_t tp = 1; tp <= config->slices; tp *= 2)
         for (uint32_t pp = 1; pp <= MG_STAGES_MAX; pp += STAGES_STEP)
@@ -122,6 +122,64 @@ static void test_llama_has_the_same_bits_on_every_grid(void **state)
     assert_int_equal(runs, (1 + 2 + 3) * (MG_STAGES_MAX / STAGES_STEP) * 3 * (ACCUMULATE_FIRST == 1 ? 3 : 2));
 }
 
+/* Gradients of the leaf, then the bits of the loss. */
+static void run_alone(void *ctx, struct mu_pool *pool, float *out)
+{
+    const struct mg_leaf *leaf = ctx;
+    double loss;
+    mg_run_alone(leaf, pool, out, &loss);
+    memcpy(out + leaf->spec.flat_size, &loss, sizeof loss);
+}
+
+/* Whatever instruction set and number of threads; and these numbers must never change: they are what jobs compute. */
+static void test_leaf_keeps_its_bits_for_good(void **state)
+{
+    (void)state;
+    const struct {
+        bool llama;
+        uint32_t slices;
+        uint64_t hash;
+    } known[] = {
+        {false, 1, 0xc11f7d93247da235}, {false, 2, 0x68cd1d4041930568}, {false, 4, 0x888ed28d9e53c662},
+        {true, 1, 0x309f78e97f387fe4},  {true, 2, 0x45d4f5f18f04623e},  {true, 4, 0x33fba660796b1712},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        struct mu_model_config config = known[i].llama ? llama(known[i].slices) : gpt2(known[i].slices, 0.2f);
+        struct mg_leaf leaf = mg_leaf_new(&config, MICRO, LENGTH, 2);
+        size_t size = leaf.spec.flat_size + 2;
+        float *out = kt_alloc(size, sizeof *out);
+        kt_expect_same_bits("leaf", run_alone, &leaf, size);
+        run_alone(&leaf, kt_pool(1), out);
+        uint64_t hash = mu_xxh3_64(out, size * sizeof *out, 0);
+        if (hash != known[i].hash)
+            fail_msg("%s, %u slices: bits 0x%llx", known[i].llama ? "Llama" : "GPT-2", known[i].slices,
+                     (unsigned long long)hash);
+        free(out);
+        mg_leaf_free(&leaf);
+    }
+}
+
+/* More tokens than have logits at one time: the head goes in pieces, the last one smaller. */
+static void test_head_in_pieces_has_the_same_bits_on_every_grid(void **state)
+{
+    (void)state;
+    for (int family = 0; family < 2; family++)
+        for (uint32_t slices = 1; slices <= 4; slices *= 4) {
+            struct mu_model_config config = family ? llama(slices) : gpt2(slices, 0.0f);
+            config.layers = 2;
+            struct mg_leaf leaf = mg_leaf_new(&config, 2 * MU_HEAD_TOKENS / LENGTH + 5, LENGTH, 2);
+            struct expected e = {.leaf = &leaf};
+            e.grads = kt_alloc(leaf.spec.flat_size, sizeof *e.grads);
+            e.got = kt_alloc(leaf.spec.flat_size, sizeof *e.got);
+            mg_run_alone(&leaf, kt_pool(1), e.grads, &e.loss);
+            for (uint32_t tp = 1; tp <= slices; tp *= 2)
+                expect_same(&e, &(struct mg_grid){tp, 2, MU_RECOMPUTE_SELECTIVE, true});
+            free(e.grads);
+            free(e.got);
+            mg_leaf_free(&leaf);
+        }
+}
+
 /* T is part of the job's identity: other bits, but the same function. */
 static void test_slices_change_rounding_only(void **state)
 {
@@ -132,14 +190,14 @@ static void test_slices_change_rounding_only(void **state)
         size_t flat = whole.spec.flat_size;
         float *expected = kt_alloc(flat, sizeof *expected), *params = kt_alloc(flat, sizeof *params);
         double expected_loss;
-        mg_run_alone(&whole, expected, &expected_loss);
+        mg_run_alone(&whole, kt_pool(1), expected, &expected_loss);
         for (config.slices = 2; config.slices <= 4; config.slices *= 2) {
             struct mg_leaf leaf = mg_leaf_new(&config, MICRO, LENGTH, 2);
             float *grads = kt_alloc(leaf.spec.flat_size, sizeof *grads), *got = kt_alloc(flat, sizeof *got);
             double loss;
             mg_unslice(&leaf.spec, leaf.params, &whole.spec, params); /* initial values do not depend on T */
             assert_memory_equal(params, whole.params, flat * sizeof *params);
-            mg_run_alone(&leaf, grads, &loss);
+            mg_run_alone(&leaf, kt_pool(1), grads, &loss);
             mg_unslice(&leaf.spec, grads, &whole.spec, got);
             assert_true(fabs(loss / expected_loss - 1) < 1e-6);
             for (uint32_t i = 0; i < whole.spec.tensor_count; i++) {
@@ -167,7 +225,7 @@ static void test_evaluation_is_the_same_on_every_grid(void **state)
             struct mg_leaf leaf = mg_leaf_new(&config, MICRO, LENGTH, 3);
             float *grads = kt_alloc(leaf.spec.flat_size, sizeof *grads);
             double loss;
-            mg_run_alone(&leaf, grads, &loss); /* no dropout: training has the same loss */
+            mg_run_alone(&leaf, kt_pool(1), grads, &loss); /* no dropout: training has the same loss */
             for (uint32_t tp = 1; tp <= slices; tp *= 2)
                 for (uint32_t pp = 1; pp <= MG_STAGES_MAX; pp++)
                     assert_true(mg_evaluate(&leaf, &(struct mg_grid){tp, pp, MU_RECOMPUTE_NONE, false}) == loss);
@@ -441,6 +499,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gpt2_has_the_same_bits_on_every_grid),
         cmocka_unit_test(test_llama_has_the_same_bits_on_every_grid),
+        cmocka_unit_test(test_leaf_keeps_its_bits_for_good),
+        cmocka_unit_test(test_head_in_pieces_has_the_same_bits_on_every_grid),
         cmocka_unit_test(test_slices_change_rounding_only),
         cmocka_unit_test(test_evaluation_is_the_same_on_every_grid),
         cmocka_unit_test(test_last_logits_agree_with_the_loss),

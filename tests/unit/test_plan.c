@@ -66,6 +66,16 @@ static void teardown(struct fixture *f)
     mu_plan_fini(&f->plan);
 }
 
+/* Where a member went, or UINT32_MAX. */
+static uint32_t rank_of_member(const struct fixture *f, uint32_t member)
+{
+    for (uint32_t rank = 0; rank < mu_layout_world(&f->plan.layout); rank++) {
+        if (f->ranks[rank].member == member)
+            return rank;
+    }
+    return UINT32_MAX;
+}
+
 static struct mu_step_result result_of(uint64_t step)
 {
     return (struct mu_step_result){.step = step, .loss = 2.5, .grad_norm = 0.5 + (double)step, .finite = true};
@@ -320,7 +330,16 @@ static void test_bad_links_leave_out_the_smallest_set(void **state)
     static const uint32_t expected[] = {0, 1, 3, 4};
     for (uint32_t r = 0; r < 4; r++)
         assert_int_equal(f.ranks[r].member, expected[r]);
-    /* Of one bad pair the holder stays. */
+    /* Of one bad pair the holder stays, whoever is preferred. */
+    const struct mu_plan_link late[] = {{1, 2}};
+    f.input.bad_links = late;
+    f.input.bad_link_count = 1;
+    f.members[1].held = (struct mu_held){0};
+    make(&f);
+    assert_int_equal(f.plan.left_out, 1);
+    assert_int_equal(rank_of_member(&f, 1), UINT32_MAX);
+    f.members[1].held = f.members[2].held;
+    /* The last holder stays in any case. */
     const struct mu_plan_link pair[] = {{0, 1}};
     f.input.member_count = 2;
     f.input.bad_links = pair;
@@ -368,16 +387,6 @@ static void test_leaves_follow_measured_speed(void **state)
     for (uint32_t r = 0; r < 3; r++)
         assert_true(f.leaf_counts[r] >= 1 && f.leaf_counts[r] <= 6);
     teardown(&f);
-}
-
-/* Where a member went, or UINT32_MAX. */
-static uint32_t rank_of_member(const struct fixture *f, uint32_t member)
-{
-    for (uint32_t rank = 0; rank < mu_layout_world(&f->plan.layout); rank++) {
-        if (f->ranks[rank].member == member)
-            return rank;
-    }
-    return UINT32_MAX;
 }
 
 static void test_a_replica_is_as_fast_as_its_slowest_member(void **state)
@@ -576,6 +585,25 @@ static void test_a_sharded_update_is_rolled_forward_by_its_owners(void **state)
     teardown(&f);
 }
 
+/* Twice as many owners: each of the old ones keeps half of what it owned. */
+static void test_a_sharded_world_grows_around_its_owners(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mu_layout layout = make_layout(1, 1, 2, true);
+    setup_layout(&f, &layout, 10, (const int[]){0, 1, NOBODY, NOBODY}, 4);
+    make(&f);
+    assert_int_equal(f.plan.layout.dp, 4);
+    uint32_t extra = 0; /* the shares of two and four do not end at quite the same chunks */
+    for (uint32_t i = 0; i < f.plan.reshard.move_count; i++) {
+        const struct mu_move *move = &f.plan.reshard.moves[i];
+        if ((move->kinds & MU_MOVE_MOMENTS) && f.ranks[move->to].member < 2)
+            extra += move->run.count;
+    }
+    assert_true(extra <= 1);
+    teardown(&f);
+}
+
 /* More owners than the job may have workers: those beyond become idle ranks to copy from. */
 static void test_a_sharded_world_shrinks_through_idle_ranks(void **state)
 {
@@ -658,6 +686,83 @@ static void test_too_few_for_the_layout_is_unavailable(void **state)
     teardown(&f);
 }
 
+/* Most different ranks that one rank moves state from or to. */
+static uint32_t most_partners(const struct mu_reshard *reshard, uint32_t world)
+{
+    bool *partner = calloc((size_t)world * world, sizeof *partner);
+    uint32_t most = 0;
+    assert_non_null(partner);
+    for (uint32_t i = 0; i < reshard->move_count; i++) {
+        const struct mu_move *move = &reshard->moves[i];
+        partner[(size_t)move->from * world + move->to] = partner[(size_t)move->to * world + move->from] = true;
+    }
+    for (uint32_t rank = 0; rank < world; rank++) {
+        uint32_t count = 0;
+        for (uint32_t other = 0; other < world; other++)
+            count += partner[(size_t)rank * world + other];
+        most = count > most ? count : most;
+    }
+    free(partner);
+    return most;
+}
+
+/* tp 64 x pp `stages` becomes replicas of the whole: every rank needs a part of every other. */
+static void make_whole(struct fixture *f, uint32_t stages, uint32_t joiners)
+{
+    enum { MANY = 512, LAYERS = 8 };
+    static struct mu_plan_member members[MANY];
+    static struct mu_plan_rank ranks[MANY];
+    struct mu_layout layout = {.tp = 64, .pp = stages, .dp = 1};
+    for (uint32_t p = 0; p <= stages; p++)
+        layout.stage_first[p] = (uint16_t)(LAYERS * p / stages);
+    uint32_t holders = mu_layout_world(&layout), count = holders + joiners;
+    assert_true(count <= MANY);
+    setup(f, 0, MANY, 1, MANY);
+    f->spec.model.heads = f->spec.model.kv_heads = 64;
+    f->spec.model.slices = 64;
+    f->spec.model.layers = LAYERS;
+    mu_model_spec_init(&f->model, &f->spec.model);
+    memset(members, 0, sizeof members);
+    for (uint32_t i = 0; i < count; i++) {
+        members[i].host = i;
+        if (i < holders)
+            members[i].held = at_rank(10, &layout, i);
+    }
+    f->input.members = members;
+    f->input.member_count = count;
+    f->input.may_initialise = false;
+    f->plan.ranks = ranks;
+    make(f);
+}
+
+static void test_no_rank_has_more_peers_than_it_may(void **state)
+{
+    (void)state;
+    struct fixture f;
+    make_whole(&f, 1, 0);
+    assert_int_equal(f.plan.status, MU_OK);
+    assert_int_equal(f.plan.layout.dp, 64);
+    assert_int_equal(most_partners(&f.plan.reshard, 64), 63); /* everybody needs everybody's */
+    teardown(&f);
+    make_whole(&f, 4, 200);
+    assert_int_equal(f.plan.status, MU_OK);
+    assert_int_equal(f.plan.layout.dp, 456);
+    assert_true(most_partners(&f.plan.reshard, 456) <= MU_PEERS_MAX);
+    teardown(&f);
+    make_whole(&f, 8, 0); /* 512 parts of the state: more sources than a rank may have */
+    assert_int_equal(f.plan.status, MU_ERR_UNAVAILABLE);
+    assert_non_null(strstr(f.plan.text, "more than 256 others"));
+    f.input.checkpoint = 1;
+    f.input.checkpoint_step = 3;
+    make(&f);
+    assert_int_equal(f.plan.status, MU_OK);
+    assert_int_equal(f.plan.start_step, 3);
+    assert_int_equal(f.plan.reshard.move_count, 0);
+    for (uint32_t rank = 0; rank < 512; rank++)
+        assert_int_equal(f.plan.ranks[rank].source, MU_SOURCE_CHECKPOINT);
+    teardown(&f);
+}
+
 /* Fresh workers of shuffled hosts: every tensor group lies on one host. */
 static void test_tensor_groups_stay_on_one_host(void **state)
 {
@@ -678,6 +783,25 @@ static void test_tensor_groups_stay_on_one_host(void **state)
     assert_int_equal(f.plan.layout.dp, 4);
     for (uint32_t rank = 0; rank < 32; rank++)
         assert_int_equal(f.members[f.ranks[rank].member].host, f.members[f.ranks[rank / 4 * 4].member].host);
+    /* A host that is too small for a group is passed over, though it comes first. */
+    f.input.member_count = 11;
+    f.spec.parallel.pp = 1;
+    for (uint32_t i = 0; i < 11; i++)
+        f.members[i].host = i < 3 ? 1 : i < 7 ? 2 : 3;
+    make(&f);
+    assert_int_equal(f.plan.layout.dp, 2);
+    for (uint32_t rank = 0; rank < 8; rank++)
+        assert_int_equal(f.members[f.ranks[rank].member].host, rank / 4 + 2);
+    /* A lost member is replaced from the host of its group. */
+    struct mu_layout four = make_layout(4, 1, 2, false);
+    setup_layout(&f, &four, 10, (const int[]){0, 1, 2, 3, 4, 6, 7, NOBODY, NOBODY}, 9);
+    f.spec.workers.max = 8;
+    for (uint32_t i = 0; i < 9; i++)
+        f.members[i].host = i < 4 ? 1 : i == 7 ? 3 : 2;
+    make(&f);
+    assert_int_equal(f.ranks[5].member, 8);
+    assert_int_equal(rank_of_member(&f, 7), UINT32_MAX);
+    teardown(&f);
     /* Now they hold tp 2: groups of two pairs of a host become groups of four. */
     struct mu_layout layout = make_layout(2, 2, 8, false);
     setup_layout(&f, &layout, 10, (const int[32]){0}, 32);
@@ -812,6 +936,11 @@ static struct mu_held random_held(uint64_t *seed, const struct mu_layout *old, u
         held.result = result_of(mu_splitmix64(seed) % 2 ? 10 : 9);
     } else {
         held.shares[0].owned_only = old->sharded && mu_splitmix64(seed) % 2;
+    }
+    if (mu_splitmix64(seed) % 4 == 0) { /* prepared for a generation that never ran */
+        struct mu_layout next = make_layout(1u << mu_splitmix64(seed) % 2, 1, 2, old->sharded);
+        held.shares[held.share_count++] =
+            (struct mu_held_share){.layout = next, .rank = (uint32_t)(mu_splitmix64(seed) % mu_layout_working(&next))};
     }
     return held;
 }
@@ -1017,10 +1146,12 @@ int main(void)
         cmocka_unit_test(test_the_newest_whole_step_is_taken),
         cmocka_unit_test(test_two_by_two_becomes_three_by_one),
         cmocka_unit_test(test_a_sharded_update_is_rolled_forward_by_its_owners),
+        cmocka_unit_test(test_a_sharded_world_grows_around_its_owners),
         cmocka_unit_test(test_a_sharded_world_shrinks_through_idle_ranks),
         cmocka_unit_test(test_the_only_holder_of_a_stage_leaves_as_an_idle_rank),
         cmocka_unit_test(test_the_only_source_of_a_stage_is_never_left_out),
         cmocka_unit_test(test_too_few_for_the_layout_is_unavailable),
+        cmocka_unit_test(test_no_rank_has_more_peers_than_it_may),
         cmocka_unit_test(test_tensor_groups_stay_on_one_host),
         cmocka_unit_test(test_random_histories),
         cmocka_unit_test(test_large_worlds_are_planned_quickly),

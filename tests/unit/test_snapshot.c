@@ -422,6 +422,31 @@ static void test_abandoned_piece_is_not_reported(void **state)
     fixture_free(f);
 }
 
+/* A job that begins with the parameters of any checkpoint: no moments are read, whoever's it is. */
+static void test_load_of_parameters_alone_takes_any_checkpoint_of_the_model(void **state)
+{
+    (void)state;
+    struct fixture *f = fixture_new(2);
+    struct mu_layout all = layout_of(2, 2, 1, false, models[2].layers);
+    struct mu_error err;
+    float *flats[3];
+    flats_new(f, flats);
+    write_checkpoint(f, &all);
+    struct mu_chunk_run run = {0, f->model.chunk_count};
+    struct mu_load_config config = load_of(f, flats, &run, 1, NULL, 0);
+    config.job = NULL;
+    config.step = config.checkpoint = 77;
+    for (int kind = 1; kind < 3; kind++)
+        memset(flats[kind], 0x5a, f->model.flat_size * sizeof(float));
+    assert_ok(mu_load_checkpoint(&config, &err), &err);
+    assert_memory_equal(flats[0], f->truth[0], f->model.flat_size * sizeof(float));
+    for (int kind = 1; kind < 3; kind++)
+        for (uint64_t i = 0; i < f->model.flat_size; i++)
+            assert_true(memcmp(&flats[kind][i], "\x5a\x5a\x5a\x5a", 4) == 0);
+    flats_free(flats);
+    fixture_free(f);
+}
+
 static void test_load_of_another_checkpoint_is_refused(void **state)
 {
     (void)state;
@@ -472,6 +497,7 @@ int main(void)
         cmocka_unit_test(test_two_shares_cover_a_piece_together),
         cmocka_unit_test(test_cancelled_copy_is_told_and_the_next_one_works),
         cmocka_unit_test(test_abandoned_piece_is_not_reported),
+        cmocka_unit_test(test_load_of_parameters_alone_takes_any_checkpoint_of_the_model),
         cmocka_unit_test(test_load_of_another_checkpoint_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -497,6 +497,52 @@ static void test_coordinator_message_out_of_range_is_refused(void **state)
     mu_wire_arena_fini(&arena);
 }
 
+static void damage_layout(Muster__V1__Layout *pb, uint32_t *firsts, int fault)
+{
+    switch (fault) {
+    case 0:
+        pb->tp = 0;
+        break;
+    case 1:
+        pb->tp = 3;
+        break;
+    case 2:
+        pb->tp = 128;
+        break;
+    case 3:
+        pb->pp = 0, pb->n_stage_first = 1;
+        break;
+    case 4:
+        pb->pp = UINT32_MAX; /* pp + 1 must not wrap to what is there */
+        pb->n_stage_first = 0;
+        break;
+    case 5:
+        pb->dp = 0;
+        break;
+    case 6:
+        pb->dp = UINT32_MAX;
+        break;
+    case 7:
+        pb->idle = UINT32_MAX;
+        break;
+    case 8:
+        pb->sharded = true, pb->dp = MU_MESH_WORLD_MAX + 1;
+        break;
+    case 9:
+        pb->n_stage_first--;
+        break;
+    case 10:
+        firsts[0] = 1;
+        break;
+    case 11:
+        firsts[1] = firsts[2];
+        break;
+    default:
+        firsts[pb->pp] = 65536 + 1; /* would be 1 in 16 bits */
+        break;
+    }
+}
+
 /* Layouts that no job can have are refused on the way out and on the way in, wherever they stand. */
 static void test_hostile_layouts_are_refused(void **state)
 {
@@ -520,48 +566,7 @@ static void test_hostile_layouts_are_refused(void **state)
         faulty = *pb;
         memcpy(firsts, pb->stage_first, pb->n_stage_first * sizeof *firsts);
         faulty.stage_first = firsts;
-        switch (fault) {
-        case 0:
-            faulty.tp = 0;
-            break;
-        case 1:
-            faulty.tp = 3;
-            break;
-        case 2:
-            faulty.tp = 128;
-            break;
-        case 3:
-            faulty.pp = 0, faulty.n_stage_first = 1;
-            break;
-        case 4:
-            faulty.pp = UINT32_MAX; /* pp + 1 must not wrap to what is there */
-            faulty.n_stage_first = 0;
-            break;
-        case 5:
-            faulty.dp = 0;
-            break;
-        case 6:
-            faulty.dp = UINT32_MAX;
-            break;
-        case 7:
-            faulty.idle = UINT32_MAX;
-            break;
-        case 8:
-            faulty.sharded = true, faulty.dp = MU_MESH_WORLD_MAX + 1;
-            break;
-        case 9:
-            faulty.n_stage_first--;
-            break;
-        case 10:
-            firsts[0] = 1;
-            break;
-        case 11:
-            firsts[1] = firsts[2];
-            break;
-        default:
-            firsts[faulty.pp] = 65536 + 1; /* would be 1 in 16 bits */
-            break;
-        }
+        damage_layout(&faulty, firsts, fault);
         assert_int_equal(mu_wire_layout_from_pb(&faulty, "X.layout", &layout, &err), MU_ERR_INVALID);
         assert_non_null(strstr(err.text, "X.layout"));
     }
@@ -586,7 +591,7 @@ static void test_held_shares_must_agree_with_the_state(void **state)
     struct mu_error err;
     layout.tp = layout.pp = 1, layout.dp = 4;
     layout.n_stage_first = 2, layout.stage_first = firsts;
-    for (int i = 0; i < MU_HELD_SHARES_MAX + 1; i++) {
+    for (int i = 0; i <= MU_HELD_SHARES_MAX; i++) {
         pointers[i] = &shares[i];
         muster__v1__held_share__init(&shares[i]);
         shares[i].layout = &layout;

@@ -1,0 +1,156 @@
+#!/usr/bin/python3
+"""Layouts with real processes: tensor, pipeline and sharded data parallelism end with the weights of one worker alone, whatever happens.
+
+    test_layouts.py [--full] [TEST...]    --full: the whole matrix instead of a sample"""
+
+import os
+import signal
+import sys
+
+from harness import Cluster, check, main, pb, reference, tiny_job
+
+FULL = "--full" in sys.argv
+sys.argv = [word for word in sys.argv if word != "--full"]
+STEPS = 120
+GPT2 = {"model__layers": 4, "model__heads": 4, "model__slices": 4}
+LLAMA = dict(GPT2, model__family=pb.MODEL_FAMILY_LLAMA, model__kv_heads=4, model__hidden=96, model__dropout=0.0)
+
+
+def layout(tp=1, pp=1, dp=0, sharded=False, recompute=pb.RECOMPUTE_NONE):
+    return {"parallel__tp": tp, "parallel__pp": pp, "parallel__dp": dp, "parallel__optimizer_sharding": sharded, "parallel__recompute": recompute}
+
+
+def start(cluster, workers, family, steps=STEPS, **changes):
+    """All workers in one layout, a few steps done."""
+    cluster.start_coordinator()
+    cluster.submit(tiny_job(cluster, steps=steps, workers__min=1, **family, **changes))
+    started = [cluster.start_worker() for _ in range(workers)]
+    cluster.wait_until(lambda: cluster.job().world == workers and cluster.job().steps_done >= 5, 30, "the workers did not start together")
+    return started
+
+
+def expect_equal(cluster, family, steps=STEPS, **changes):
+    """The layout's own fields are no part of the law: the reference is one worker that has none of them."""
+    sha = cluster.wait_finished()
+    wanted = reference(steps=steps, **family, **changes)
+    check(sha == wanted, f"weights {sha} differ from one worker's {wanted}")
+
+
+def run_layout(family, tp, pp, dp, sharded=False, recompute=pb.RECOMPUTE_NONE):
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=12, **family, **layout(tp, pp, dp, sharded, recompute)))
+        for _ in range(tp * pp * dp):
+            cluster.start_worker()
+        expect_equal(cluster, family, steps=12)
+        goes = [e.text for e in cluster.events if e.kind == "generation_go"]
+        check(len(goes) == 1 and f"as tp {tp} x pp {pp} x dp {dp}" in goes[0], f"not one generation in the layout asked for: {goes}")
+
+
+def test_every_layout_ends_with_the_same_weights():
+    cases = [(2, 1, 1, False), (4, 1, 1, False), (1, 2, 1, False), (1, 4, 1, False), (1, 3, 2, True), (2, 2, 2, False), (2, 2, 2, True), (1, 1, 3, True)]
+    if FULL:
+        cases = [(tp, pp, dp, sharded) for tp in (1, 2, 4) for pp in (1, 2, 3, 4) for dp in (1, 2, 3, 4) if 1 < tp * pp * dp <= 8
+                 for sharded in (False, True)]
+    recomputes = (pb.RECOMPUTE_NONE, pb.RECOMPUTE_SELECTIVE, pb.RECOMPUTE_FULL)
+    for family in (GPT2, LLAMA):
+        for i, (tp, pp, dp, sharded) in enumerate(cases):
+            for recompute in recomputes if FULL else [recomputes[i % 3]]:
+                run_layout(family, tp, pp, dp, sharded, recompute)
+
+
+def test_a_replica_of_tensor_and_stage_is_lost():
+    with Cluster() as cluster:
+        workers = start(cluster, 8, GPT2, **layout(2, 2))
+        workers[3].kill()
+        lost = cluster.wait_event("worker_lost")
+        cluster.wait_event(lambda e: e.kind == "generation_go" and e.number > lost.number)
+        cluster.start_worker()
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "8 workers" in e.text and e.number > lost.number)
+        expect_equal(cluster, GPT2)
+        check(cluster.job().replayed_steps == 0, "another replica holds everything: no step is replayed")
+
+
+def test_the_only_holder_of_a_stage_is_lost():
+    with Cluster() as cluster:
+        workers = start(cluster, 2, LLAMA, checkpoint_every=10, **layout(1, 2))
+        cluster.wait_event("checkpoint_committed")
+        workers[1].kill()
+        cluster.wait_event("worker_lost")
+        cluster.start_worker()
+        cluster.wait_event("steps_replayed")
+        expect_equal(cluster, LLAMA, checkpoint_every=10)
+
+
+def test_the_only_holder_of_a_stage_is_drained():
+    with Cluster() as cluster:
+        start(cluster, 2, GPT2, steps=3 * STEPS, **layout(1, 2))
+        cluster.start_worker(name="fresh")
+        cluster.wait_event(lambda e: e.kind == "worker_attached" and e.worker == "fresh")
+        cluster.drain("w1", "memory errors")
+        cluster.wait_event(lambda e: e.kind == "worker_left" and e.worker == "w1")
+        expect_equal(cluster, GPT2, steps=3 * STEPS)
+        check(cluster.job().replayed_steps == 0, "a drained worker hands over what it alone holds")
+
+
+def test_growth_and_shrink_of_stages():
+    with Cluster() as cluster:
+        workers = start(cluster, 2, LLAMA, steps=3 * STEPS, **layout(1, 2, sharded=True))
+        for _ in range(2):
+            cluster.start_worker()
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "4 workers" in e.text)
+        workers[0].kill(signal.SIGTERM)
+        check(workers[0].wait() == 0, "a worker that was told to leave ends with 0")
+        expect_equal(cluster, LLAMA, steps=3 * STEPS)
+        check(cluster.job().replayed_steps == 0, "planned changes replay nothing")
+
+
+def test_a_sharded_optimizer_loses_a_holder():
+    with Cluster() as cluster:
+        workers = start(cluster, 3, GPT2, checkpoint_every=10, **layout(1, 1, sharded=True))
+        cluster.wait_event("checkpoint_committed")
+        workers[2].kill()
+        cluster.wait_event("worker_lost")
+        expect_equal(cluster, GPT2, checkpoint_every=10)
+
+
+def test_coordinator_killed_costs_no_step():
+    with Cluster() as cluster:
+        start(cluster, 4, GPT2, steps=3 * STEPS, **layout(2, 2))
+        generation = cluster.job().generation
+        cluster.coordinator.kill()
+        cluster.coordinator.wait()
+        cluster.start_coordinator()
+        cluster.wait_event("worker_reattached")
+        expect_equal(cluster, GPT2, steps=3 * STEPS)
+        check(cluster.job().generation in (0, generation) and cluster.job().replayed_steps == 0, "the generation changed")
+
+
+def test_everything_killed_resumes_in_another_layout():
+    with Cluster() as cluster:
+        workers = start(cluster, 4, LLAMA, checkpoint_every=10, **layout(2, sharded=True))
+        cluster.wait_event("checkpoint_committed")
+        for process in [*workers, cluster.coordinator]:
+            process.kill()
+        for process in [*workers, cluster.coordinator]:
+            process.wait()
+        cluster.start_coordinator()
+        for _ in range(2):
+            cluster.start_worker()
+        expect_equal(cluster, LLAMA, checkpoint_every=10)
+
+
+def test_too_few_workers_wait_and_say_so():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=12, **GPT2, **layout(2, 2)))
+        for _ in range(3):
+            cluster.start_worker()
+        waiting = cluster.wait_event("job_waiting")
+        check("4" in waiting.text and "3" in waiting.text, f"not what is short and by how much: {waiting.text}")
+        cluster.start_worker()
+        expect_equal(cluster, GPT2, steps=12)
+
+
+if __name__ == "__main__":
+    main([value for name, value in list(globals().items()) if name.startswith("test_")])
