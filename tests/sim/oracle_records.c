@@ -286,10 +286,9 @@ static void workers_viewed(struct mu_sim *sim)
             continue;
         bool same = mu_id_equal(seen->incarnation, view.incarnation) && seen->session == view.session;
         if (same && view.generation < seen->generation)
-            mu_sim_violate(sim,
-                           "the coordinator believes that %s, which was assigned generation %" PRIu64
-                           ", stands in %" PRIu64,
-                           view.name, seen->generation, view.generation);
+            mu_sim_violate(
+                sim, "the coordinator believes that %s, which was assigned generation %" PRIu64 ", stands in %" PRIu64,
+                view.name, seen->generation, view.generation);
         *seen = (struct mu_sim_seen){view.incarnation, view.session, view.generation};
     }
 }
