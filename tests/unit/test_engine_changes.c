@@ -373,7 +373,12 @@ static void test_changes_abort_in_a_gather_leaves_owned_parts(void **state)
         check_abort_while_held(fleet, 1);
         for (uint32_t i = 0; i < count; i++) {
             struct mu_held held = held_of(&fleet->workers[i]);
-            assert_true(held.has_state && held.step == 2 && !held.has_gradient);
+            assert_true(held.has_state);
+            if (held.step == 1) { /* the abort came before its update: it rolls forward */
+                assert_true(held.has_gradient && held.has_result && i != 1);
+                continue;
+            }
+            assert_true(held.step == 2 && !held.has_gradient);
             bool column = i / 3 == 0; /* replicas of the one that stood still, itself among them */
             assert_true(held.shares[0].owned_only || !column);
         }
