@@ -26,7 +26,7 @@ PIPELINE_ROOM = 0.05  # beyond the bubble
 class Case:
     def __init__(self, name, workers, threads, target, **parallel):
         self.name, self.workers, self.threads, self.target, self.parallel = name, workers, threads, target, parallel
-        self.steps_s, self.cpu_s, self.shas, self.shares, self.layout = [], [], set(), {}, ""
+        self.steps_s, self.cpu_s, self.shas, self.shares, self.layout, self.stages = [], [], set(), {}, "", ""
 
     def step_s(self):
         return statistics.median(self.steps_s)
@@ -90,6 +90,8 @@ def train(args, case):
         if args.steps > 1:
             case.cpu_s.append((cpu_seconds(cluster) - first_s) / (args.steps - 1))
         note_shares(cluster, case)
+        first = list(cluster.job("bench").layout.stage_first)
+        case.stages = "stages of " + " and ".join(str(b - a) for a, b in zip(first, first[1:])) + " layers, " if len(first) > 2 else ""
         case.shas.add(cluster.wait_finished("bench", limit_s=limit_s))
         case.layout = next(e.text for e in cluster.events if e.kind == "generation_go")
         with open(ledger) as f:
@@ -106,7 +108,7 @@ def say(case, one, size, leaves):
     parts = ", ".join(f"{part} {100 * share:.1f} %" for part, share in case.shares.items())
     if case.cpu_s:
         parts += f"; processor time {100 * (statistics.median(case.cpu_s) / statistics.median(one.cpu_s) - 1):+.1f} %"
-    bubble = f", bubble (p - 1) / m = {100 / leaves:.1f} %" if case.parallel["pp"] == 2 else ""
+    bubble = f", {case.stages}bubble (p - 1) / m = {100 / leaves:.1f} %" if case.parallel["pp"] == 2 else ""
     room = f"bubble + {100 * PIPELINE_ROOM:.0f} %" if bubble else f"{100 * case.target:.0f} %" if case.target is not None else ""
     row(f"{size}: {case.name} against one worker of two threads",
         f"{100 * cost:+.1f} % ({1e3 * case.step_s():.0f} against {1e3 * one.step_s():.0f} ms a step{bubble}; most of a worker's step: {parts})",
