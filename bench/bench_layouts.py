@@ -12,6 +12,7 @@ case: what the workers say of where the time of their steps went (the largest sh
 import argparse
 import os
 import re
+import signal
 import statistics
 import sys
 
@@ -135,6 +136,7 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # its processes with it
     try:
         sys.exit(main())
     except Failure as failure:

@@ -13,6 +13,7 @@ layout, minus a normal step *of the new layout* (median of the steps that follow
 
 import argparse
 import os
+import signal
 import statistics
 import sys
 import time
@@ -124,6 +125,7 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # its processes with it
     try:
         main()
     except Failure as failure:
