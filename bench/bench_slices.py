@@ -30,14 +30,14 @@ def number(what, text):
 
 
 def measure(args, options):
-    """(step in ms, speed in tokens/s, peak MiB, first line)"""
+    """(step in ms, speed in tokens/s, peak MiB, processor time of a step in ms, first line)"""
     argv = [os.path.join(BUILD, "bench/bench_step"), "--floor", "no"]
     for name in ("layers", "micro", "length", "steps"):
         argv += ["--" + name, str(getattr(args, name))]
     for name, value in options.items():
         argv += ["--" + name, str(value)]
     out = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    return number("step", out), number("speed", out), number("peak memory", out), out.split("\n", 1)[0]
+    return number("step", out), number("speed", out), number("peak memory", out), number("processor", out), out.split("\n", 1)[0]
 
 
 def main():
@@ -50,9 +50,11 @@ def main():
         for name, options, *_ in CASES:
             got[name].append(measure(args, options))
     for name, _, other, most in CASES:
-        step, speed, peak, first = (statistics.median(row[i] for row in got[name]) if i < 3 else got[name][0][i] for i in range(4))
-        against = step / statistics.median(row[0] for row in got[other]) if other else None
-        ratio = f" = {against:.3f} times as long as {other}" if other else ""
+        step, speed, peak, processor = (statistics.median(row[i] for row in got[name]) for i in range(4))
+        first, ratio, against = got[name][0][4], "", None
+        if other:
+            against = step / statistics.median(row[0] for row in got[other])
+            ratio = f" = {against:.3f} times as long as {other} (processor time {processor / statistics.median(row[3] for row in got[other]):.3f} times)"
         size = first.split(" parameters")[0].split(" ")[-1]
         print(f"| step of one worker, {args.layers} layers, B{args.micro} x T{args.length}: {name} ({size} parameters) | "
               f"{step:.1f} ms{ratio}; {speed:.1f} tokens/s; {peak:.0f} MiB | {f'at most {most:.2f} times' if most else ''} | "

@@ -61,6 +61,14 @@ static double now_s(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+static double cpu_s(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
+}
+
 static int compare_doubles(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
@@ -277,6 +285,7 @@ int main(int argc, char **argv)
     double tokens = (double)s.micro * s.length * s.accumulate, totals[STEPS_MAX], loss = 0;
     struct times sum = {0};
     step(&s, &st, 1, &loss);
+    double begin_cpu_s = cpu_s();
     for (uint32_t i = 0; i < s.steps; i++) {
         struct times t = step(&s, &st, i + 2, &loss);
         totals[i] = t.total;
@@ -285,6 +294,7 @@ int main(int argc, char **argv)
         sum.norm += t.norm;
         sum.optimizer += t.optimizer;
     }
+    double spent_cpu_s = cpu_s() - begin_cpu_s;
     qsort(totals, s.steps, sizeof totals[0], compare_doubles);
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage); /* before the floor allocates its own operands */
@@ -295,6 +305,7 @@ int main(int argc, char **argv)
     printf("  step        %8.1f ms  (median of %u; loss %.4f)\n", 1e3 * median, s.steps, loss);
     printf("  forward     %8.1f ms\n  backward    %8.1f ms\n  norm        %8.1f ms\n  optimizer   %8.1f ms\n",
            1e3 * sum.forward / count, 1e3 * sum.backward / count, 1e3 * sum.norm / count, 1e3 * sum.optimizer / count);
+    printf("  processor   %8.1f ms  (time of all threads, a step)\n", 1e3 * spent_cpu_s / count);
     printf("  speed       %8.1f tokens/s\n", tokens / median);
     if (s.floor)
         print_floor(&s, tokens, median);
