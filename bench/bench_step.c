@@ -1,10 +1,12 @@
 /* Training step of GPT-2 124M on one worker against what dnnl_sgemm allows.
  *
- * usage: bench_step [--micro B] [--length T] [--threads N] [--steps K] [--layers L] [--accumulate A]
- * A step is A micro-batches of forward and backward, the gradient norm and AdamW. Prints phases, tokens per second
- * (median of K steps after one for warming up), and the floor: the time dnnl_sgemm (oneDNN, the same number of threads)
- * needs for the model's matrix products alone, each measured at its own shape. Attention, norms, softmax and the
- * optimizer count against us. */
+ * usage: bench_step [--micro B] [--length T] [--threads N] [--steps K] [--layers L] [--accumulate A] [--slices S]
+ *                   [--family gpt2|llama] [--recompute none|selective|full] [--floor yes|no]
+ * Llama: the same channels, heads and vocabulary, and an MLP of 2048, so that a layer has as many weights and the step
+ * as many operations in products; its head is a tensor of its own. A step is A micro-batches of forward and backward,
+ * the gradient norm and AdamW. Prints phases, tokens per second (median of K steps after one for warming up), and the
+ * floor: the time dnnl_sgemm (oneDNN, the same number of threads) needs for the model's matrix products alone, each
+ * measured at its own shape. Attention, norms, softmax and the optimizer count against us. */
 #include <dnnl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,11 +19,28 @@
 #include "kernels/arena.h"
 #include "worker/model.h"
 
-enum { STEPS_MAX = 1000, SGEMM_REPEATS = 5, VOCAB = 50257, CONTEXT = 1024, CHANNELS = 768, HEADS = 12 };
+enum {
+    STEPS_MAX = 1000,
+    SGEMM_REPEATS = 5,
+    VOCAB = 50257,
+    CONTEXT = 1024,
+    CHANNELS = 768,
+    HEADS = 12,
+    LLAMA_HIDDEN = 2048
+};
 
 struct settings {
-    uint32_t micro, length, threads, steps, layers, accumulate;
+    uint32_t micro, length, threads, steps, layers, accumulate, slices;
+    uint32_t family, recompute, floor; /* enum mu_model_family, enum mu_recompute, floor_words */
 };
+
+/* Values that are words; a word's place is the value. */
+static const char *const family_words[] = {"", "gpt2", "llama", NULL};
+static const char *const recompute_words[] = {"", "none", "selective", "full", NULL};
+static const char *const floor_words[] = {"no", "yes", NULL};
+_Static_assert(MU_FAMILY_GPT2 == 1 && MU_FAMILY_LLAMA == 2 && MU_RECOMPUTE_NONE == 1 && MU_RECOMPUTE_SELECTIVE == 2 &&
+                   MU_RECOMPUTE_FULL == 3,
+               "places of words");
 
 struct times {
     double forward, backward, norm, optimizer, total;
@@ -40,6 +59,14 @@ static double now_s(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double cpu_s(void)
+{
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+           1e-6 * (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
 }
 
 static int compare_doubles(const void *a, const void *b)
@@ -90,16 +117,18 @@ static double floor_seconds(const struct settings *s, double *flops)
 {
     uint32_t rows = s->micro * s->length;
     struct mu_arena *arena;
-    size_t x = (size_t)rows * 4 * CHANNELS, w = (size_t)VOCAB * CHANNELS, y = (size_t)MU_HEAD_TOKENS * VOCAB;
+    size_t x = (size_t)rows * 2 * LLAMA_HIDDEN, w = (size_t)VOCAB * CHANNELS, y = (size_t)MU_HEAD_TOKENS * VOCAB;
     y = y > x ? y : x;
     stop_if(mu_arena_new((x + y + w) * sizeof(float) + 3 * MU_ARENA_ALIGN, NULL, &arena) != MU_OK, "out of memory");
     float *px = mu_arena_take(arena, x * sizeof(float)), *py = mu_arena_take(arena, y * sizeof(float)),
           *pw = mu_arena_take(arena, w * sizeof(float));
     *flops = 0;
+    bool llama = s->family == MU_FAMILY_LLAMA;
+    uint32_t up = llama ? 2 * LLAMA_HIDDEN : 4 * CHANNELS, down = llama ? LLAMA_HIDDEN : 4 * CHANNELS;
     double seconds = linear_seconds(rows, CHANNELS, 3 * CHANNELS, px, py, pw, flops) +
                      linear_seconds(rows, CHANNELS, CHANNELS, px, py, pw, flops) +
-                     linear_seconds(rows, CHANNELS, 4 * CHANNELS, px, py, pw, flops) +
-                     linear_seconds(rows, 4 * CHANNELS, CHANNELS, px, py, pw, flops);
+                     linear_seconds(rows, CHANNELS, up, px, py, pw, flops) +
+                     linear_seconds(rows, down, CHANNELS, px, py, pw, flops);
     *flops *= s->layers;
     seconds = seconds * s->layers + head_seconds(rows, px, py, pw, flops);
     mu_arena_free(arena);
@@ -120,15 +149,21 @@ static struct state prepare(const struct settings *s)
 {
     struct state st = {0};
     struct mu_error err = {0};
-    struct mu_model_config config = {.family = MU_FAMILY_GPT2,
+    struct mu_model_config config = {.family = (enum mu_model_family)s->family,
                                      .layers = s->layers,
                                      .heads = HEADS,
                                      .channels = CHANNELS,
                                      .context = CONTEXT,
-                                     .vocab = VOCAB};
+                                     .vocab = VOCAB,
+                                     .hidden = s->family == MU_FAMILY_LLAMA ? LLAMA_HIDDEN : 0,
+                                     .slices = s->slices};
+    mu_model_config_resolve(&config);
     mu_model_spec_init(&st.spec, &config);
     size_t bytes = (size_t)st.spec.flat_size * sizeof(float), tokens = (size_t)s->micro * s->length + 1;
-    struct mu_model_options options = {.micro = s->micro, .length = s->length, .accumulate = s->accumulate};
+    struct mu_model_options options = {.micro = s->micro,
+                                       .length = s->length,
+                                       .accumulate = s->accumulate,
+                                       .recompute = (enum mu_recompute)s->recompute};
     stop_if(mu_pool_new(s->threads, &err, &st.pool) != MU_OK, err.text);
     stop_if(mu_model_new(&st.spec, &options, st.pool, &err, &st.model) != MU_OK, err.text);
     stop_if(mu_arena_new(4 * bytes + tokens * sizeof(int32_t) + 5 * MU_ARENA_ALIGN, &err, &st.arena) != MU_OK,
@@ -177,27 +212,67 @@ static struct times step(const struct settings *s, struct state *st, uint64_t nu
     return t;
 }
 
+static bool parse_value(const char *text, const char *const *words, uint32_t *ret_value)
+{
+    if (!words) {
+        *ret_value = (uint32_t)strtoul(text, NULL, 10);
+        return *ret_value > 0;
+    }
+    for (uint32_t i = 0; words[i]; i++) {
+        if (words[i][0] && strcmp(words[i], text) == 0) {
+            *ret_value = i;
+            return true;
+        }
+    }
+    return false;
+}
+
 static struct settings parse(int argc, char **argv)
 {
-    struct settings s = {
-        .micro = 4, .length = 256, .threads = mu_pool_default_threads(), .steps = 5, .layers = 12, .accumulate = 1};
+    struct settings s = {.micro = 4,
+                         .length = 256,
+                         .threads = mu_pool_default_threads(),
+                         .steps = 5,
+                         .layers = 12,
+                         .accumulate = 1,
+                         .slices = 1,
+                         .family = MU_FAMILY_GPT2,
+                         .recompute = MU_RECOMPUTE_NONE,
+                         .floor = 1};
     const struct {
         const char *name;
         uint32_t *value;
-    } options[] = {{"--micro", &s.micro}, {"--length", &s.length}, {"--threads", &s.threads},
-                   {"--steps", &s.steps}, {"--layers", &s.layers}, {"--accumulate", &s.accumulate}};
+        const char *const *words; /* NULL: a number */
+    } options[] = {{"--micro", &s.micro, NULL},
+                   {"--length", &s.length, NULL},
+                   {"--threads", &s.threads, NULL},
+                   {"--steps", &s.steps, NULL},
+                   {"--layers", &s.layers, NULL},
+                   {"--accumulate", &s.accumulate, NULL},
+                   {"--slices", &s.slices, NULL},
+                   {"--family", &s.family, family_words},
+                   {"--recompute", &s.recompute, recompute_words},
+                   {"--floor", &s.floor, floor_words}};
     for (int i = 1; i < argc; i += 2) {
         bool known = false;
-        for (size_t j = 0; i + 1 < argc && j < sizeof options / sizeof options[0]; j++)
-            if (strcmp(argv[i], options[j].name) == 0) {
-                *options[j].value = (uint32_t)strtoul(argv[i + 1], NULL, 10);
-                known = *options[j].value > 0;
-            }
-        stop_if(!known,
-                "usage: bench_step [--micro B] [--length T] [--threads N] [--steps K] [--layers L] [--accumulate A]");
+        for (size_t j = 0; i + 1 < argc && j < sizeof options / sizeof options[0]; j++) {
+            if (strcmp(argv[i], options[j].name) == 0)
+                known = parse_value(argv[i + 1], options[j].words, options[j].value);
+        }
+        stop_if(!known, "usage: bench_step [--micro B] [--length T] [--threads N] [--steps K] [--layers L] "
+                        "[--accumulate A] [--slices S] [--family gpt2|llama] [--recompute none|selective|full] "
+                        "[--floor yes|no]");
     }
     stop_if(s.steps > STEPS_MAX, "--steps: at most 1000");
     return s;
+}
+
+static void print_floor(const struct settings *s, double tokens, double median)
+{
+    double flops = 0, floor = floor_seconds(s, &flops);
+    printf("  floor       %8.1f ms  (matrix products alone in dnnl_sgemm: %.1f GF/s, %.1f tokens/s)\n", 1e3 * floor,
+           1e-9 * flops / floor, tokens / floor);
+    printf("  of floor    %8.1f %%\n", 100 * floor / median);
 }
 
 int main(int argc, char **argv)
@@ -207,9 +282,10 @@ int main(int argc, char **argv)
     snprintf(threads, sizeof threads, "%u", s.threads);
     setenv("OMP_NUM_THREADS", threads, 1); /* before oneDNN starts its threads */
     struct state st = prepare(&s);
-    double tokens = (double)s.micro * s.length * s.accumulate, totals[STEPS_MAX], loss = 0, flops = 0;
+    double tokens = (double)s.micro * s.length * s.accumulate, totals[STEPS_MAX], loss = 0;
     struct times sum = {0};
     step(&s, &st, 1, &loss);
+    double begin_cpu_s = cpu_s();
     for (uint32_t i = 0; i < s.steps; i++) {
         struct times t = step(&s, &st, i + 2, &loss);
         totals[i] = t.total;
@@ -218,20 +294,21 @@ int main(int argc, char **argv)
         sum.norm += t.norm;
         sum.optimizer += t.optimizer;
     }
+    double spent_cpu_s = cpu_s() - begin_cpu_s;
     qsort(totals, s.steps, sizeof totals[0], compare_doubles);
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage); /* before the floor allocates its own operands */
-    double median = totals[s.steps / 2], floor = floor_seconds(&s, &flops), count = s.steps;
-    printf("GPT-2 %.0fM parameters, B%u x T%u x %u, fp32, %u threads, %s kernels\n",
-           (double)st.spec.parameter_count * 1e-6, s.micro, s.length, s.accumulate, s.threads,
-           mu_isa_name(mu_isa_active()));
+    double median = totals[s.steps / 2], count = s.steps;
+    printf("%s %.0fM parameters, %u slices, recompute %s, B%u x T%u x %u, fp32, %u threads, %s kernels\n",
+           s.family == MU_FAMILY_LLAMA ? "Llama" : "GPT-2", (double)st.spec.parameter_count * 1e-6, s.slices,
+           recompute_words[s.recompute], s.micro, s.length, s.accumulate, s.threads, mu_isa_name(mu_isa_active()));
     printf("  step        %8.1f ms  (median of %u; loss %.4f)\n", 1e3 * median, s.steps, loss);
     printf("  forward     %8.1f ms\n  backward    %8.1f ms\n  norm        %8.1f ms\n  optimizer   %8.1f ms\n",
            1e3 * sum.forward / count, 1e3 * sum.backward / count, 1e3 * sum.norm / count, 1e3 * sum.optimizer / count);
+    printf("  processor   %8.1f ms  (time of all threads, a step)\n", 1e3 * spent_cpu_s / count);
     printf("  speed       %8.1f tokens/s\n", tokens / median);
-    printf("  floor       %8.1f ms  (matrix products alone in dnnl_sgemm: %.1f GF/s, %.1f tokens/s)\n", 1e3 * floor,
-           1e-9 * flops / floor, tokens / floor);
-    printf("  of floor    %8.1f %%\n", 100 * floor / median);
+    if (s.floor)
+        print_floor(&s, tokens, median);
     printf("  peak memory %8.1f MiB\n", (double)usage.ru_maxrss / 1024);
     mu_model_free(st.model);
     mu_arena_free(st.arena);

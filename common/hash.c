@@ -3,9 +3,9 @@
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "common/status.h"
+#include "common/xxh3.h"
 
 struct mu_hash128 mu_xxh3_128(const void *data, size_t size_bytes)
 {

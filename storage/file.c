@@ -7,9 +7,9 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "common/id.h"
+#include "common/xxh3.h"
 #include "storage/file_writer.h"
 
 enum {

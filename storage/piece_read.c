@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <xxhash.h>
 
+#include "common/xxh3.h"
 #include "storage/file.h"
 #include "storage/piece_index.h"
 #include "storage/safetensors.h"

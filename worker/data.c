@@ -9,9 +9,9 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
-#include <xxhash.h>
 
 #include "common/rng.h"
+#include "common/xxh3.h"
 #include "worker/data_megatron.h"
 
 /* llm.c's shards: 256 int32 of header ([0] magic, [1] version, [2] number of tokens), then the tokens

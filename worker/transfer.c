@@ -10,6 +10,8 @@ enum {
     KINDS = 2,     /* parameters; both moments */
     PARTS_MAX = 2, /* flat spaces of one kind */
     WINDOW = 16,   /* items of a stream that have requests: at most 3 * 16 small messages run ahead of a large one */
+    OUTGOING = 4,  /* the same of what is sent: an item is hashed when it is posted, and should still be in the cache
+                      when  it goes out */
     MESSAGE_BITS = 2,
     LOOK_AGAIN_US = 1000, /* while one stream is waited for, the others are looked at so often */
 };
@@ -341,7 +343,8 @@ static enum mu_status turn(struct mu_transfer *t, struct stream *stream, bool *m
         atomic_fetch_add_explicit(t->config.progress, 1, memory_order_relaxed);
         *moved = true;
     }
-    while (status == MU_OK && stream->posted < stream->total && stream->posted - stream->finished < WINDOW) {
+    uint64_t window = stream->incoming ? WINDOW : OUTGOING;
+    while (status == MU_OK && stream->posted < stream->total && stream->posted - stream->finished < window) {
         uint32_t chunk = 0, kind = 0;
         stream_peek(stream, &chunk, &kind);
         if (!stream->incoming && t->pending[chunk] & 1u << kind)
