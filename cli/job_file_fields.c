@@ -200,7 +200,8 @@ static enum mu_status read_model(struct job_file_reader *r, const struct model_t
 
 static enum mu_status read_data(struct job_file_reader *r, const struct data_text *t, struct mu_job_spec *ret_spec)
 {
-    static const struct choice formats[] = {{"bytes", MU_TOKENS_BYTES}, {"llmc", MU_TOKENS_LLMC}, {NULL, 0}};
+    static const struct choice formats[] = {
+        {"bytes", MU_TOKENS_BYTES}, {"llmc", MU_TOKENS_LLMC}, {"megatron", MU_TOKENS_MEGATRON}, {NULL, 0}};
     if (!t)
         return job_file_missing(r, "data", "give data: {path: FILE, tokens: bytes}");
     if (!t->path)
@@ -208,7 +209,7 @@ static enum mu_status read_data(struct job_file_reader *r, const struct data_tex
     int tokens = MU_TOKENS_BYTES;
     enum mu_status status = MU_OK;
     if ((status = read_path(r, "data.path", t->path, ret_spec->data.path)) ||
-        (status = read_choice(r, "data.tokens", t->tokens, formats, "bytes or llmc", &tokens)) ||
+        (status = read_choice(r, "data.tokens", t->tokens, formats, "bytes, llmc or megatron", &tokens)) ||
         (status = read_real(r, "data.holdout", t->holdout, &ret_spec->data.holdout)))
         return status;
     ret_spec->data.tokens = (enum mu_token_format)tokens;

@@ -58,7 +58,7 @@ struct mu_job_spec {
     char name[MU_JOB_NAME_SIZE];
     struct mu_model_config model;
     struct {
-        char path[MU_PATH_SIZE]; /* absolute; a glob when tokens are llmc */
+        char path[MU_PATH_SIZE]; /* absolute; a glob when tokens are not bytes */
         enum mu_token_format tokens;
         double holdout; /* [0, 0.5]: last part of the data, used for evaluation only */
     } data;

@@ -234,10 +234,11 @@ static enum mu_status check_data(const struct mu_job_spec *spec, struct mu_error
     enum mu_status status = check_path(err, "data.path", spec->data.path);
     if (status)
         return status;
-    if (spec->data.tokens != MU_TOKENS_BYTES && spec->data.tokens != MU_TOKENS_LLMC)
+    if (spec->data.tokens != MU_TOKENS_BYTES && spec->data.tokens != MU_TOKENS_LLMC &&
+        spec->data.tokens != MU_TOKENS_MEGATRON)
         return mu_fail(err, MU_ERR_INVALID,
-                       "data.tokens: value %d is not allowed: bytes or llmc; use bytes for plain text, llmc for token "
-                       "shards",
+                       "data.tokens: value %d is not allowed: bytes, llmc or megatron; use bytes for plain text, llmc "
+                       "or megatron for files of tokens",
                        (int)spec->data.tokens);
     double holdout = spec->data.holdout;
     status = check_real(err, "data.holdout", holdout, holdout >= 0.0 && holdout <= 0.5, "0 to 0.5",

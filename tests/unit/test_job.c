@@ -119,7 +119,7 @@ static void test_job_bad_model_is_named(void **state)
 static void test_job_bad_data_and_batch_are_named(void **state)
 {
     (void)state;
-    BAD(s.data.tokens = 3, "data.tokens", "3", "bytes or llmc");
+    BAD(s.data.tokens = 4, "data.tokens", "4", "bytes, llmc or megatron");
     BAD(s.data.holdout = 0.6, "data.holdout", "0.6", "0 to 0.5");
     BAD(s.data.holdout = -0.1, "data.holdout", "-0.1", "0 to 0.5");
     BAD(s.data.holdout = NAN, "data.holdout", "", "0 to 0.5");
@@ -360,6 +360,7 @@ static void test_job_hash_covers_the_numeric_part_and_only_it(void **state)
     DIFFERS(s.model.vocab++);
     DIFFERS(s.model.dropout = 0.1f);
     DIFFERS(s.data.tokens = MU_TOKENS_LLMC);
+    DIFFERS(s.data.tokens = MU_TOKENS_MEGATRON);
     DIFFERS(s.data.holdout = nextafter(s.data.holdout, 1));
     DIFFERS(s.batch.sequences++);
     DIFFERS(s.batch.micro++);

@@ -189,7 +189,8 @@ static const struct bad bads[] = {
     {"eps: 1e-9", "eps: 0", "f.yaml:6: optimizer.eps: value 0 is not allowed: 1e-30 to 1", ""},
     /* words */
     {"family: gpt2", "family: bert", "f.yaml:2: model.family: value bert is not allowed: gpt2 or llama", ""},
-    {"tokens: bytes", "tokens: words", "f.yaml:3: data.tokens: value words is not allowed: bytes or llmc", ""},
+    {"tokens: bytes", "tokens: words", "f.yaml:3: data.tokens: value words is not allowed: bytes, llmc or megatron",
+     ""},
     {"kind: adamw", "kind: sgd", "f.yaml:6: optimizer.kind: value sgd is not allowed: adamw", ""},
     {"numerics:   fast", "numerics: Exact", "f.yaml:12: numerics: value Exact is not allowed: exact or fast", ""},
     {"kind: shared", "kind: local",

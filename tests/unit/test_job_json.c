@@ -71,6 +71,7 @@ static struct mu_job_spec llama_sample(void)
     s.model.rope_base = 500000.1;
     s.model.slices = 4;
     s.model.vocab = 300;
+    s.data.tokens = MU_TOKENS_MEGATRON;
     s.parallel.tp = 2;
     s.parallel.pp = 1;
     return s;

@@ -204,7 +204,7 @@ static void test_spec_of_llama_comes_through(void **state)
     struct mu_error err = {0};
     struct mu_job_spec spec, back;
     good_spec(&spec);
-    spec.data.tokens = MU_TOKENS_LLMC;
+    spec.data.tokens = MU_TOKENS_MEGATRON;
     spec.model = (struct mu_model_config){.family = MU_FAMILY_LLAMA,
                                           .layers = 5,
                                           .heads = 8,
