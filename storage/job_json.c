@@ -88,6 +88,8 @@ static const struct field fields[] = {
     FIELD(eval, sequences, KIND_U32),
     {NULL, "numerics", KIND_CHOICE, AT(numerics), numerics, false},
     {NULL, "seed", KIND_U64_TEXT, AT(seed), NULL, false},
+    NEWER(init, path, KIND_TEXT, NULL),
+    NEWER(init, sha256, KIND_TEXT, NULL),
 };
 enum { FIELD_COUNT = sizeof fields / sizeof fields[0] };
 
