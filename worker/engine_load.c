@@ -78,7 +78,8 @@ static enum mu_status open_data(struct engine_job *job, struct mu_error *err)
                                     .format = spec->data.tokens,
                                     .vocab = spec->model.vocab,
                                     .length = spec->batch.length,
-                                    .holdout = spec->data.holdout};
+                                    .holdout = spec->data.holdout,
+                                    .keep_sums_from = MU_DATA_KEEP_SUMS};
     enum mu_status status = mu_data_open(&config, &job->data, err);
     if (status != MU_OK)
         return status;
