@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "cli/job_file_internal.h"
+#include "storage/manifest.h"
 
 enum {
     VALUE_SHOWN_SIZE = 64, /* most of a value that an error line repeats */
@@ -69,6 +70,7 @@ static const cyaml_schema_field_t checkpoint_schema[] = {TEXT(checkpoint_text, p
                                                          TEXT(checkpoint_text, every),      TEXT(checkpoint_text, keep),
                                                          TEXT(checkpoint_text, keep_every), CYAML_FIELD_END};
 static const cyaml_schema_field_t eval_schema[] = {TEXT(eval_text, every), TEXT(eval_text, sequences), CYAML_FIELD_END};
+static const cyaml_schema_field_t init_schema[] = {TEXT(init_text, path), CYAML_FIELD_END};
 static const cyaml_schema_field_t job_schema[] = {TEXT(job_text, job),
                                                   GROUP(model, model_schema),
                                                   GROUP(data, data_schema),
@@ -79,6 +81,7 @@ static const cyaml_schema_field_t job_schema[] = {TEXT(job_text, job),
                                                   GROUP(workers, workers_schema),
                                                   GROUP(checkpoint, checkpoint_schema),
                                                   GROUP(eval, eval_schema),
+                                                  GROUP(init, init_schema),
                                                   TEXT(job_text, numerics),
                                                   TEXT(job_text, seed),
                                                   CYAML_FIELD_END};
@@ -312,16 +315,34 @@ static enum mu_status refused_by_cyaml(struct job_file_reader *r, cyaml_err_t co
     return locate(r, r->line);
 }
 
-/* mu_job_spec_check begins its line with the field's path: the line number follows from it. */
-static enum mu_status judge(struct job_file_reader *r, const struct mu_job_spec *spec)
+/* The message begins with the path of a field: the line number follows from it. */
+static enum mu_status locate_field(struct job_file_reader *r)
 {
-    enum mu_status status = mu_job_spec_check(spec, r->err);
-    if (status == MU_OK)
-        return MU_OK;
     char field[MU_YAML_PATH_SIZE];
     size_t length = strcspn(r->err->text, ":");
     snprintf(field, sizeof field, "%.*s", (int)(length < sizeof field ? length : 0), r->err->text);
     return locate(r, mu_yaml_index_line(&r->index, field));
+}
+
+/* Notes which checkpoint the job starts from. Its model is compared last: that the job's own is sound comes first. */
+static enum mu_status judge(struct job_file_reader *r, struct mu_job_spec *spec)
+{
+    struct mu_manifest *manifest = NULL;
+    const char *dir = spec->init.path;
+    enum mu_status status = MU_OK;
+    if (dir[0]) {
+        status = mu_manifest_read(dir, &manifest, r->err);
+        if (status != MU_OK) {
+            mu_error_prefix(r->err, "init.path");
+            return locate_field(r);
+        }
+        memcpy(spec->init.sha256, manifest->sha256, sizeof spec->init.sha256);
+    }
+    status = mu_job_spec_check(spec, r->err);
+    if (status == MU_OK && manifest)
+        status = mu_manifest_check_model(manifest, &spec->model, dir, r->err);
+    mu_manifest_free(manifest);
+    return status == MU_OK ? MU_OK : locate_field(r);
 }
 
 static enum mu_status check_text(const struct job_file_reader *r, const char *text, size_t size_bytes)

@@ -2,7 +2,8 @@
  *
  * libcyaml loads the document by a schema; every value is then converted here, so that each refusal is one line
  * "FILE:LINE: field: value V is not allowed: <what is>; <what to do>". Nothing is written to standard error and the
- * result is untouched on failure. Relative data and checkpoint paths are taken from the directory of the job file.
+ * result is untouched on failure. Relative paths are taken from the directory of the job file. When the job starts from
+ * a checkpoint (init.path), its manifest is read: it must be of the same model, and its hash goes into the record.
  * Thread-safe. */
 #ifndef MU_CLI_JOB_FILE_H
 #define MU_CLI_JOB_FILE_H

@@ -200,7 +200,8 @@ static enum mu_status read_model(struct job_file_reader *r, const struct model_t
 
 static enum mu_status read_data(struct job_file_reader *r, const struct data_text *t, struct mu_job_spec *ret_spec)
 {
-    static const struct choice formats[] = {{"bytes", MU_TOKENS_BYTES}, {"llmc", MU_TOKENS_LLMC}, {NULL, 0}};
+    static const struct choice formats[] = {
+        {"bytes", MU_TOKENS_BYTES}, {"llmc", MU_TOKENS_LLMC}, {"megatron", MU_TOKENS_MEGATRON}, {NULL, 0}};
     if (!t)
         return job_file_missing(r, "data", "give data: {path: FILE, tokens: bytes}");
     if (!t->path)
@@ -208,7 +209,7 @@ static enum mu_status read_data(struct job_file_reader *r, const struct data_tex
     int tokens = MU_TOKENS_BYTES;
     enum mu_status status = MU_OK;
     if ((status = read_path(r, "data.path", t->path, ret_spec->data.path)) ||
-        (status = read_choice(r, "data.tokens", t->tokens, formats, "bytes or llmc", &tokens)) ||
+        (status = read_choice(r, "data.tokens", t->tokens, formats, "bytes, llmc or megatron", &tokens)) ||
         (status = read_real(r, "data.holdout", t->holdout, &ret_spec->data.holdout)))
         return status;
     ret_spec->data.tokens = (enum mu_token_format)tokens;
@@ -329,6 +330,17 @@ static enum mu_status read_eval(struct job_file_reader *r, const struct eval_tex
     return status ? status : read_u32(r, "eval.sequences", t->sequences, &ret_spec->eval.sequences);
 }
 
+static enum mu_status read_init(struct job_file_reader *r, const struct init_text *t, struct mu_job_spec *ret_spec)
+{
+    if (!t)
+        return MU_OK;
+    if (!t->path)
+        return job_file_missing(
+            r, "init.path",
+            "give the directory of a checkpoint, or leave the whole group out for random initial values");
+    return read_path(r, "init.path", t->path, ret_spec->init.path);
+}
+
 enum mu_status job_file_read_fields(struct job_file_reader *r, const struct job_text *t, struct mu_job_spec *ret_spec)
 {
     static const struct choice numerics_choices[] = {
@@ -344,6 +356,7 @@ enum mu_status job_file_read_fields(struct job_file_reader *r, const struct job_
     if ((status = read_u64(r, "steps", t->steps, &ret_spec->steps)) ||
         (status = read_optimizer(r, t->optimizer, ret_spec)) || (status = read_parallel(r, t->parallel, ret_spec)) ||
         (status = read_policy(r, t, ret_spec)) || (status = read_eval(r, t->eval, ret_spec)) ||
+        (status = read_init(r, t->init, ret_spec)) ||
         (status = read_choice(r, "numerics", t->numerics, numerics_choices, "exact or fast", &numerics)) ||
         (status = read_u64(r, "seed", t->seed, &ret_spec->seed)))
         return status;

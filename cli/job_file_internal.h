@@ -41,6 +41,9 @@ struct checkpoint_text {
 struct eval_text {
     char *every, *sequences;
 };
+struct init_text {
+    char *path;
+};
 struct job_text {
     char *job, *steps, *numerics, *seed;
     struct model_text *model;
@@ -51,6 +54,7 @@ struct job_text {
     struct workers_text *workers;
     struct checkpoint_text *checkpoint;
     struct eval_text *eval;
+    struct init_text *init;
 };
 
 /* One reading. */

@@ -165,7 +165,9 @@ struct mu_cost mu_cost_of_grid(const struct mu_job_spec *spec, const struct mu_c
     struct mu_cost cost = {
         .compute_s = g->sum_s + (micros - 1) * g->slowest_s + 2.0 * (layout->pp - 1) * g->unit.transfer,
         .tensor_s = micros * g->tensor_s,
-        .leaf_sum_s = (busiest - 1) * g->column * SUM_BYTES / r->memory_bytes_per_second,
+        .leaf_sum_s = spec->numerics == MU_NUMERICS_FAST
+                          ? 0 /* one buffer */
+                          : (busiest - 1) * g->column * SUM_BYTES / r->memory_bytes_per_second,
         .reduce_s = reduce_seconds(r, layout->dp, roots, g->column, last_backward),
         .update_s = g->column * UPDATE_BYTES / (layout->sharded ? layout->dp : 1) / r->memory_bytes_per_second,
         .tied_s = g->tied > 0 ? 2 * (r->latency_s + g->tied * ELEMENT / r->link_bytes_per_second) : 0,
@@ -178,6 +180,8 @@ struct mu_cost mu_cost_of_grid(const struct mu_job_spec *spec, const struct mu_c
 
 double mu_cost_roots(const struct mu_job_spec *spec, uint32_t dp)
 {
+    if (spec->numerics == MU_NUMERICS_FAST)
+        return dp;
     return dp > 1 && dp <= MU_MESH_WORLD_MAX ? mu_balance_root_count(mu_job_leaves(spec), dp, NULL) : dp;
 }
 

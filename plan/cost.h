@@ -1,23 +1,27 @@
 /* How long a step takes in a layout, and which layout to take: a closed-form model.
  *
  * With b = tokens of a micro-batch, L layers of a stage, T slices, t = tp, p = pp, d = dp, M leaves, A accumulate,
- * k = ceil(M / d) leaves of the busiest replica, m = A k micro-batches, in seconds:
+ * k = ceil(M / d) leaves of the busiest replica, m = A k micro-batches, n C numbers of a micro-batch's residual stream,
+ * in seconds:
  *
- *   products    F(stage) = b (2 weights of its matrices / t + 2 length C / t a layer) / flops, backward 2 F; the head
- * on the last stage, its rows of the vocabulary / t; full recomputation: another F of the layers rows        memory
- * traffic of norms, residuals, dropout: about 10 C + 8 C / t numbers a token and layer each way fixed       per layer
- * and direction, whatever the shape tensor      per layer 4 exchanges forward, 4 backward (gather or all-to-all of n C
- * numbers: (t - 1) / t of them leave each rank), head 2; full recomputation: 4 more pipeline    first micro-batch
- * through all stages, then m - 1 of the slowest: sum F + B + 2 (p - 1) transfers + (m - 1) max(F + B) leaf sums   k - 1
- * additions of the column: 12 bytes an element reduce      mesh (d <= 32): (roots of a replica + 1) (d - 1) / d of the
- * column, 4 bytes an element; tree: 2 ceil(log2 d) columns. What the last micro-batch's backward pass hides is not
- * counted update      28 bytes an element of what the rank updates tied        p > 1: gradient and copy of the
- * embedding's slices vote        2 messages a level
+ * - products: F(stage) = b (2 weights of its matrices / t + 2 length C / t a layer) / flops, backward 2 F. The head is
+ *   on the last stage, its rows of the vocabulary divided by t. Full recomputation: another F of the layers.
+ * - rows: memory traffic of norms, residuals, dropout, about 10 C + 8 C / t numbers a token and layer each way.
+ * - fixed: per layer and direction, whatever the shape.
+ * - tensor: per layer 4 exchanges forward and 6 backward, gather or all-to-all of n C numbers, of which (t - 1) / t
+ *   leave each rank; head 2 for each of its 512 tokens. Full recomputation: 3 more a layer.
+ * - pipeline: the first micro-batch through all stages, then m - 1 of the slowest:
+ *   sum of F + B, 2 (p - 1) transfers, (m - 1) max(F + B).
+ * - leaf sums: k - 1 additions of the column, 12 bytes an element; none with numerics: fast.
+ * - reduce: mesh (d <= 32): (roots of a replica + 1) (d - 1) / d of the column, 4 bytes an element; tree:
+ *   2 ceil(log2 d) columns. What the last micro-batch's backward pass hides is not counted.
+ * - update: 28 bytes an element of what the rank updates.
+ * - tied: p > 1: gradient and copy of the embedding's slices.
+ * - vote: 2 messages a level.
  *
  * Sources: Narayanan et al. (arXiv 2104.04473: bubble, 2 b s h a boundary), Korthikanti et al. (arXiv 2205.05198:
- * exchanges with sequence parallelism), Isaev et al., Calculon (SC'23: closed form of the whole). The default rates are
- * those of one CPU thread over sockets. They rank layouts; as a forecast they are rough. Pure and deterministic: IEEE
- * additions, multiplications, divisions. */
+ * exchanges with sequence parallelism), Isaev et al., Calculon (SC'23: closed form of the whole). The rates rank
+ * layouts; as a forecast they are rough. Pure and deterministic: IEEE additions, multiplications, divisions. */
 #ifndef MU_PLAN_COST_H
 #define MU_PLAN_COST_H
 
@@ -36,7 +40,10 @@ struct mu_cost_rates {
     double slice_cost;              /* share of a layer's products that each doubling of the slices adds */
 };
 
-/* Measured on a CPU: 1.5e11 FLOP/s and 1e10 bytes/s a worker, 1.7 GB/s between a pair of processes, 60 us a message. */
+/* Those of one CPU thread and of sockets on one machine. Measured (docs/benchmarks.md): flops, 1.5e11 per second, from
+ * the step of GPT-2 124M; link_bytes_per_second, 1.7 GB/s, from the data plane's all-to-all between processes.
+ * Estimates: memory_bytes_per_second 1e10, latency_s 60 us, fixed_s 50 us, slice_cost 0.03. Where a job has run, flops
+ * is what its workers reported (mu_cost_calibrate); the others stay. */
 void mu_cost_rates_init(struct mu_cost_rates *rates);
 /* Sets `flops` so that the busiest stage of `layout` takes `seconds` for its share of a leaf (forward and backward,
  * without exchanges). Leaves the rates alone when `seconds` is not a positive number. */

@@ -90,7 +90,7 @@ static void put_extensions(struct mu_text *text, const struct mu_model_config *g
 
 uint64_t mu_job_spec_hash(const struct mu_job_spec *spec)
 {
-    char buffer[2048];
+    char buffer[4096];
     struct mu_text text;
     mu_text_init(&text, buffer, sizeof buffer);
     mu_text_put(&text, "muster job 1\n");
@@ -121,6 +121,11 @@ uint64_t mu_job_spec_hash(const struct mu_job_spec *spec)
     put_field(&text, "eval.sequences", spec->eval.sequences);
     put_field(&text, "numerics", (uint64_t)spec->numerics);
     put_field(&text, "seed", spec->seed);
+    if (spec->init.sha256[0]) { /* a job with random initial values has the text it always had */
+        mu_text_put(&text, "init.sha256=");
+        mu_text_put(&text, spec->init.sha256);
+        mu_text_put(&text, "\n");
+    }
     MU_ASSERT(text.length + 1 < text.capacity);
     return mu_xxh3_64(buffer, text.length, 0);
 }

@@ -16,6 +16,7 @@
 enum {
     MU_JOB_NAME_SIZE = 64, /* with the terminating 0; [a-z0-9][a-z0-9._-]* */
     MU_PATH_SIZE = 512,    /* any path in a job record, with the terminating 0 */
+    MU_SHA256_TEXT_SIZE = 65,
     MU_LAYERS_MAX = 512,
     MU_LEAVES_MAX = 65536,
     MU_SLICES_MAX = 64,
@@ -58,7 +59,7 @@ struct mu_job_spec {
     char name[MU_JOB_NAME_SIZE];
     struct mu_model_config model;
     struct {
-        char path[MU_PATH_SIZE]; /* absolute; a glob when tokens are llmc */
+        char path[MU_PATH_SIZE]; /* absolute; a glob when tokens are not bytes */
         enum mu_token_format tokens;
         double holdout; /* [0, 0.5]: last part of the data, used for evaluation only */
     } data;
@@ -98,6 +99,11 @@ struct mu_job_spec {
     } eval;
     enum mu_numerics numerics;
     uint64_t seed;
+    struct {
+        char path[MU_PATH_SIZE]; /* absolute directory of the checkpoint whose parameters the job starts with, moments
+                                    zero; empty = random ones */
+        char sha256[MU_SHA256_TEXT_SIZE]; /* of its manifest.json, in lower-case hexadecimal; empty when path is */
+    } init;
 };
 
 /* Fills in what is 0: slices 1, kv_heads = heads, hidden = 4 channels (gpt2), rope_base 10000 (llama). */
@@ -107,7 +113,8 @@ void mu_model_config_resolve(struct mu_model_config *config);
  * model.context when absent) and steps stay empty (the caller must give them). Defaults: dropout 0, tokens bytes,
  * holdout 0, accumulate 1; slices 1, degrees auto, no optimizer sharding, no recomputation, no redundancy; lr 6e-4,
  * min_lr 6e-5, warmup 0, betas 0.9 and 0.95, eps 1e-8, weight_decay 0.1, clip 1; workers 1 to MU_WORKERS_MAX, no
- * spares; no checkpoint path, kind shared, every 0, keep 5, keep_every 0; eval off; numerics exact; seed 1337. */
+ * spares; no checkpoint path, kind shared, every 0, keep 5, keep_every 0; eval off; numerics exact; seed 1337; random
+ * initial values. */
 void mu_job_spec_init(struct mu_job_spec *spec);
 
 /* Judges every field and their combinations. On error: one line "field.name: value N is not allowed: <what is>; <what
@@ -123,9 +130,9 @@ uint32_t mu_job_leaves(const struct mu_job_spec *spec);
  * (Loshchilov and Hutter, arXiv 1608.03983, one cycle). Uses the portable cosine. */
 double mu_job_learning_rate(const struct mu_job_spec *spec, uint64_t step);
 
-/* The identity of the numeric part (model, data without its path, batch, steps, optimizer, eval, numerics, seed):
- * XXH3-64 of a canonical text. Two specs that differ only in name, paths, workers or checkpoint policy have the same
- * hash. */
+/* The identity of the numeric part (model, data without its path, batch, steps, optimizer, eval, numerics, seed, what
+ * it starts from without its path): XXH3-64 of a canonical text. Two specs that differ only in name, paths, workers or
+ * checkpoint policy have the same hash. */
 uint64_t mu_job_spec_hash(const struct mu_job_spec *spec);
 
 #endif

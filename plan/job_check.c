@@ -234,10 +234,11 @@ static enum mu_status check_data(const struct mu_job_spec *spec, struct mu_error
     enum mu_status status = check_path(err, "data.path", spec->data.path);
     if (status)
         return status;
-    if (spec->data.tokens != MU_TOKENS_BYTES && spec->data.tokens != MU_TOKENS_LLMC)
+    if (spec->data.tokens != MU_TOKENS_BYTES && spec->data.tokens != MU_TOKENS_LLMC &&
+        spec->data.tokens != MU_TOKENS_MEGATRON)
         return mu_fail(err, MU_ERR_INVALID,
-                       "data.tokens: value %d is not allowed: bytes or llmc; use bytes for plain text, llmc for token "
-                       "shards",
+                       "data.tokens: value %d is not allowed: bytes, llmc or megatron; use bytes for plain text, llmc "
+                       "or megatron for files of tokens",
                        (int)spec->data.tokens);
     double holdout = spec->data.holdout;
     status = check_real(err, "data.holdout", holdout, holdout >= 0.0 && holdout <= 0.5, "0 to 0.5",
@@ -473,6 +474,25 @@ static enum mu_status check_eval(const struct mu_job_spec *spec, struct mu_error
     return MU_OK;
 }
 
+static enum mu_status check_init(const struct mu_job_spec *spec, struct mu_error *err)
+{
+    const char *sha256 = spec->init.sha256;
+    if (!spec->init.path[0] && !sha256[0])
+        return MU_OK;
+    enum mu_status status = check_path(err, "init.path", spec->init.path);
+    if (status)
+        return status;
+    bool whole = memchr(sha256, 0, MU_SHA256_TEXT_SIZE) && strlen(sha256) == MU_SHA256_TEXT_SIZE - 1;
+    if (whole && strspn(sha256, "0123456789abcdef") == MU_SHA256_TEXT_SIZE - 1)
+        return MU_OK;
+    char text[SHOWN_SIZE];
+    return mu_fail(
+        err, MU_ERR_INVALID,
+        "init.sha256: value '%s' is not allowed: the SHA-256 of manifest.json in init.path as 64 digits 0-9 a-f; "
+        "muster submit fills it in",
+        shown(sha256, MU_SHA256_TEXT_SIZE, text));
+}
+
 enum mu_status mu_job_spec_check(const struct mu_job_spec *given, struct mu_error *err)
 {
     struct mu_job_spec resolved = *given;
@@ -484,7 +504,7 @@ enum mu_status mu_job_spec_check(const struct mu_job_spec *given, struct mu_erro
         (status = check_uint(err, "steps", spec->steps, 1, MU_STEPS_MAX, "set the steps of the whole job")) ||
         (status = check_optimizer(spec, err)) || (status = check_workers(spec, err)) ||
         (status = check_parallel(spec, err)) || (status = check_checkpoint(spec, err)) ||
-        (status = check_eval(spec, err)))
+        (status = check_eval(spec, err)) || (status = check_init(spec, err)))
         return status;
     if (spec->numerics != MU_NUMERICS_EXACT && spec->numerics != MU_NUMERICS_FAST)
         return mu_fail(err, MU_ERR_INVALID,

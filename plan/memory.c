@@ -177,6 +177,9 @@ struct mu_memory_sums mu_memory_sums_of(const struct mu_job_spec *spec, uint32_t
 {
     uint32_t leaves = mu_job_leaves(spec);
     MU_ASSERT(dp >= 1 && dp <= leaves);
+    if (spec->numerics == MU_NUMERICS_FAST) /* the leaves of a replica are one, in one buffer */
+        return (struct mu_memory_sums){
+            .depth = 1, .any_depth = 1, .inputs = inputs_of(dp, dp), .leaves_most = (leaves + dp - 1) / dp};
     return (struct mu_memory_sums){.depth = even_depth(leaves, dp),
                                    .any_depth = any_depth,
                                    .inputs = inputs_of(leaves, dp),
@@ -267,7 +270,8 @@ struct mu_memory_need mu_memory_of_rank(const struct mu_job_spec *spec, const st
     struct mu_coords at = mu_layout_coords(layout, rank);
     struct mu_memory_sums sums = mu_memory_sums_of(spec, layout->dp, mu_memory_any_depth(mu_job_leaves(spec)));
     uint32_t leaves = mu_job_leaves(spec);
-    sums.depth = depth_of(leaves, layout->dp, at.d);
+    if (spec->numerics != MU_NUMERICS_FAST)
+        sums.depth = depth_of(leaves, layout->dp, at.d);
     mu_plan_leaf_range(leaves, layout->dp, NULL, at.d, &sums.leaves_most);
     return mu_memory_of_stage(spec, &model, layout, at.p, &sums, threads);
 }

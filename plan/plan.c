@@ -255,16 +255,57 @@ static uint32_t count_eligible(const struct planning *p)
     return count;
 }
 
-/* Of its device, the smallest that is known; 0: none is. */
-static uint64_t smallest_memory(const struct planning *p)
+struct host_memory {
+    uint32_t host;
+    uint64_t bytes;
+};
+
+static int by_host(const void *a, const void *b)
 {
+    uint32_t x = ((const struct host_memory *)a)->host, y = ((const struct host_memory *)b)->host;
+    return x < y ? -1 : x > y;
+}
+
+/* What a worker may use, the least of all; 0: not known of any. Workers of one host share its memory: as many of them
+ * as may get a rank, since spares give back what a rank needs. */
+static enum mu_status smallest_memory(const struct planning *p, uint32_t wanted, uint64_t *ret_bytes)
+{
+    struct host_memory *all = malloc(((size_t)p->input->member_count + 1) * sizeof *all);
+    uint32_t count = 0;
     uint64_t bytes = 0;
+    if (!all)
+        return MU_ERR_NO_MEMORY;
     for (uint32_t i = 0; i < p->input->member_count; i++) {
-        uint64_t own = p->input->members[i].memory_bytes;
-        if (p->in[i] && !p->input->members[i].leaving && own && (!bytes || own < bytes))
-            bytes = own;
+        const struct mu_plan_member *member = &p->input->members[i];
+        if (p->in[i] && !member->leaving && member->memory_bytes)
+            all[count++] = (struct host_memory){member->host, member->memory_bytes};
     }
-    return bytes;
+    qsort(all, count, sizeof *all, by_host);
+    for (uint32_t first = 0, end; first < count; first = end) {
+        uint64_t least = all[first].bytes;
+        for (end = first + 1; end < count && all[end].host == all[first].host; end++)
+            least = all[end].bytes < least ? all[end].bytes : least;
+        uint32_t sharing = end - first < wanted ? end - first : wanted;
+        bytes = bytes == 0 || least / sharing < bytes ? least / sharing : bytes;
+    }
+    free(all);
+    *ret_bytes = bytes;
+    return MU_OK;
+}
+
+/* The model of costs at the speed of the slowest worker of the previous generation. */
+static void measured_rates(const struct planning *p, struct mu_cost_rates *rates)
+{
+    const struct mu_plan_input *input = p->input;
+    double slowest = 0;
+    mu_cost_rates_init(rates);
+    for (uint32_t i = 0; i < input->member_count; i++) {
+        const struct mu_plan_member *member = &input->members[i];
+        if (member->old_rank != UINT32_MAX && member->seconds_per_leaf > slowest)
+            slowest = member->seconds_per_leaf;
+    }
+    if (input->has_old_layout)
+        mu_cost_calibrate(rates, input->spec, &input->old_layout, slowest);
 }
 
 /* A job that is only replicated uses every worker that it may have (workers.max and spares say how many), whether or
@@ -302,12 +343,15 @@ static enum mu_status choose_layout(struct planning *p, uint32_t eligible)
         mu_text_put_uint(&text, by_degrees ? given : input->spec->workers.min);
         return MU_ERR_UNAVAILABLE;
     }
-    uint64_t memory_bytes = smallest_memory(p);
+    uint64_t memory_bytes = 0;
     struct mu_cost_rates rates;
-    mu_cost_rates_init(&rates);
-    enum mu_status status = mu_layout_choose(input->spec, &rates, wanted, memory_bytes, 1,
-                                             input->has_old_layout ? &input->old_layout : NULL, &plan->layout,
-                                             plan->text, sizeof plan->text);
+    measured_rates(p, &rates);
+    enum mu_status status = smallest_memory(p, wanted, &memory_bytes);
+    if (status)
+        return status;
+    status = mu_layout_choose(input->spec, &rates, wanted, memory_bytes, 1,
+                              input->has_old_layout ? &input->old_layout : NULL, &plan->layout, plan->text,
+                              sizeof plan->text);
     if (status)
         return status;
     use_all(p, &rates, wanted, memory_bytes);

@@ -11,10 +11,10 @@
 struct mu_plan_member {
     struct mu_held held;
     double seconds_per_leaf; /* measured compute time of a whole leaf's share in its last layout; 0 = unknown */
-    uint64_t memory_bytes;   /* of its device; 0 = unknown */
+    uint64_t memory_bytes;   /* of its host, which it shares with the other members there; 0 = unknown */
     uint32_t old_rank;       /* rank in the previous generation, or UINT32_MAX */
     uint32_t old_leaf_count; /* leaves it had there */
-    uint32_t host;           /* failure domain: equal numbers share one */
+    uint32_t host;           /* failure domain and memory: equal numbers share one */
     bool leaving; /* draining: only to copy from, where nobody else has what it holds; becomes an idle rank */
 };
 

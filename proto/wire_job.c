@@ -13,6 +13,7 @@ struct spec_pb {
     Muster__V1__WorkerPolicy workers;
     Muster__V1__CheckpointPolicy checkpoint;
     Muster__V1__EvalPolicy eval;
+    Muster__V1__InitSpec init;
 };
 
 static void fill_model_and_data(struct spec_pb *pb, const struct mu_job_spec *spec)
@@ -90,6 +91,7 @@ enum mu_status mu_wire_spec_to_pb(struct mu_wire_arena *arena, const struct mu_j
     fill_model_and_data(pb, spec);
     fill_optimizer(pb, spec);
     fill_policies(pb, spec);
+    muster__v1__init_spec__init(&pb->init);
     muster__v1__job_spec__init(&pb->spec);
     enum mu_status status;
     if ((status =
@@ -97,7 +99,11 @@ enum mu_status mu_wire_spec_to_pb(struct mu_wire_arena *arena, const struct mu_j
         (status = mu_wire_put_string(spec->data.path, MU_WIRE_TEXT, "DataSpec.path", sizeof spec->data.path,
                                      &pb->data.path, err)) ||
         (status = mu_wire_put_string(spec->checkpoint.path, MU_WIRE_TEXT, "CheckpointPolicy.path",
-                                     sizeof spec->checkpoint.path, &pb->checkpoint.path, err)))
+                                     sizeof spec->checkpoint.path, &pb->checkpoint.path, err)) ||
+        (status = mu_wire_put_string(spec->init.path, MU_WIRE_TEXT, "InitSpec.path", sizeof spec->init.path,
+                                     &pb->init.path, err)) ||
+        (status = mu_wire_put_string(spec->init.sha256, MU_WIRE_TEXT, "InitSpec.sha256", sizeof spec->init.sha256,
+                                     &pb->init.sha256, err)))
         return status;
     pb->spec.model = &pb->model;
     pb->spec.data = &pb->data;
@@ -111,6 +117,8 @@ enum mu_status mu_wire_spec_to_pb(struct mu_wire_arena *arena, const struct mu_j
     pb->spec.numerics = (Muster__V1__Numerics)spec->numerics;
     pb->spec.optional_seed_case = MUSTER__V1__JOB_SPEC__OPTIONAL_SEED_SEED;
     pb->spec.seed = spec->seed;
+    if (spec->init.path[0])
+        pb->spec.init = &pb->init;
     *ret_pb = &pb->spec;
     return MU_OK;
 }
@@ -215,7 +223,11 @@ enum mu_status mu_wire_spec_from_pb(const Muster__V1__JobSpec *pb, struct mu_job
         (status = mu_wire_get_string(pb->data ? pb->data->path : "", MU_WIRE_TEXT, "DataSpec.path", spec.data.path,
                                      sizeof spec.data.path, err)) ||
         (status = mu_wire_get_string(pb->checkpoint ? pb->checkpoint->path : "", MU_WIRE_TEXT, "CheckpointPolicy.path",
-                                     spec.checkpoint.path, sizeof spec.checkpoint.path, err)))
+                                     spec.checkpoint.path, sizeof spec.checkpoint.path, err)) ||
+        (status = mu_wire_get_string(pb->init ? pb->init->path : "", MU_WIRE_TEXT, "InitSpec.path", spec.init.path,
+                                     sizeof spec.init.path, err)) ||
+        (status = mu_wire_get_string(pb->init ? pb->init->sha256 : "", MU_WIRE_TEXT, "InitSpec.sha256",
+                                     spec.init.sha256, sizeof spec.init.sha256, err)))
         return status;
     read_model_and_batch(pb, &spec);
     if (pb->data) {

@@ -25,7 +25,8 @@ struct field {
 };
 
 static const struct choice families[] = {{"gpt2", MU_FAMILY_GPT2}, {"llama", MU_FAMILY_LLAMA}, {NULL, 0}};
-static const struct choice formats[] = {{"bytes", MU_TOKENS_BYTES}, {"llmc", MU_TOKENS_LLMC}, {NULL, 0}};
+static const struct choice formats[] = {
+    {"bytes", MU_TOKENS_BYTES}, {"llmc", MU_TOKENS_LLMC}, {"megatron", MU_TOKENS_MEGATRON}, {NULL, 0}};
 static const struct choice kinds[] = {{"shared", MU_CHECKPOINT_SHARED}, {"local", MU_CHECKPOINT_LOCAL}, {NULL, 0}};
 static const struct choice recomputes[] = {
     {"none", MU_RECOMPUTE_NONE}, {"selective", MU_RECOMPUTE_SELECTIVE}, {"full", MU_RECOMPUTE_FULL}, {NULL, 0}};
@@ -87,6 +88,8 @@ static const struct field fields[] = {
     FIELD(eval, sequences, KIND_U32),
     {NULL, "numerics", KIND_CHOICE, AT(numerics), numerics, false},
     {NULL, "seed", KIND_U64_TEXT, AT(seed), NULL, false},
+    NEWER(init, path, KIND_TEXT, NULL),
+    NEWER(init, sha256, KIND_TEXT, NULL),
 };
 enum { FIELD_COUNT = sizeof fields / sizeof fields[0] };
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/hash.h"
 #include "storage/file.h"
 #include "storage/json_load.h"
 #include "storage/piece_format.h"
@@ -426,6 +427,11 @@ enum mu_status mu_manifest_decode(const void *text, size_t size_bytes, const cha
         mu_manifest_free(manifest);
         return status;
     }
+    uint8_t digest[32];
+    struct mu_sha256 *sha = mu_sha256_new();
+    mu_sha256_update(sha, text, size_bytes);
+    mu_sha256_final_free(sha, digest);
+    mu_hex(digest, sizeof digest, manifest->sha256);
     *ret_manifest = manifest;
     return MU_OK;
 }

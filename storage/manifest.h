@@ -43,8 +43,9 @@ struct mu_manifest {
     struct mu_id nonce;
     uint64_t created_wall_us; /* for display only */
     char numeric_identity[MU_NUMERIC_IDENTITY_SIZE];
-    char *job_record;     /* canonical JSON text, opaque here; owned; never NULL in a read manifest */
-    uint32_t chunk_count; /* of the whole model */
+    char *job_record;                 /* canonical JSON text, opaque here; owned; never NULL in a read manifest */
+    uint32_t chunk_count;             /* of the whole model */
+    char sha256[MU_SHA256_TEXT_SIZE]; /* of the file, in hexadecimal; set in a read manifest */
     struct mu_manifest_piece *pieces;
     size_t piece_count, piece_capacity;
 };
@@ -85,6 +86,12 @@ enum mu_status mu_manifest_write(const char *dir, const struct mu_manifest *mani
 /* MU_ERR_NOT_FOUND: the directory has no manifest, so it is not a checkpoint. */
 enum mu_status mu_manifest_read(const char *dir, struct mu_manifest **ret_manifest,
                                 struct mu_error *err) MU_WARN_UNUSED;
+
+/* Whether parameters of this checkpoint are parameters of `model`: MU_ERR_INVALID with a line that begins with the job
+ * file's field that differs ("model.layers: value 4 is not allowed: ..."). Dropout may differ, and llama's context.
+ * `dir` names the checkpoint when its record cannot be read. */
+enum mu_status mu_manifest_check_model(const struct mu_manifest *manifest, const struct mu_model_config *model,
+                                       const char *dir, struct mu_error *err) MU_WARN_UNUSED;
 
 enum { MU_VERIFY_PROBLEMS_MAX = 8 };
 struct mu_checkpoint_report {

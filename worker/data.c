@@ -10,9 +10,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "common/rng.h"
 #include "common/xxh3.h"
 #include "worker/data_megatron.h"
+#include "worker/data_sums.h"
 
 /* llm.c's shards: 256 int32 of header ([0] magic, [1] version, [2] number of tokens), then the tokens
  * (github.com/karpathy/llm.c, dev/data/data_common.py). */
@@ -31,6 +33,7 @@ struct shard {
     uint64_t first_token, token_count;
     uint64_t header_size; /* bytes before the first token */
     uint64_t first_block; /* of its checksums in block_sums */
+    struct mu_data_sums_key key;
 };
 
 struct mu_data {
@@ -137,8 +140,7 @@ static enum mu_status shard_open(struct mu_data *data, const struct mu_data_conf
                                  struct mu_error *err)
 {
     struct shard *shard = &data->shards[data->shard_count];
-    *shard = (struct shard){
-        .fd = -1, .name = strdup(name), .first_token = data->info.token_count, .first_block = data->block_count};
+    *shard = (struct shard){.fd = -1, .name = strdup(name)};
     data->shard_count++;
     if (!shard->name)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory to open %s", name);
@@ -161,6 +163,7 @@ static enum mu_status shard_open(struct mu_data *data, const struct mu_data_conf
                        : config->format == MU_TOKENS_MEGATRON ? "the .bin files of a Megatron data set"
                                                               : "one file");
     uint32_t width = 1;
+    shard->key = mu_data_sums_key_of(&facts);
     shard->token_count = (uint64_t)facts.st_size;
     if (config->format == MU_TOKENS_LLMC) {
         enum mu_status status = shard_header(shard, (uint64_t)facts.st_size, &width, &shard->token_count, err);
@@ -187,6 +190,7 @@ struct scan {
     XXH3_state_t *content;
     uint8_t *raw;
     uint32_t *tokens;
+    uint32_t largest;
 };
 
 static enum mu_status scan_block(struct mu_data *data, const struct shard *shard, uint64_t block, uint32_t vocab,
@@ -211,35 +215,47 @@ static enum mu_status scan_block(struct mu_data *data, const struct shard *shard
                        shard->name, at, block * (MU_DATA_BLOCK_SIZE / data->width) + i, scan->tokens[i], vocab,
                        vocab - 1);
     }
+    scan->largest = largest > scan->largest ? largest : scan->largest;
     XXH3_128bits_update(scan->content, scan->tokens, count * sizeof scan->tokens[0]);
     data->block_sums[shard->first_block + block] = mu_xxh3_64(scan->raw, size, 0);
     return MU_OK;
 }
 
+static uint64_t blocks_of(const struct mu_data *data, const struct shard *shard)
+{
+    return (shard->token_count * data->width + MU_DATA_BLOCK_SIZE - 1) / MU_DATA_BLOCK_SIZE;
+}
+
+/* Where the tokens and checksums of each shard begin. */
+static enum mu_status place_shards(struct mu_data *data, struct mu_error *err)
+{
+    for (uint32_t i = 0; i < data->shard_count; i++) {
+        struct shard *shard = &data->shards[i];
+        shard->first_token = data->info.token_count;
+        shard->first_block = data->block_count;
+        data->info.token_count += shard->token_count;
+        data->block_count += blocks_of(data, shard);
+    }
+    data->block_sums = malloc((data->block_count + 1) * sizeof data->block_sums[0]);
+    return data->block_sums ? MU_OK
+                            : mu_fail(err, MU_ERR_NO_MEMORY,
+                                      "no memory for the checksums of %" PRIu64 " blocks of data", data->block_count);
+}
+
 static enum mu_status scan_shard(struct mu_data *data, struct shard *shard, uint32_t vocab, struct scan *scan,
                                  struct mu_error *err)
 {
-    uint64_t blocks = (shard->token_count * data->width + MU_DATA_BLOCK_SIZE - 1) / MU_DATA_BLOCK_SIZE;
-    uint64_t *sums = realloc(data->block_sums, (data->block_count + blocks + 1) * sizeof sums[0]);
-    if (!sums)
-        return mu_fail(err, MU_ERR_NO_MEMORY, "%s: no memory for the checksums of %" PRIu64 " blocks", shard->name,
-                       blocks);
-    data->block_sums = sums;
-    shard->first_token = data->info.token_count;
-    shard->first_block = data->block_count;
+    uint64_t blocks = blocks_of(data, shard);
     (void)posix_fadvise(shard->fd, 0, 0, POSIX_FADV_SEQUENTIAL);
     for (uint64_t block = 0; block < blocks; block++) {
         enum mu_status status = scan_block(data, shard, block, vocab, scan, err);
         if (status != MU_OK)
             return status;
     }
-    (void)posix_fadvise(shard->fd, 0, 0, POSIX_FADV_RANDOM); /* samples come in permuted order: no read-ahead */
-    data->block_count += blocks;
-    data->info.token_count += shard->token_count;
     return MU_OK;
 }
 
-static enum mu_status scan_all(struct mu_data *data, uint32_t vocab, struct mu_error *err)
+static enum mu_status scan_all(struct mu_data *data, uint32_t vocab, uint32_t *ret_largest, struct mu_error *err)
 {
     struct scan scan = {
         .content = XXH3_createState(),
@@ -259,10 +275,59 @@ static enum mu_status scan_all(struct mu_data *data, uint32_t vocab, struct mu_e
     XXH3_128bits_update(scan.content, &data->info.token_count, sizeof data->info.token_count);
     XXH128_hash_t hash = XXH3_128bits_digest(scan.content);
     data->info.content = (struct mu_hash128){.low = hash.low64, .high = hash.high64};
+    *ret_largest = scan.largest;
 out:
     XXH3_freeState(scan.content);
     free(scan.raw);
     free(scan.tokens);
+    return status;
+}
+
+/* Are the files still what they were when they were opened? */
+static bool is_unchanged(const struct mu_data *data)
+{
+    for (uint32_t i = 0; i < data->shard_count; i++) {
+        struct stat facts;
+        if (fstat(data->shards[i].fd, &facts) != 0)
+            return false;
+        struct mu_data_sums_key now = mu_data_sums_key_of(&facts);
+        if (memcmp(&now, &data->shards[i].key, sizeof now) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* Reads everything, unless what an earlier reading found is kept. With a token out of range it is read, to say where.
+ */
+static enum mu_status scan_or_recall(struct mu_data *data, const struct mu_data_config *config, struct mu_error *err)
+{
+    struct mu_data_sums_key *keys = calloc((size_t)data->shard_count + 1, sizeof *keys);
+    if (!keys)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %" PRIu32 " data files", data->shard_count);
+    for (uint32_t i = 0; i < data->shard_count; i++)
+        keys[i] = data->shards[i].key;
+    struct mu_data_sums sums = {.keys = keys,
+                                .key_count = data->shard_count,
+                                .width = data->width,
+                                .token_count = data->info.token_count,
+                                .block_sums = data->block_sums,
+                                .block_count = data->block_count};
+    bool keep = config->keep_sums_from > 0 && data->info.token_count * data->width >= config->keep_sums_from;
+    uint64_t now_ns = mu_clock_wall_us() * 1000;
+    enum mu_status status = MU_OK;
+    if (keep && mu_data_sums_read(data->shards[0].name, &sums) && sums.largest_token < config->vocab) {
+        data->info.content = sums.content;
+    } else {
+        uint32_t largest = 0;
+        status = scan_all(data, config->vocab, &largest, err);
+        sums.largest_token = largest;
+        sums.content = data->info.content;
+        if (status == MU_OK && keep && is_unchanged(data))
+            mu_data_sums_write(data->shards[0].name, &sums, now_ns);
+    }
+    for (uint32_t i = 0; i < data->shard_count; i++) /* samples come in permuted order: no read-ahead */
+        (void)posix_fadvise(data->shards[i].fd, 0, 0, POSIX_FADV_RANDOM);
+    free(keys);
     return status;
 }
 
@@ -356,7 +421,9 @@ enum mu_status mu_data_open(const struct mu_data_config *config, struct mu_data 
         status = open_shards(data, config, &name, 1, err);
     }
     if (status == MU_OK)
-        status = scan_all(data, config->vocab, err);
+        status = place_shards(data, err);
+    if (status == MU_OK)
+        status = scan_or_recall(data, config, err);
     if (status == MU_OK)
         status = divide(data, config, err);
     if (status != MU_OK) {

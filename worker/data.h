@@ -25,6 +25,7 @@ enum {
     MU_DATA_SHARDS_MAX = 4096,      /* files of one source; each stays open */
     MU_DATA_BLOCK_SIZE = 64 * 1024, /* bytes under one checksum */
     MU_DATA_LENGTH_MAX = 1 << 20,   /* tokens in a sample */
+    MU_DATA_KEEP_SUMS = 64 << 20,   /* bytes from which workers keep the checksums of a set: a tenth of a second */
 };
 
 struct mu_data;
@@ -33,9 +34,11 @@ struct mu_data_config {
     const char *path; /* one file for MU_TOKENS_BYTES; else a glob, files in byte order of their names: shards of llm.c,
                          or the NAME.bin of Megatron data sets, each with its NAME.idx beside it */
     enum mu_token_format format;
-    uint32_t vocab;  /* every token must be below it */
-    uint32_t length; /* T */
-    double holdout;  /* [0, 0.5]: the last floor(holdout * tokens) tokens are held out */
+    uint32_t vocab;          /* every token must be below it */
+    uint32_t length;         /* T */
+    double holdout;          /* [0, 0.5]: the last floor(holdout * tokens) tokens are held out */
+    uint64_t keep_sums_from; /* bytes: of larger sets the checksums are kept beside the data, where the directory can be
+                                written to (worker/data_sums.h); 0: never */
 };
 
 struct mu_data_info {
@@ -47,7 +50,8 @@ struct mu_data_info {
                                   depend on how they are split into files or how wide they are stored */
 };
 
-/* Opens, reads and checks all of it. Errors name file, position, value and what is allowed. */
+/* Opens, reads and checks all of it, or takes what was found when the very same files were read before. Errors name
+ * file, position, value and what is allowed. */
 enum mu_status mu_data_open(const struct mu_data_config *config, struct mu_data **ret_data,
                             struct mu_error *err) MU_WARN_UNUSED;
 void mu_data_close(struct mu_data *data); /* NULL is fine */

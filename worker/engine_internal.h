@@ -86,6 +86,7 @@ struct engine_generation {
     bool idle;
     struct mu_coords at;
     uint32_t first_leaf, leaf_count;
+    bool merged; /* numerics: fast: all own leaves are one, in one gradient buffer */
     uint32_t first_eval_leaf, eval_leaf_count;
     struct mu_comm_group *group; /* NULL when world is 1 */
     struct mu_reduce *reduce;
@@ -260,8 +261,8 @@ enum mu_status engine_tied_new(struct mu_engine *engine, struct mu_error *err) M
 void engine_tied_free(struct engine_tied *tied);
 /* First stage, a step begins: the head chains of so many leaves will come. */
 enum mu_status engine_tied_expect(struct mu_engine *engine, uint32_t leaves, struct mu_error *err) MU_WARN_UNUSED;
-/* First stage: waits for the leaf's head chain and puts it into its gradient. */
-enum mu_status engine_tied_take(struct mu_engine *engine, float *grads, struct mu_error *err) MU_WARN_UNUSED;
+/* First stage: waits for the leaf's head chain and puts it into its gradient, or (`add`) adds it to what is there. */
+enum mu_status engine_tied_take(struct mu_engine *engine, float *grads, bool add, struct mu_error *err) MU_WARN_UNUSED;
 /* Last stage: the leaf's head chain is complete; before the next one may be begun: it has left. */
 enum mu_status engine_tied_send(struct mu_engine *engine, const float *grads, struct mu_error *err) MU_WARN_UNUSED;
 enum mu_status engine_tied_sent(struct mu_engine *engine, struct mu_error *err) MU_WARN_UNUSED;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "common/fault.h"
+#include "common/hash.h"
 #include "kernels/kernels.h"
 
 /* ---- memory ---- */
@@ -37,7 +38,7 @@ static enum mu_status reserve_whole(struct mu_engine *engine, struct mu_error *e
     mu_layout_init(&layout, 1, job->model.config.layers);
     layout.sharded = job->spec.parallel.optimizer_sharding;
     uint64_t flat_bytes = job->model.flat_size * sizeof(float);
-    uint32_t depth = deepest_stack(job->leaves);
+    uint32_t depth = job->spec.numerics == MU_NUMERICS_FAST ? 1 : deepest_stack(job->leaves);
     bool small = (depth + 4) * flat_bytes <= MU_ENGINE_EAGER_BYTES;
     enum mu_status status = engine_build_net(engine, &layout, 0, 1, err);
     if (status == MU_OK && !layout.sharded) /* else what it owns depends on how many there are */
@@ -77,7 +78,8 @@ static enum mu_status open_data(struct engine_job *job, struct mu_error *err)
                                     .format = spec->data.tokens,
                                     .vocab = spec->model.vocab,
                                     .length = spec->batch.length,
-                                    .holdout = spec->data.holdout};
+                                    .holdout = spec->data.holdout,
+                                    .keep_sums_from = MU_DATA_KEEP_SUMS};
     enum mu_status status = mu_data_open(&config, &job->data, err);
     if (status != MU_OK)
         return status;
@@ -139,6 +141,13 @@ static enum mu_status load_job(struct mu_engine *engine, const struct engine_com
     status = mu_kernels_identity(engine->pool, &shapes, err, &identity);
     if (status == MU_OK)
         tell_identity(&identity, event);
+    if (status == MU_OK && job->spec.numerics == MU_NUMERICS_FAST) { /* the same kernels, another law */
+        struct {
+            char law[16];
+            struct mu_hash128 kernels;
+        } fast = {"numerics: fast", identity.total};
+        event->job_loaded.numeric_identity = mu_xxh3_128(&fast, sizeof fast);
+    }
     return status;
 }
 

@@ -52,6 +52,7 @@ static void fill_generation(struct mu_engine *engine, const struct engine_comman
     now->rank = assign->rank;
     now->world = mu_layout_world(&assign->layout);
     now->idle = mu_layout_is_idle(&assign->layout, assign->rank);
+    now->merged = engine->job.spec.numerics == MU_NUMERICS_FAST;
     if (now->idle)
         return;
     now->at = mu_layout_coords(&now->layout, now->rank);
@@ -110,28 +111,54 @@ static uint32_t *replica_ranks(const struct engine_generation *now, uint32_t *re
     return ranks;
 }
 
+/* What the exchange knows as leaves. Merged: one for each replica that has any; *ret_counts is NULL when all have. */
+static enum mu_status exchanged_leaves(const struct mu_engine *engine, const struct mu_assign *assign,
+                                       uint32_t *ret_leaves, uint32_t **ret_counts, struct mu_error *err)
+{
+    uint32_t replicas = assign->layout.dp, *counts = NULL;
+    *ret_leaves = engine->now.merged && !engine->now.idle ? replicas : engine->job.leaves;
+    *ret_counts = NULL;
+    if (engine->now.idle || !assign->leaf_counts)
+        return MU_OK;
+    if (!(counts = calloc(replicas, sizeof *counts)))
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u replicas", replicas);
+    memcpy(counts, assign->leaf_counts, replicas * sizeof *counts);
+    for (uint32_t d = 0; d < replicas && engine->now.merged; d++) {
+        *ret_leaves -= counts[d] == 0;
+        counts[d] = counts[d] > 0;
+    }
+    *ret_counts = counts;
+    return MU_OK;
+}
+
 static enum mu_status new_reduce(struct mu_engine *engine, const struct mu_assign *assign, struct mu_error *err)
 {
     struct engine_generation *now = &engine->now;
     struct engine_runs column;
-    uint32_t replicas, *ranks = replica_ranks(now, &replicas);
+    uint32_t replicas, leaves, *counts, *ranks = replica_ranks(now, &replicas);
     if (!ranks)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u replicas", replicas);
+    enum mu_status status = exchanged_leaves(engine, assign, &leaves, &counts, err);
+    if (status != MU_OK) {
+        free(ranks);
+        return status;
+    }
     engine_runs_of(&engine->job.model, &now->layout, now->rank, MU_SHARE_PARAMS, &column);
     struct mu_reduce_config config = {.model = &engine->job.model,
                                       .pool = engine->pool,
-                                      .leaves = engine->job.leaves,
+                                      .leaves = leaves,
                                       .replicas = replicas,
                                       .index = now->idle ? 0 : now->at.d,
                                       .ranks = ranks,
-                                      .leaf_counts = now->idle ? NULL : assign->leaf_counts,
+                                      .leaf_counts = counts,
                                       .runs = column.runs,
                                       .run_count = column.count,
                                       .sharded = now->layout.sharded,
                                       .world = now->world,
                                       .rank = now->rank,
                                       .staging_bytes = MU_ENGINE_STAGING_BYTES};
-    enum mu_status status = mu_reduce_new(&config, &now->reduce, err);
+    status = mu_reduce_new(&config, &now->reduce, err);
+    free(counts);
     free(ranks);
     return status;
 }
@@ -190,7 +217,7 @@ static enum mu_status reserve(struct mu_engine *engine, const struct mu_assign *
     struct engine_generation *now = &engine->now;
     struct engine_job *job = &engine->job;
     const struct mu_layout *layout = &now->layout;
-    uint32_t depth = now->idle ? 1 : mu_tree_buffers(job->leaves, now->first_leaf, now->leaf_count);
+    uint32_t depth = now->idle || now->merged ? 1 : mu_tree_buffers(job->leaves, now->first_leaf, now->leaf_count);
     enum mu_status status = new_reduce(engine, assign, err);
     if (status == MU_OK)
         status = engine_commit_stack(engine, depth > 0 ? depth : 1, layout, now->rank, err);

@@ -131,6 +131,23 @@ static enum mu_status zero_moments(struct mu_engine *engine, struct engine_state
     return status;
 }
 
+/* Parameters that another checkpoint begins with, instead of random ones. */
+static enum mu_status load_initial(struct mu_engine *engine, const struct engine_runs *params,
+                                   struct engine_state *state, struct mu_error *err)
+{
+    struct engine_job *job = &engine->job;
+    struct mu_load_config config = {.dir = job->spec.init.path,
+                                    .sha256 = job->spec.init.sha256,
+                                    .model = &job->model,
+                                    .params = params->runs,
+                                    .params_count = params->count,
+                                    .flats = {state->flats[0], state->flats[1], state->flats[2]},
+                                    .cancel = &engine->cancel,
+                                    .progress = &engine->progress};
+    enum mu_status status = mu_load_checkpoint(&config, err);
+    return status == MU_OK || status == MU_ERR_CANCELLED ? status : mu_error_prefix(err, "init.path");
+}
+
 static enum mu_status initialise(struct mu_engine *engine, const struct mu_assign *assign, struct mu_error *err)
 {
     struct engine_job *job = &engine->job;
@@ -143,8 +160,14 @@ static enum mu_status initialise(struct mu_engine *engine, const struct mu_assig
     if (status != MU_OK)
         return status;
     engine_touched_runs(&job->model, &engine->now.layout, engine->now.rank, &runs);
-    status =
-        mu_model_init_parameters(&job->model, engine->pool, job->spec.seed, runs.runs, runs.count, state->flats[0]);
+    if (job->spec.init.path[0]) {
+        status = load_initial(engine, &runs, state, err);
+        if (status != MU_OK)
+            return status;
+    } else {
+        status =
+            mu_model_init_parameters(&job->model, engine->pool, job->spec.seed, runs.runs, runs.count, state->flats[0]);
+    }
     if (status == MU_OK)
         status = zero_moments(engine, state);
     if (status != MU_OK)

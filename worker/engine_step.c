@@ -142,7 +142,8 @@ static enum mu_status embedding_ready(void *ctx)
     struct step_pass *pass = ctx;
     uint64_t mark_us = mu_clock_mono_us();
     if (pass->status == MU_OK)
-        pass->status = engine_tied_take(pass->engine, pass->engine->job.stack[pass->depth], pass->err);
+        pass->status = engine_tied_take(pass->engine, pass->engine->job.stack[pass->depth],
+                                        pass->engine->now.merged && pass->engine->now.leaf_count > 1, pass->err);
     pass->hook_us += elapsed_us(&mark_us);
     return pass->status;
 }
@@ -153,14 +154,15 @@ static struct mu_micro_batch batch_of(struct step_pass *pass, uint32_t micro)
     const struct mu_job_spec *spec = &engine->job.spec;
     struct engine_batches arrays = engine_batch_at(engine, micro % pass->slots);
     const struct engine_generation *now = &engine->now;
+    uint32_t count = now->merged ? pass->micros : spec->batch.accumulate;
     return (struct mu_micro_batch){.tokens = arrays.tokens,
                                    .targets = arrays.targets,
                                    .samples = arrays.samples,
                                    .seed = spec->seed,
                                    .step = engine->held.step,
                                    .loss_divisor = engine->job.tokens_per_step,
-                                   .index = micro % spec->batch.accumulate,
-                                   .count = spec->batch.accumulate,
+                                   .index = micro % count,
+                                   .count = count,
                                    .hooks_ctx = pass,
                                    .cell_done = cell_done,
                                    .head_done = now->tied && now->at.p > 0 ? head_done : NULL,
@@ -247,7 +249,7 @@ static enum mu_status begin_leaf(struct step_pass *pass, uint32_t micro)
     struct mu_engine *engine = pass->engine;
     const struct engine_generation *now = &engine->now;
     pass->leaf = now->first_leaf + micro / engine->job.spec.batch.accumulate;
-    pass->carries = mu_tree_carries(engine->job.leaves, now->first_leaf, pass->leaf);
+    pass->carries = now->merged ? 0 : mu_tree_carries(engine->job.leaves, now->first_leaf, pass->leaf);
     pass->last = pass->leaf + 1 == now->first_leaf + now->leaf_count;
     pass->loss = 0;
     enum mu_status status = engine_settle(engine, false, pass->err);       /* the head reads the tied copy */
@@ -258,7 +260,8 @@ static void end_leaf(struct step_pass *pass)
 {
     struct mu_engine *engine = pass->engine;
     const struct engine_job *job = &engine->job;
-    pass->depth += 1 - pass->carries;
+    if (!engine->now.merged)
+        pass->depth += 1 - pass->carries;
     if (!engine_reports(engine))
         return;
     mu_small_push(pass->vote, job->leaves, engine->now.first_leaf, pass->leaf, pass->loss);
@@ -274,7 +277,8 @@ static enum mu_status backward_micro(struct step_pass *pass, uint32_t micro)
     struct mu_micro_batch batch = batch_of(pass, micro);
     const float *dout;
     float *din;
-    enum mu_status status = batch.index == 0 ? begin_leaf(pass, micro) : MU_OK;
+    uint32_t accumulate = engine->job.spec.batch.accumulate;
+    enum mu_status status = micro % accumulate == 0 ? begin_leaf(pass, micro) : MU_OK;
     if (status == MU_OK)
         status = receive(engine, MU_PIPELINE_GRADIENTS, &dout, pass->err);
     if (status == MU_OK)
@@ -293,7 +297,7 @@ static enum mu_status backward_micro(struct step_pass *pass, uint32_t micro)
         return engine_model_failed(engine, status, "backward pass", pass->err);
     pass->loss += loss;
     status = pass_on(engine, MU_PIPELINE_GRADIENTS, pass->err);
-    if (status == MU_OK && batch.index + 1 == batch.count)
+    if (status == MU_OK && (micro + 1) % accumulate == 0)
         end_leaf(pass);
     return status;
 }
@@ -309,7 +313,7 @@ static enum mu_status compute_leaves(struct mu_engine *engine, struct mu_small *
                              .micros = micros,
                              .slots = mu_pipeline_slots(stages, stage, micros),
                              .err = err};
-    enum mu_status status = engine_tied_expect(engine, now->leaf_count, err);
+    enum mu_status status = engine_tied_expect(engine, now->merged ? 1 : now->leaf_count, err);
     if (status == MU_OK && now->pipeline)
         status = mu_pipeline_expect(now->pipeline, MU_PIPELINE_ACTIVATIONS, micros, err);
     if (status == MU_OK && now->pipeline)
@@ -321,8 +325,8 @@ static enum mu_status compute_leaves(struct mu_engine *engine, struct mu_small *
     return status == MU_OK ? engine_tied_sent(engine, err) : status;
 }
 
-/* Own leaves in order on the binary counter; then the exchange's rest. Afterwards stack[0] holds the complete reduced
- * gradient of all that this rank updates. */
+/* Own leaves in order on the binary counter, or all in one buffer; then the exchange's rest. Afterwards stack[0] holds
+ * the complete reduced gradient of all that this rank updates. */
 static enum mu_status compute_gradient(struct mu_engine *engine, struct mu_small *vote, struct mu_error *err)
 {
     struct engine_job *job = &engine->job;

@@ -12,6 +12,7 @@
 
 #include "common/clock.h"
 #include "common/fault.h"
+#include "kernels/kernels.h"
 #include "worker/exchange.h"
 
 enum {
@@ -114,7 +115,21 @@ enum mu_status engine_tied_expect(struct mu_engine *engine, uint32_t leaves, str
     return post_chains(engine, err);
 }
 
-enum mu_status engine_tied_take(struct mu_engine *engine, float *grads, struct mu_error *err)
+static enum mu_status put_chain(struct mu_engine *engine, float *into, const float *chain, uint64_t size, bool add)
+{
+    if (add)
+        return mu_kernel_add(engine->pool, size, into, chain);
+    for (uint64_t at = 0, floats; at < size; at += floats) {
+        floats = size - at < COPY_FLOATS ? size - at : COPY_FLOATS;
+        memcpy(into + at, chain + at, floats * sizeof(float));
+        mu_pool_poll(engine->pool);
+        if (mu_pool_cancelled(engine->pool))
+            return MU_ERR_CANCELLED;
+    }
+    return MU_OK;
+}
+
+enum mu_status engine_tied_take(struct mu_engine *engine, float *grads, bool add, struct mu_error *err)
 {
     struct engine_tied *tied = engine->now.tied;
     MU_ASSERT(tied && tied->first && tied->done < tied->begun);
@@ -123,13 +138,8 @@ enum mu_status engine_tied_take(struct mu_engine *engine, float *grads, struct m
     if (status != MU_OK)
         return status;
     MU_FAULT("worker.tied.gradient");
-    for (uint64_t at = 0, floats; at < tied->size; at += floats) {
-        floats = tied->size - at < COPY_FLOATS ? tied->size - at : COPY_FLOATS;
-        memcpy(grads + tied->offset + at, tied->chains[slot] + at, floats * sizeof(float));
-        mu_pool_poll(engine->pool);
-        if (mu_pool_cancelled(engine->pool))
-            return mu_fail(err, MU_ERR_CANCELLED, "step %llu cancelled", (unsigned long long)engine->held.step);
-    }
+    if (put_chain(engine, grads + tied->offset, tied->chains[slot], tied->size, add) != MU_OK)
+        return mu_fail(err, MU_ERR_CANCELLED, "step %llu cancelled", (unsigned long long)engine->held.step);
     tied->done++;
     return post_chains(engine, err);
 }

@@ -4,12 +4,26 @@
 
 #include "storage/manifest.h"
 
+/* What a job starts from: any checkpoint, or the one that had that manifest when the job was submitted. */
+static enum mu_status check_start(const struct mu_load_config *config, const struct mu_manifest *manifest,
+                                  struct mu_error *err)
+{
+    if (!config->sha256)
+        return MU_OK;
+    if (strcmp(config->sha256, manifest->sha256) != 0)
+        return mu_fail(err, MU_ERR_CORRUPT,
+                       "'%s' is not the checkpoint that the job was submitted with: the SHA-256 of its manifest is "
+                       "%.16s..., not %.16s...; bring the other one back, or submit another job",
+                       config->dir, manifest->sha256, config->sha256);
+    return mu_manifest_check_model(manifest, &config->model->config, config->dir, err);
+}
+
 static enum mu_status check_identity(const struct mu_load_config *config, const struct mu_manifest *manifest,
                                      struct mu_error *err)
 {
     const struct mu_checkpoint_identity *identity = &manifest->identity;
     if (!config->job)
-        return MU_OK;
+        return check_start(config, manifest, err);
     if (strcmp(identity->job, config->job) == 0 && identity->seq == config->checkpoint &&
         identity->step == config->step)
         return MU_OK;

@@ -18,6 +18,7 @@ struct mu_load_config {
         *job; /* what it must be: the job's name, the checkpoint's sequence number, its step; NULL: any checkpoint
                  of this model, for a job that starts from another one's parameters or from an import */
     uint64_t checkpoint, step;
+    const char *sha256; /* without `job`: of its manifest.json, in hexadecimal; NULL: any */
     const struct mu_model_spec *model;
     const struct mu_chunk_run *params, *moments; /* wanted: ascending, disjoint (mu_layout_runs) */
     uint32_t params_count, moments_count;        /* 0: nothing of that kind is read */

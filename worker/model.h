@@ -32,6 +32,9 @@
  *     head chain of a leaf to the first stage, which adds its rows: the same bits. For this the first stage keeps the
  *     gradient of the embedding's output of each micro-batch until the last one of the leaf: n / tp * channels floats
  *     each. An untied embedding starts from +0 instead of the head chain.
+ *   - A leaf of more than `accumulate` micro-batches (numerics: fast, which merges leaves) adds its look-ups whenever
+ * so many have gathered, between the head's contributions; over several stages the head chain comes before the last of
+ * them.
  *   - wpe is added with wte, at the end of the leaf: each token slice from +0 in order of (micro-batch, sequence,
  *     token), then tree_T over the token slices.
  *   - Loss of a row, T > 1: exact maximum over the vocabulary; per slice the sum of exp(x - maximum); tree_T of those;
@@ -82,7 +85,7 @@ struct mu_tensor_group {
 struct mu_model_options {
     uint32_t micro;      /* sequences in a micro-batch */
     uint32_t length;     /* tokens in a sequence, <= spec->config.context; T divides micro * length */
-    uint32_t accumulate; /* most micro-batches in a leaf (index < accumulate) */
+    uint32_t accumulate; /* micro-batches whose look-ups are kept; longer leaves have another sum, see above */
     bool
         forward_only; /* evaluation and generation: no activations are kept, only mu_model_loss and _logits_last work */
     struct mu_model_part part;            /* layer_count 0: the whole model */
@@ -98,7 +101,8 @@ struct mu_micro_batch {
     const uint64_t *samples; /* [micro]: sample numbers, for dropout */
     uint64_t seed, step;     /* for dropout */
     uint64_t loss_divisor; /* tokens of the global batch: gradients are of (sum of token losses) / loss_divisor; >= 1 */
-    uint32_t index, count; /* this is micro-batch `index` of the `count` of its leaf */
+    uint32_t index,
+        count; /* this is micro-batch `index` of the `count` of its leaf; see below for more than accumulate */
     /* Hooks of backward, on the calling thread, all only while index == count - 1. Each may be NULL. */
     void *hooks_ctx;
     /* The gradient of a cell of the part is complete for this leaf, in backward order: F.<slices> (untied head),
@@ -112,7 +116,9 @@ struct mu_micro_batch {
     void (*head_done)(void *ctx);
     /* Tied embeddings over several stages, first stage: called just before the look-up chain is added; when it returns,
      * the E slices of `grads` must hold the leaf's head chain. (The model does not touch them earlier, so they may be
-     * filled at any time since the last leaf's cells were reported.) A failure ends the call with the same status. */
+     * filled at any time since the last leaf's cells were reported.) In a leaf of more than `accumulate` micro-batches
+     * they hold earlier look-ups when it is called, to which the head chain must be added. A failure ends the call with
+     * the same status. */
     enum mu_status (*embedding_ready)(void *ctx);
 };
 

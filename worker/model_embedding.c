@@ -35,19 +35,31 @@ void model_embedding_forward(struct mu_model *m, const struct pass *p, float *x)
     pick_rows(m, p, x);
 }
 
+uint32_t model_kept(const struct mu_model *m, const struct pass *p)
+{
+    return p->batch->index % m->options.accumulate;
+}
+
+/* Nothing has been added to the tables yet. */
+static bool begins_tables(const struct mu_model *m, const struct pass *p)
+{
+    return p->batch->index < m->options.accumulate;
+}
+
 void model_embedding_keep(struct mu_model *m, const struct pass *p)
 {
     const struct mu_micro_batch *b = p->batch;
-    memcpy(m->tokens + (size_t)b->index * p->rows, b->tokens, p->rows * sizeof *b->tokens);
+    size_t at = model_kept(m, p);
+    memcpy(m->tokens + at * p->rows, b->tokens, p->rows * sizeof *b->tokens);
     if (p->dropout)
-        memcpy(m->samples + (size_t)b->index * p->sequences, b->samples, p->sequences * sizeof *b->samples);
+        memcpy(m->samples + at * p->sequences, b->samples, p->sequences * sizeof *b->samples);
 }
 
 /* ---- the leaf's end ---- */
 
 static void drop_gradients(struct mu_model *m, const struct pass *p)
 {
-    for (uint32_t i = 0; i < p->batch->count && p->dropout && m->status == MU_OK; i++) {
+    for (uint32_t i = 0; i <= model_kept(m, p) && p->dropout && m->status == MU_OK; i++) {
         struct mu_dropout drop = model_site(m, p, 0, MU_DROPOUT_EMBEDDING);
         drop.samples = m->samples + (size_t)i * m->options.micro;
         m->status = mu_kernel_embedding_drop(m->pool, p->first_row, p->own, p->length, m->dims.channels, &drop,
@@ -58,7 +70,7 @@ static void drop_gradients(struct mu_model *m, const struct pass *p)
 /* sums += the gradients of own rows [first, first + rows) of all micro-batches. */
 static void add_positions(struct mu_model *m, const struct pass *p, uint32_t first, uint32_t rows, float *sums)
 {
-    for (uint32_t i = 0; i < p->batch->count && m->status == MU_OK; i++)
+    for (uint32_t i = 0; i <= model_kept(m, p) && m->status == MU_OK; i++)
         m->status = mu_kernel_position_backward(m->pool, p->first_row + first, rows, p->length, m->dims.channels,
                                                 m->dembedding[i] + (size_t)first * m->dims.channels, sums);
 }
@@ -81,33 +93,36 @@ static void sum_own_positions(struct mu_model *m, const struct pass *p)
 }
 
 /* Sums of all ranks: each rank adds up a part of the table, then all get all parts. */
-static void join_positions(struct mu_model *m, const struct pass *p, float *dwpe)
+static void join_positions(struct mu_model *m, const struct pass *p, float *total)
 {
     const struct mu_tensor_group *group = m->options.tensor;
     const size_t size = (size_t)p->length * m->dims.channels, block = size / m->dims.ranks;
     float *received = m->position_sums + size;
     if (m->status == MU_OK)
-        m->status = group->all_to_all(group->ctx, m->position_sums, received, block * sizeof *dwpe);
+        m->status = group->all_to_all(group->ctx, m->position_sums, received, block * sizeof *total);
     model_tree(m, m->dims.ranks, block, received);
-    memcpy(dwpe + m->dims.rank * block, received, block * sizeof *dwpe);
+    memcpy(total + m->dims.rank * block, received, block * sizeof *total);
     if (m->status == MU_OK)
-        m->status = group->all_gather(group->ctx, dwpe, block * sizeof *dwpe);
+        m->status = group->all_gather(group->ctx, total, block * sizeof *total);
 }
 
 static void backward_positions(struct mu_model *m, const struct pass *p)
 {
     float *dwpe = p->grads + m->map.wpe;
     const size_t size = (size_t)p->length * m->dims.channels, all = (size_t)m->spec.config.context * m->dims.channels;
-    if (m->status == MU_OK)
+    bool begins = begins_tables(m, p);
+    if (m->status == MU_OK && begins)
         m->status = mu_kernel_fill(m->pool, all, 0.0f, dwpe);
     if (m->dims.total_slices == 1) {
         add_positions(m, p, 0, p->own, dwpe);
     } else {
         sum_own_positions(m, p);
         if (m->dims.ranks > 1)
-            join_positions(m, p, dwpe);
-        else
+            join_positions(m, p, begins ? dwpe : m->position_sums);
+        else if (begins)
             memcpy(dwpe, m->position_sums, size * sizeof *dwpe);
+        if (m->status == MU_OK && !begins)
+            m->status = mu_kernel_add(m->pool, size, dwpe, m->position_sums);
     }
     model_report(m, p, MU_CELL_E_SHARED, 0, 0);
 }
@@ -116,11 +131,14 @@ static void backward_positions(struct mu_model *m, const struct pass *p)
 static void begin_table(struct mu_model *m, const struct pass *p)
 {
     const struct mu_micro_batch *b = p->batch;
-    if (m->dims.tied) {
-        if (!m->options.part.head && b->embedding_ready && m->status == MU_OK)
+    bool tied = m->dims.tied, awaited = tied && !m->options.part.head;
+    if (awaited && model_leaf_ends(p)) {
+        if (b->embedding_ready && m->status == MU_OK)
             m->status = b->embedding_ready(b->hooks_ctx);
         return;
     }
+    if ((tied && !awaited) || !begins_tables(m, p))
+        return;
     for (uint32_t s = 0; s < m->dims.slices && m->status == MU_OK; s++)
         m->status =
             mu_kernel_fill(m->pool, (size_t)model_vocab_rows(&m->dims, model_first_slice(m) + s) * m->dims.channels,
@@ -130,13 +148,14 @@ static void begin_table(struct mu_model *m, const struct pass *p)
 void model_embedding_backward(struct mu_model *m, const struct pass *p)
 {
     const struct model_dims *d = &m->dims;
-    if (m->status != MU_OK || !model_leaf_ends(p))
+    bool full = model_kept(m, p) + 1 == m->options.accumulate;
+    if (m->status != MU_OK || (!model_leaf_ends(p) && !full))
         return;
     drop_gradients(m, p);
     if (d->wpe)
         backward_positions(m, p);
     begin_table(m, p);
-    for (uint32_t i = 0; i < p->batch->count && m->status == MU_OK; i++) {
+    for (uint32_t i = 0; i <= model_kept(m, p) && m->status == MU_OK; i++) {
         const float *dx = model_gather(m, p, m->dembedding[i]);
         for (uint32_t s = 0; s < d->slices && m->status == MU_OK; s++) {
             uint32_t slice = model_first_slice(m) + s;

@@ -197,6 +197,8 @@ const float *model_layer_backward(struct mu_model *m, const struct pass *p, uint
 /* ---- model_embedding.c ---- */
 
 void model_embedding_forward(struct mu_model *m, const struct pass *p, float *x);
+/* Micro-batches whose look-ups are kept, before this one. */
+uint32_t model_kept(const struct mu_model *m, const struct pass *p);
 void model_embedding_keep(struct mu_model *m, const struct pass *p);
 void model_embedding_backward(struct mu_model *m, const struct pass *p);
 

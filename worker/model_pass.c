@@ -103,7 +103,7 @@ static void backward(struct mu_model *m, const struct pass *p, const float *dout
     MU_ASSERT(part->head || dout);
     MU_ASSERT(part->embedding || din);
     m->status = MU_OK;
-    float *dx = part->embedding ? m->dembedding[p->batch->index] : din;
+    float *dx = part->embedding ? m->dembedding[model_kept(m, p)] : din;
     const float *dbranch = begin_backward(m, p, dout, dx);
     uint64_t start_ns = model_clock_ns();
     for (uint32_t i = part->layer_count; i-- > 0 && m->status == MU_OK;)
@@ -151,7 +151,7 @@ enum mu_status mu_model_backward(struct mu_model *model, const struct mu_micro_b
                                  const float *params, float *grads, const float *dout, float *din, double *ret_loss_sum)
 {
     MU_ASSERT(!model->options.forward_only && batch->loss_divisor >= 1);
-    MU_ASSERT(batch->index < batch->count && batch->count <= model->options.accumulate);
+    MU_ASSERT(batch->index < batch->count);
     struct pass p = pass_of(model, batch, slot, params);
     p.grads = grads;
     p.accumulate = batch->index > 0;

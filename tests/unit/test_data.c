@@ -497,6 +497,175 @@ static void test_open_of_a_malformed_megatron_set_is_refused(void **state)
     open_fails(&config, MU_ERR_INVALID, NEEDLES("NAME.bin"));
 }
 
+/* ---- checksums that are kept ---- */
+
+static bool is_there(const char *path)
+{
+    return access(path, F_OK) == 0;
+}
+
+static const char *sums_of(struct place *place, const char *name)
+{
+    char hidden[64];
+    snprintf(hidden, sizeof hidden, ".%s.muster-sums", name);
+    return path_in(place, hidden);
+}
+
+/* Puts a byte somewhere without changing the size; the times of the file follow, as for any writer. */
+static void poke(const char *path, long at, uint8_t value)
+{
+    FILE *file = fopen(path, "r+b");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, at, SEEK_SET), 0);
+    assert_int_equal(fputc(value, file), value);
+    assert_int_equal(fclose(file), 0);
+}
+
+/* Until a change of the file just made is long enough ago for sums to be kept. */
+static void wait_quiet(void)
+{
+    usleep(2100000);
+}
+
+static void test_kept_sums_give_the_same_and_save_the_reading(void **state)
+{
+    enum { TOKENS = 100000, VOCAB = 3000 };
+    uint32_t *tokens = random_tokens(TOKENS, VOCAB, 3);
+    char sums[128];
+    write_shard(*state, "a.bin", 2, tokens, TOKENS, TOKENS);
+    write_shard(*state, "b.bin", 2, tokens, TOKENS / 2, TOKENS / 2);
+    strcpy(sums, sums_of(*state, "a.bin"));
+    struct mu_data_config config = {
+        .path = path_in(*state, "*.bin"), .format = MU_TOKENS_LLMC, .vocab = VOCAB, .length = 8};
+    struct mu_data_info read, kept;
+    struct mu_data *data = open_ok(&config);
+    mu_data_info(data, &read);
+    mu_data_close(data);
+    assert_false(is_there(sums)); /* not asked for */
+    config.keep_sums_from = 3 * TOKENS + 1;
+    mu_data_close(open_ok(&config));
+    assert_false(is_there(sums)); /* too small */
+    config.keep_sums_from = 1;
+    mu_data_close(open_ok(&config));
+    assert_false(is_there(sums)); /* changed a moment ago */
+    wait_quiet();
+    mu_data_close(open_ok(&config));
+    assert_true(is_there(sums));
+    data = open_ok(&config);
+    mu_data_info(data, &kept);
+    assert_memory_equal(&kept, &read, sizeof read);
+    int32_t own[8], targets[8];
+    struct mu_error err;
+    for (uint64_t i = 0; i < 50; i++)
+        assert_int_equal(mu_data_sample(data, 1, i * 331, own, targets, &err), MU_OK);
+    mu_data_close(data);
+    /* A token out of range is still named with its place, which only reading can tell. */
+    config.vocab = 100;
+    open_fails(&config, MU_ERR_INVALID, NEEDLES("a.bin", "0 to 99"));
+    /* It is really not read again: a forged hash is believed. */
+    uint64_t words[64];
+    FILE *file = fopen(sums, "r+b");
+    assert_non_null(file);
+    size_t count = fread(words, sizeof *words, 64, file);
+    assert_true(count > 20 && count < 64);
+    words[6] ^= 1;
+    words[count - 1] = mu_xxh3_64(words, (count - 1) * sizeof *words, 0);
+    rewind(file);
+    assert_int_equal(fwrite(words, sizeof *words, count, file), count);
+    assert_int_equal(fclose(file), 0);
+    config.vocab = VOCAB;
+    data = open_ok(&config);
+    mu_data_info(data, &kept);
+    assert_true(kept.content.low == (read.content.low ^ 1) && kept.content.high == read.content.high);
+    mu_data_close(data);
+    free(tokens);
+}
+
+static void test_kept_sums_of_a_changed_file_do_not_count(void **state)
+{
+    enum { SIZE = 300000 };
+    uint8_t *text = malloc(SIZE);
+    memset(text, 'x', SIZE);
+    write_file(*state, "text", text, SIZE);
+    char path[128], sums[128];
+    strcpy(path, path_in(*state, "text"));
+    strcpy(sums, sums_of(*state, "text"));
+    struct mu_data_config config = {
+        .path = path, .format = MU_TOKENS_BYTES, .vocab = 256, .length = 100, .keep_sums_from = 1};
+    wait_quiet();
+    struct mu_data *data = open_ok(&config);
+    struct mu_data_info before, after;
+    mu_data_info(data, &before);
+    mu_data_close(data);
+    assert_true(is_there(sums));
+    struct stat facts;
+    assert_int_equal(stat(path, &facts), 0);
+    poke(path, 200000, 'y');
+    const struct timespec times[2] = {facts.st_atim, facts.st_mtim};
+    assert_int_equal(utimensat(AT_FDCWD, path, times, 0),
+                     0); /* who puts the time of modification back is noticed too */
+    data = open_ok(&config);
+    mu_data_info(data, &after);
+    mu_data_close(data);
+    assert_memory_not_equal(&before.content, &after.content, sizeof before.content);
+    /* Changed while in use, with kept sums: the block check notices. */
+    poke(path, 200000, 'x');
+    wait_quiet();
+    mu_data_close(open_ok(&config));
+    data = open_ok(&config);
+    mu_data_info(data, &after);
+    assert_memory_equal(&before.content, &after.content, sizeof before.content);
+    poke(path, 200000, 'z');
+    int32_t tokens[100], targets[100];
+    struct mu_error err = {0};
+    enum mu_status status = MU_OK;
+    for (uint64_t i = 0; i < after.train_samples && status == MU_OK; i++)
+        status = mu_data_sample(data, 1, i, tokens, targets, &err);
+    assert_int_equal(status, MU_ERR_CORRUPT);
+    mu_data_close(data);
+    free(text);
+}
+
+static void test_kept_sums_that_are_damaged_or_cannot_be_kept_do_no_harm(void **state)
+{
+    enum { SIZE = 300000 };
+    uint8_t *text = malloc(SIZE);
+    memset(text, 'x', SIZE);
+    write_file(*state, "text", text, SIZE);
+    char path[128], sums[128];
+    strcpy(path, path_in(*state, "text"));
+    strcpy(sums, sums_of(*state, "text"));
+    struct mu_data_config config = {
+        .path = path, .format = MU_TOKENS_BYTES, .vocab = 256, .length = 100, .keep_sums_from = 1};
+    struct mu_data_info before, after;
+    wait_quiet();
+    struct mu_data *data = open_ok(&config);
+    mu_data_info(data, &before);
+    mu_data_close(data);
+    struct stat facts;
+    assert_int_equal(stat(sums, &facts), 0);
+    for (long at = 0; at < facts.st_size; at += 7) { /* every kind of word: header, key, sums, checksum */
+        poke(sums, at, 0xa5);
+        data = open_ok(&config);
+        mu_data_info(data, &after);
+        assert_memory_equal(&before, &after, sizeof before);
+        mu_data_close(data);
+    }
+    assert_int_equal(truncate(sums, facts.st_size - 8), 0);
+    mu_data_close(open_ok(&config));
+    assert_int_equal(stat(sums, &facts), 0); /* written anew */
+    assert_int_equal(unlink(sums), 0);
+    assert_int_equal(mkdir(sums, 0755), 0); /* in the way: nothing can be kept */
+    data = open_ok(&config);
+    mu_data_info(data, &after);
+    assert_memory_equal(&before, &after, sizeof before);
+    mu_data_close(data);
+    char command[256]; /* no temporary file is left */
+    snprintf(command, sizeof command, "test $(ls -A '%s' | wc -l) = 2", ((struct place *)*state)->directory);
+    assert_int_equal(system(command), 0);
+    free(text);
+}
+
 int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, place_setup, place_teardown)
@@ -513,6 +682,9 @@ int main(void)
         TEST(test_open_of_a_malformed_shard_is_refused),
         TEST(test_megatron_tokens_are_those_of_llmc_in_both_widths),
         TEST(test_open_of_a_malformed_megatron_set_is_refused),
+        TEST(test_kept_sums_give_the_same_and_save_the_reading),
+        TEST(test_kept_sums_of_a_changed_file_do_not_count),
+        TEST(test_kept_sums_that_are_damaged_or_cannot_be_kept_do_no_harm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

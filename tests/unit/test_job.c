@@ -36,6 +36,14 @@ static struct mu_job_spec good_spec(void)
     return s;
 }
 
+#define SHA256 "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+static struct mu_job_spec with_init(struct mu_job_spec s)
+{
+    strcpy(s.init.path, "/models/gpt2");
+    strcpy(s.init.sha256, SHA256);
+    return s;
+}
+
 static void test_job_good_spec_is_accepted(void **state)
 {
     (void)state;
@@ -44,6 +52,8 @@ static void test_job_good_spec_is_accepted(void **state)
     if (mu_job_spec_check(&s, &err))
         fail_msg("%s", err.text);
     assert_int_equal(mu_job_leaves(&s), 8);
+    struct mu_job_spec started = with_init(s);
+    assert_int_equal(mu_job_spec_check(&started, &err), MU_OK);
     s.checkpoint.path[0] = 0;
     s.checkpoint.every = 0;
     s.eval.every = 0;
@@ -88,6 +98,13 @@ static void test_job_bad_name_and_paths_are_named(void **state)
     BAD(strcpy(s.name, "a\nb"), "job", "'a?b'", "a-z");
     BAD(memset(s.name, 'a', sizeof s.name), "job", "'aaaa", "1 to 63");
     BAD(s.data.path[0] = 0, "data.path", "''", "absolute path");
+    BAD((s = with_init(s), s.init.path[0] = 0), "init.path", "''", "absolute path");
+    BAD((s = with_init(s), strcpy(s.init.path, "models")), "init.path", "'models'", "absolute path");
+    BAD((s = with_init(s), memset(s.init.path, '/', sizeof s.init.path)), "init.path", "'////", "absolute path");
+    BAD((s = with_init(s), s.init.sha256[0] = 0), "init.sha256", "''", "64 digits");
+    BAD((s = with_init(s), s.init.sha256[63] = 0), "init.sha256", "'0123", "64 digits");
+    BAD((s = with_init(s), s.init.sha256[64] = '0'), "init.sha256", "'0123", "64 digits");
+    BAD((s = with_init(s), s.init.sha256[5] = 'A'), "init.sha256", "'01234A", "64 digits");
     BAD(strcpy(s.data.path, "kjv.txt"), "data.path", "'kjv.txt'", "absolute path");
     BAD(strcpy(s.data.path, "/a\tb"), "data.path", "'/a?b'", "control");
     BAD(memset(s.data.path, '/', sizeof s.data.path), "data.path", "'////", "at most 511 bytes");
@@ -119,7 +136,7 @@ static void test_job_bad_model_is_named(void **state)
 static void test_job_bad_data_and_batch_are_named(void **state)
 {
     (void)state;
-    BAD(s.data.tokens = 3, "data.tokens", "3", "bytes or llmc");
+    BAD(s.data.tokens = 4, "data.tokens", "4", "bytes, llmc or megatron");
     BAD(s.data.holdout = 0.6, "data.holdout", "0.6", "0 to 0.5");
     BAD(s.data.holdout = -0.1, "data.holdout", "-0.1", "0 to 0.5");
     BAD(s.data.holdout = NAN, "data.holdout", "", "0 to 0.5");
@@ -360,6 +377,7 @@ static void test_job_hash_covers_the_numeric_part_and_only_it(void **state)
     DIFFERS(s.model.vocab++);
     DIFFERS(s.model.dropout = 0.1f);
     DIFFERS(s.data.tokens = MU_TOKENS_LLMC);
+    DIFFERS(s.data.tokens = MU_TOKENS_MEGATRON);
     DIFFERS(s.data.holdout = nextafter(s.data.holdout, 1));
     DIFFERS(s.batch.sequences++);
     DIFFERS(s.batch.micro++);
@@ -378,6 +396,7 @@ static void test_job_hash_covers_the_numeric_part_and_only_it(void **state)
     DIFFERS(s.eval.sequences++);
     DIFFERS(s.numerics = MU_NUMERICS_FAST);
     DIFFERS(s.seed++);
+    DIFFERS(s = with_init(s));
     SAME(strcpy(s.name, "other"));
     SAME(strcpy(s.data.path, "/elsewhere"));
     SAME(strcpy(s.checkpoint.path, "/elsewhere"));
@@ -398,6 +417,17 @@ static void test_job_hash_covers_the_numeric_part_and_only_it(void **state)
     DIFFERS(s.model.slices = 2);
     /* Jobs of earlier versions keep their identity. */
     assert_true(base == 0xb4e6b2ce90027c05);
+}
+
+static void test_job_hash_covers_what_the_job_starts_from_but_not_where_it_is(void **state)
+{
+    (void)state;
+    struct mu_job_spec g = with_init(good_spec());
+    uint64_t base = mu_job_spec_hash(&g);
+    strcpy(g.init.path, "/elsewhere");
+    assert_true(mu_job_spec_hash(&g) == base);
+    g.init.sha256[63] = 'a';
+    assert_true(mu_job_spec_hash(&g) != base);
 }
 
 static void test_job_hash_covers_llama(void **state)
@@ -444,6 +474,7 @@ int main(void)
         cmocka_unit_test(test_job_model_fields_left_out_are_filled_in),
         cmocka_unit_test(test_job_learning_rate_follows_warmup_and_cosine),
         cmocka_unit_test(test_job_hash_covers_the_numeric_part_and_only_it),
+        cmocka_unit_test(test_job_hash_covers_what_the_job_starts_from_but_not_where_it_is),
         cmocka_unit_test(test_job_hash_covers_llama),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -151,6 +151,19 @@ static void test_job_file_absent_fields_take_their_defaults(void **state)
     assert_int_equal(s.eval.sequences, 4);
 }
 
+/* The rest of init is tested with real checkpoints, end to end. */
+static void test_job_file_start_that_is_no_checkpoint_is_refused(void **state)
+{
+    (void)state;
+    struct mu_job_spec s;
+    struct mu_error err = {0};
+    char text[600];
+    snprintf(text, sizeof text, "%sinit: {path: none}\n", minimal);
+    assert_int_equal(parse(text, &s, &err), MU_ERR_NOT_FOUND);
+    assert_non_null(strstr(err.text, "f.yaml:6: init.path: "));
+    assert_non_null(strstr(err.text, "/jobs/none/manifest.json"));
+}
+
 struct bad {
     const char *find, *put; /* in `good`, the first `find` becomes `put`; NULL: `put` is the whole file */
     const char *begins;     /* of the error line */
@@ -172,6 +185,10 @@ static const struct bad bads[] = {
     {"layers: 6", "layers: {a: 6}", "f.yaml:2: model.layers: a group is not allowed: a single value", ""},
     {"layers: 6", "layers: 0", "f.yaml:2: model.layers: value 0 is not allowed: 1 to 512", "set the number"},
     {"layers: 6, ", "", "f.yaml:2: model.layers: is missing", "set the number"},
+    {"numerics:   fast", "init: {path: }", "f.yaml:12: init.path: value (empty) is not allowed: a path", ""},
+    {"numerics:   fast", "init: {}", "f.yaml:12: init.path: is missing", "checkpoint"},
+    {"numerics:   fast", "init: /models", "f.yaml:12: init: a single value is not allowed: a group of fields", ""},
+    {"numerics:   fast", "init: {paht: /models}", "f.yaml:12: init.paht: unknown key; did you mean path?", ""},
     {"seed:       18446744073709551615", "seed: 18446744073709551616", "f.yaml:13: seed: value 18446744073709551616 is",
      "smaller"},
     {"dropout: 0.1", "dropout: nan", "f.yaml:2: model.dropout: value nan is not allowed: a finite", ""},
@@ -189,7 +206,8 @@ static const struct bad bads[] = {
     {"eps: 1e-9", "eps: 0", "f.yaml:6: optimizer.eps: value 0 is not allowed: 1e-30 to 1", ""},
     /* words */
     {"family: gpt2", "family: bert", "f.yaml:2: model.family: value bert is not allowed: gpt2 or llama", ""},
-    {"tokens: bytes", "tokens: words", "f.yaml:3: data.tokens: value words is not allowed: bytes or llmc", ""},
+    {"tokens: bytes", "tokens: words", "f.yaml:3: data.tokens: value words is not allowed: bytes, llmc or megatron",
+     ""},
     {"kind: adamw", "kind: sgd", "f.yaml:6: optimizer.kind: value sgd is not allowed: adamw", ""},
     {"numerics:   fast", "numerics: Exact", "f.yaml:12: numerics: value Exact is not allowed: exact or fast", ""},
     {"kind: shared", "kind: local",
@@ -626,6 +644,7 @@ int main(void)
         cmocka_unit_test(test_job_file_every_field_is_read),
         cmocka_unit_test(test_job_file_llama_and_degrees_are_read),
         cmocka_unit_test(test_job_file_absent_fields_take_their_defaults),
+        cmocka_unit_test(test_job_file_start_that_is_no_checkpoint_is_refused),
         cmocka_unit_test(test_job_file_bad_files_give_one_clear_line),
         cmocka_unit_test(test_job_file_long_values_and_keys_are_cut),
         cmocka_unit_test_setup_teardown(test_job_file_relative_paths_start_at_the_job_file, make_scratch,

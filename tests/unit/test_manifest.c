@@ -2,6 +2,7 @@
 #include "storage_testing.h"
 
 #include "common/rng.h"
+#include "storage/job_json.h"
 #include "storage/manifest.h"
 
 static void spec_init(struct mu_model_spec *spec)
@@ -585,10 +586,82 @@ static void test_failed_publish_keeps_the_old_manifest(void **state)
     scratch_remove(&scratch);
 }
 
+/* ---- whether a job may start from it ---- */
+
+static enum mu_status check_start(const struct mu_job_spec *of, const struct mu_model_config *model,
+                                  struct mu_error *err)
+{
+    struct mu_manifest *manifest = mu_manifest_new();
+    char *record = mu_job_spec_to_text(of);
+    assert_non_null(manifest);
+    assert_non_null(record);
+    assert_int_equal(mu_manifest_set_job_record(manifest, record), MU_OK);
+    enum mu_status status = mu_manifest_check_model(manifest, model, "/models/base", err);
+    mu_manifest_free(manifest);
+    free(record);
+    return status;
+}
+
+static struct mu_job_spec start_spec(enum mu_model_family family)
+{
+    struct mu_job_spec s;
+    mu_job_spec_init(&s);
+    bool llama = family == MU_FAMILY_LLAMA;
+    s.model = (struct mu_model_config){.family = family,
+                                       .layers = 2,
+                                       .heads = 4,
+                                       .channels = 64,
+                                       .context = 32,
+                                       .vocab = 256,
+                                       .hidden = llama ? 96 : 0,
+                                       .slices = 2};
+    mu_model_config_resolve(&s.model);
+    strcpy(s.name, "base");
+    strcpy(s.data.path, "/data");
+    s.batch.sequences = s.batch.micro = 2;
+    s.batch.length = 32;
+    s.steps = 1;
+    return s;
+}
+
+static void test_start_from_another_model_names_the_field(void **state)
+{
+    (void)state;
+    struct mu_job_spec gpt2 = start_spec(MU_FAMILY_GPT2), llama = start_spec(MU_FAMILY_LLAMA);
+    struct mu_model_config given;
+    struct mu_error err;
+#define REFUSED(of, change, text)                                                                                      \
+    do {                                                                                                               \
+        given = (of).model;                                                                                            \
+        change;                                                                                                        \
+        assert_fails(check_start(&(of), &given, &err), MU_ERR_INVALID, &err, text);                                    \
+    } while (0)
+    REFUSED(gpt2, given.layers = 3, "model.layers: value 3 is not allowed: 2");
+    REFUSED(gpt2, given.heads = 8, "model.heads: value 8 is not allowed: 4");
+    REFUSED(llama, given.kv_heads = 2, "model.kv_heads: value 2 is not allowed: 4");
+    REFUSED(gpt2, given.channels = 32, "model.channels: value 32 is not allowed: 64");
+    REFUSED(llama, given.hidden = 98, "model.hidden: value 98 is not allowed: 96");
+    REFUSED(gpt2, given.vocab = 257, "model.vocab: value 257 is not allowed: 256");
+    REFUSED(gpt2, given.context = 64, "model.context: value 64 is not allowed: 32");
+    REFUSED(llama, given.rope_base = 5e5, "model.rope_base: value 500000 is not allowed: 10000");
+    REFUSED(gpt2, given.slices = 1, "parallel.slices: value 1 is not allowed: 2");
+    REFUSED(gpt2, given = llama.model, "model.family: value llama is not allowed: gpt2");
+#undef REFUSED
+    given = gpt2.model;
+    given.dropout = 0.5f;
+    assert_ok(check_start(&gpt2, &given, &err), &err);
+    given = llama.model;
+    given.context = 4096;
+    assert_ok(check_start(&llama, &given, &err), &err);
+    given.kv_heads = 0; /* not given: as many as heads */
+    assert_ok(check_start(&llama, &given, &err), &err);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_encode_then_decode_gives_the_same),
+        cmocka_unit_test(test_start_from_another_model_names_the_field),
         cmocka_unit_test(test_every_flip_and_cut_is_found),
         cmocka_unit_test(test_forged_fields_are_refused_by_name),
         cmocka_unit_test(test_writer_refuses_what_the_reader_would),

@@ -64,6 +64,23 @@ static void test_memory_parts_add_up_and_follow_the_replicas(void **state)
     assert_int_equal(saving.total_bytes, sum_of(&saving));
 }
 
+/* numerics: fast: one gradient buffer, one root from each replica. */
+static void test_memory_fast_holds_one_gradient(void **state)
+{
+    (void)state;
+    struct mu_job_spec s = gpt2(12, 12, 768, 1024, 1);
+    const uint64_t whole = 124439808ull * 4;
+    s.batch.sequences = 12; /* of 2 replicas with 6 leaves each, exact sends two roots */
+    struct mu_memory_need exact = mu_memory_of_worker(&s, 2, 1);
+    assert_int_equal(exact.staging_bytes, MU_MEMORY_STAGING_BYTES); /* less than two roots for a half: bounded */
+    s.numerics = MU_NUMERICS_FAST;
+    assert_int_equal(mu_memory_of_worker(&s, 1, 1).gradient_bytes, whole);
+    struct mu_memory_need two = mu_memory_of_worker(&s, 2, 1);
+    assert_int_equal(two.gradient_bytes, whole);
+    assert_int_equal(two.staging_bytes, 961ull * CHUNK_BYTES);
+    assert_true(two.total_bytes < exact.total_bytes);
+}
+
 static void test_memory_small_models_reserve_for_any_split(void **state)
 {
     (void)state;
@@ -193,6 +210,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory_parts_add_up_and_follow_the_replicas),
+        cmocka_unit_test(test_memory_fast_holds_one_gradient),
         cmocka_unit_test(test_memory_small_models_reserve_for_any_split),
         cmocka_unit_test(test_memory_sharded_moments_are_divided),
         cmocka_unit_test(test_memory_columns_are_those_of_the_layout),

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "common/rng.h"
+#include "plan/memory.h"
 #include "plan/model_spec.h"
 
 enum { MEMBERS = 100, NOBODY = -1 };
@@ -769,6 +770,69 @@ static void test_no_rank_has_more_peers_than_it_may(void **state)
     teardown(&f);
 }
 
+static void test_workers_of_one_host_share_its_memory(void **state)
+{
+    (void)state;
+    struct fixture f;
+    setup(&f, 2, 8, 1, 2);
+    f.spec.model.layers = 12;
+    f.spec.model.channels = 768;
+    f.spec.model.hidden = 4 * 768;
+    f.spec.model.vocab = 50257;
+    f.spec.parallel.tp = f.spec.parallel.pp = 0;
+    uint64_t whole = mu_memory_of_worker(&f.spec, 2, 1).total_bytes;
+    for (uint32_t i = 0; i < 2; i++) {
+        f.members[i].memory_bytes = whole * 3 / 2;
+        f.members[i].host = i;
+    }
+    make(&f);
+    assert_int_equal(f.plan.status, MU_OK);
+    assert_int_equal(f.plan.layout.dp, 2);
+    f.members[1].host = 0; /* the whole model twice is more than the host has: each gets a part */
+    make(&f);
+    assert_int_equal(f.plan.status, MU_OK);
+    assert_int_equal(f.plan.layout.dp, 1);
+    assert_int_equal(f.plan.layout.tp * f.plan.layout.pp, 2);
+    f.spec.workers.max = 1; /* the other is a spare: it needs nothing */
+    make(&f);
+    assert_int_equal(f.plan.status, MU_OK);
+    assert_int_equal(mu_layout_world(&f.plan.layout), 1);
+    f.spec.workers.max = 2;
+    f.spec.parallel.dp = 2;
+    make(&f);
+    assert_int_equal(f.plan.status, MU_ERR_UNAVAILABLE);
+    assert_non_null(strstr(f.plan.text, "memory"));
+    f.members[0].memory_bytes = f.members[1].memory_bytes = 2 * whole + 2;
+    make(&f);
+    assert_int_equal(f.plan.status, MU_OK);
+    teardown(&f);
+}
+
+/* One leaf of a small model on four workers: at the default speed its products count and are divided by tensor
+ * parallelism; when they turn out to be fast, stages with their fewer exchanges are better. */
+static void test_the_measured_speed_decides_between_layouts(void **state)
+{
+    (void)state;
+    struct fixture f;
+    setup(&f, 4, 1, 1, 4);
+    f.spec.parallel.tp = f.spec.parallel.pp = 0;
+    f.input.has_old_layout = true;
+    mu_layout_init(&f.input.old_layout, 1, f.spec.model.layers);
+    f.members[0].old_rank = 0;
+    f.members[0].old_leaf_count = 1;
+    make(&f);
+    assert_int_equal(f.plan.status, MU_OK);
+    assert_int_equal(f.plan.layout.tp, 4);
+    f.members[0].seconds_per_leaf = 1e-3;
+    make(&f);
+    assert_int_equal(f.plan.status, MU_OK);
+    assert_int_equal(f.plan.layout.pp, 4);
+    f.members[0].old_rank = UINT32_MAX; /* measured elsewhere: says nothing of this layout */
+    make(&f);
+    assert_int_equal(f.plan.layout.tp, 4);
+    teardown(&f);
+}
+
 /* Fresh workers of shuffled hosts: every tensor group lies on one host. */
 static void test_tensor_groups_stay_on_one_host(void **state)
 {
@@ -1158,6 +1222,8 @@ int main(void)
         cmocka_unit_test(test_the_only_source_of_a_stage_is_never_left_out),
         cmocka_unit_test(test_too_few_for_the_layout_is_unavailable),
         cmocka_unit_test(test_no_rank_has_more_peers_than_it_may),
+        cmocka_unit_test(test_workers_of_one_host_share_its_memory),
+        cmocka_unit_test(test_the_measured_speed_decides_between_layouts),
         cmocka_unit_test(test_tensor_groups_stay_on_one_host),
         cmocka_unit_test(test_random_histories),
         cmocka_unit_test(test_large_worlds_are_planned_quickly),

@@ -204,7 +204,9 @@ static void test_spec_of_llama_comes_through(void **state)
     struct mu_error err = {0};
     struct mu_job_spec spec, back;
     good_spec(&spec);
-    spec.data.tokens = MU_TOKENS_LLMC;
+    spec.data.tokens = MU_TOKENS_MEGATRON;
+    strcpy(spec.init.path, "/models/llama");
+    strcpy(spec.init.sha256, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef");
     spec.model = (struct mu_model_config){.family = MU_FAMILY_LLAMA,
                                           .layers = 5,
                                           .heads = 8,
@@ -232,6 +234,10 @@ static void test_spec_of_llama_comes_through(void **state)
     if (mu_wire_spec_from_pb(pb, &back, &err))
         fail_msg("%s", err.text);
     assert_true(same_spec(&spec, &back));
+    pb->init->sha256[0] = 'x';
+    assert_int_equal(mu_wire_spec_from_pb(pb, &back, &err), MU_ERR_INVALID);
+    assert_non_null(strstr(err.text, "init.sha256"));
+    pb->init->sha256[0] = '0';
     pb->parallel->recompute = (Muster__V1__Recompute)9;
     assert_int_equal(mu_wire_spec_from_pb(pb, &back, &err), MU_ERR_INVALID);
     assert_non_null(strstr(err.text, "parallel.recompute"));
