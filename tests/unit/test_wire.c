@@ -236,7 +236,7 @@ static void test_spec_of_llama_comes_through(void **state)
     assert_int_equal(mu_wire_spec_from_pb(pb, &back, &err), MU_ERR_INVALID);
     assert_non_null(strstr(err.text, "parallel.recompute"));
     pb->parallel->recompute = MUSTER__V1__RECOMPUTE__RECOMPUTE_NONE;
-    pb->parallel->redundancy = MUSTER__V1__REDUNDANCY__REDUNDANCY_BUDDY;
+    pb->parallel->redundancy = (Muster__V1__Redundancy)9;
     assert_int_equal(mu_wire_spec_from_pb(pb, &back, &err), MU_ERR_INVALID);
     assert_non_null(strstr(err.text, "parallel.redundancy"));
     mu_wire_arena_fini(&arena);
