@@ -13,13 +13,17 @@
 
 #define NONE UINT32_MAX
 
+/* Ranks that the degrees given in the job need at least. */
+static uint32_t given_ranks(const struct mu_job_spec *spec)
+{
+    uint32_t tp = spec->parallel.tp, pp = spec->parallel.pp, dp = spec->parallel.dp;
+    return (tp ? tp : 1) * (pp ? pp : 1) * (dp ? dp : 1);
+}
+
 uint32_t mu_plan_wanted(const struct mu_job_spec *spec, uint32_t eligible)
 {
     uint32_t wanted = eligible > spec->workers.spares ? eligible - spec->workers.spares : 0;
-    uint32_t given = 1; /* what the degrees of the job need: they come before spares */
-    given *= spec->parallel.tp ? spec->parallel.tp : 1;
-    given *= spec->parallel.pp ? spec->parallel.pp : 1;
-    given *= spec->parallel.dp ? spec->parallel.dp : 1;
+    uint32_t given = given_ranks(spec); /* come before spares */
     if (wanted < spec->workers.min)
         wanted = spec->workers.min;
     if (wanted < given)
@@ -292,8 +296,10 @@ static enum mu_status choose_layout(struct planning *p, uint32_t eligible)
     if (wanted == 0) {
         mu_text_put_uint(&text, eligible);
         mu_text_put(&text, eligible == 1 ? " worker can take part" : " workers can take part");
-        mu_text_put(&text, ", workers.min is ");
-        mu_text_put_uint(&text, input->spec->workers.min);
+        uint32_t given = given_ranks(input->spec);
+        bool by_degrees = given > input->spec->workers.min;
+        mu_text_put(&text, by_degrees ? ", parallel (tp * pp * dp as given) needs " : ", workers.min is ");
+        mu_text_put_uint(&text, by_degrees ? given : input->spec->workers.min);
         return MU_ERR_UNAVAILABLE;
     }
     uint64_t memory_bytes = smallest_memory(p);

@@ -38,7 +38,7 @@ struct mu_step_result {
 };
 
 /* What a worker holds, complete and intact, while it is parked (or would hold if it parked now). */
-enum { MU_HELD_SHARES_MAX = 3 };
+enum { MU_HELD_SHARES_MAX = 8 };
 struct mu_held {
     bool has_state;    /* parameters and moments of the shares below after `step` updates */
     bool has_gradient; /* also the complete reduced gradient of the update step -> step + 1, of all that shares[0]

@@ -91,6 +91,7 @@ struct engine_generation {
     uint32_t first_eval_leaf, eval_leaf_count;
     struct mu_comm_group *group; /* NULL when world is 1 */
     struct mu_reduce *reduce;
+    bool gathering;                /* parameters that other replicas have updated are on their way */
     struct mu_tensor_comm *tensor; /* NULL when tp is 1 or the rank is idle */
     struct mu_pipeline *pipeline;  /* NULL when pp is 1 or the rank is idle */
     struct mu_buddy *buddy;        /* NULL unless dp is 1 and there are mirrors */
@@ -249,8 +250,8 @@ enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err) MU_WA
  * others need of it is sent. */
 enum mu_status engine_apply(struct mu_engine *engine, const struct mu_step_result *result, bool send,
                             struct mu_error *err) MU_WARN_UNUSED;
-/* Waits until the parameters of the last update are complete here, before their first use; `sent`: and until all that
- * others get of them has left, before parking. */
+/* Waits until the parameters of the last update are complete here: before evaluations, before parking. (A step waits
+ * for each part of them just before its first use.) `sent`: and until all that others get of them has left. */
 enum mu_status engine_settle(struct mu_engine *engine, bool sent, struct mu_error *err) MU_WARN_UNUSED;
 /* This rank speaks for its replica: losses, ledger. */
 bool engine_reports(const struct mu_engine *engine);

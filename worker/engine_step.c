@@ -46,6 +46,33 @@ enum mu_status engine_model_failed(struct mu_engine *engine, enum mu_status stat
     return mu_fail(err, status, "%s of step %llu cancelled", what, (unsigned long long)engine->held.step);
 }
 
+/* ---- after an update ---- */
+
+/* Sharded: the parameters of the own column are complete; the tied copy can be sent on. */
+static enum mu_status gather_complete(struct mu_engine *engine, struct mu_error *err)
+{
+    if (!engine->now.gathering)
+        return MU_OK;
+    engine_set_waiting(engine, true);
+    enum mu_status status = mu_reduce_gather_finish(engine->now.reduce, err);
+    engine_set_waiting(engine, false);
+    if (status != MU_OK)
+        return status;
+    engine->now.gathering = false;
+    return engine_tied_copy_begin(engine, err);
+}
+
+enum mu_status engine_settle(struct mu_engine *engine, bool sent, struct mu_error *err)
+{
+    enum mu_status status = gather_complete(engine, err);
+    if (status == MU_OK)
+        status = engine_tied_copy_finish(engine, false, err);
+    if (status != MU_OK)
+        return status;
+    engine->held.shares[0].owned_only = false;
+    return engine_tied_copy_finish(engine, sent, err);
+}
+
 /* ---- micro-batches ---- */
 
 struct engine_batches engine_batch_at(struct mu_engine *engine, uint32_t slot)
@@ -202,6 +229,8 @@ static enum mu_status forward_micro(struct step_pass *pass, uint32_t micro)
         status = receive(engine, MU_PIPELINE_ACTIVATIONS, &in, pass->err);
     if (status == MU_OK)
         status = block(engine, MU_PIPELINE_ACTIVATIONS, &out, pass->err);
+    if (status == MU_OK && micro == 0)
+        status = gather_complete(engine, pass->err);
     if (status != MU_OK)
         return status;
     MU_FAULT("worker.forward");
@@ -223,7 +252,8 @@ static enum mu_status begin_leaf(struct step_pass *pass, uint32_t micro)
     pass->carries = mu_tree_carries(engine->job.leaves, now->first_leaf, pass->leaf);
     pass->last = pass->leaf + 1 == now->first_leaf + now->leaf_count;
     pass->loss = 0;
-    return engine_tied_sent(engine, pass->err); /* the head chain is about to be overwritten */
+    enum mu_status status = engine_settle(engine, false, pass->err);       /* the head reads the tied copy */
+    return status == MU_OK ? engine_tied_sent(engine, pass->err) : status; /* the head chain will be overwritten */
 }
 
 static void end_leaf(struct step_pass *pass)
@@ -276,8 +306,6 @@ static enum mu_status compute_leaves(struct mu_engine *engine, struct mu_small *
     const struct engine_generation *now = &engine->now;
     uint32_t stages = now->layout.pp, stage = now->at.p;
     uint32_t micros = now->leaf_count * engine->job.spec.batch.accumulate;
-    if (micros == 0)
-        return MU_OK;
     struct step_pass pass = {.engine = engine,
                              .vote = vote,
                              .micros = micros,
@@ -305,8 +333,10 @@ static enum mu_status compute_gradient(struct mu_engine *engine, struct mu_small
     enum mu_status status = mu_reduce_begin(now->reduce, engine->held.step - now->start_step, job->stack, err);
     if (status == MU_OK && now->buddy)
         status = mu_buddy_begin(now->buddy, engine->held.step - now->start_step, job->stack[0], err);
-    if (status == MU_OK && !now->idle)
+    if (status == MU_OK && now->leaf_count > 0)
         status = compute_leaves(engine, vote, err);
+    else if (status == MU_OK)
+        status = engine_settle(engine, false, err);
     for (uint32_t cell = job->model.cell_count; now->leaf_count == 0 && cell > 0 && status == MU_OK; cell--)
         status = mu_reduce_cell_ready(now->reduce, cell - 1, err);
     if (status != MU_OK)
@@ -405,6 +435,7 @@ static enum mu_status update_and_send(struct mu_engine *engine, const struct mu_
 {
     struct mu_reduce *reduce = engine->now.reduce;
     uint32_t parts = mu_reduce_part_count(reduce);
+    engine->now.gathering = true;
     enum mu_status status =
         mu_reduce_gather_begin(reduce, engine->held.step - engine->now.start_step, engine->job.state.flats[0], err);
     for (uint32_t next = 0, end; next < parts; next = end) {
@@ -465,27 +496,6 @@ enum mu_status engine_apply(struct mu_engine *engine, const struct mu_step_resul
     return status;
 }
 
-enum mu_status engine_settle(struct mu_engine *engine, bool sent, struct mu_error *err)
-{
-    struct mu_held_share *share = &engine->held.shares[0];
-    enum mu_status status = MU_OK;
-    if (!engine->held.has_state || !share->owned_only)
-        return engine_tied_copy_finish(engine, sent, err);
-    if (share->layout.sharded && share->layout.dp > 1) {
-        engine_set_waiting(engine, true);
-        status = mu_reduce_gather_finish(engine->now.reduce, err);
-        engine_set_waiting(engine, false);
-        if (status == MU_OK)
-            status = engine_tied_copy_begin(engine, err);
-    }
-    if (status == MU_OK)
-        status = engine_tied_copy_finish(engine, false, err);
-    if (status != MU_OK)
-        return status;
-    share->owned_only = false;
-    return engine_tied_copy_finish(engine, sent, err);
-}
-
 /* ---- the whole ---- */
 
 enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err)
@@ -496,9 +506,7 @@ enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err)
     struct mu_small own;
     mu_small_init(&own);
     *times = (struct engine_times){0};
-    enum mu_status status = engine_settle(engine, false, err);
-    if (status == MU_OK)
-        status = compute_gradient(engine, &own, err);
+    enum mu_status status = compute_gradient(engine, &own, err);
     if (status == MU_OK)
         status = vote(engine, &own, err);
     if (status == MU_OK)

@@ -122,8 +122,14 @@ static void settle_waiting(struct mu_coord *coord, struct job *job)
 {
     bool leaving;
     uint32_t most = most_ranks(job, UINT32_MAX);
-    if (most_ranks(job, job->ready_count) == 0 || (job->settle_until_us && job->ready_count < most))
+    if (job->settle_until_us && job->ready_count < most)
         return;
+    if (most_ranks(job, job->ready_count) == 0) { /* too few: the plan says what is short, once for each number */
+        if (job->ready_count > 0 && job->ready_count != job->told_short)
+            job->settle_until_us = lease_now(coord) + (uint64_t)coord->config.settle_ms * 1000;
+        job->told_short = job->ready_count;
+        return;
+    }
     uint32_t world = most_ranks(job, count_candidates(coord, job, &leaving));
     if (world >= most)
         job->settle_until_us = lease_now(coord);
@@ -392,6 +398,8 @@ void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *p
         break;
     default:
         wait_for_workers(coord, job, plan->text);
+        if (job->told_short && job->told_short != job->ready_count)
+            settle(coord, job); /* more came while that was found out */
         break;
     }
 }
@@ -427,6 +435,7 @@ static void tell_go(struct mu_coord *coord, struct job *job)
           (unsigned long long)job->start_step, after, (unsigned long long)job->record.generation);
     job->reformed = true;
     job->waiting_text[0] = 0;
+    job->told_short = 0;
     job->broken_us = 0;
     job->broken_text[0] = 0;
 }

@@ -79,8 +79,10 @@ static bool are_whole(struct mu_coord *coord, const struct job *job, uint64_t st
         uint32_t share_count = shares_at(&w->status.held, step, may_roll_forward, own);
         if (share_count == 0)
             continue;
-        if (is_everything(&own[0]) || (share_count > 1 && is_everything(&own[1])))
-            return true;
+        for (uint32_t i = 0; i < share_count; i++) {
+            if (is_everything(&own[i]))
+                return true;
+        }
         coord->holders[count++] = (struct mu_reshard_holder){.shares = own, .share_count = share_count};
         used += share_count;
     }

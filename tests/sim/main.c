@@ -14,7 +14,7 @@ int mu_mutant_active = MU_MUT_NONE;
 
 /* Rare in the mixture of all profiles: hunted in the one that is made for them. */
 static const char *const mutant_profiles[MU_MUT_COUNT] = {
-    [MU_MUT_ACCEPT_STALE_PARK] = "reshard",
+    [MU_MUT_ACCEPT_STALE_PARK] = "recovery",
     [MU_MUT_LOSE_STATUS] = "slow-streams",
 };
 
@@ -163,7 +163,7 @@ static int run_file(const struct options *options, uint64_t *failures)
     return 0;
 }
 
-enum { MUTANT_SEEDS = 4000 };
+enum { MUTANT_SEEDS = 2000 };
 
 /* In a child, because a mutated core may also crash. Exit code 1: caught; *at holds the seed. */
 static void hunt(const struct options *options, volatile uint64_t *at)

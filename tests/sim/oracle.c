@@ -127,6 +127,7 @@ void mu_sim_oracle_fini(struct mu_sim *sim)
         free(oracle->generations[i].before);
     free(oracle->generations);
     free(oracle->ghosts);
+    free(oracle->seen);
     free(oracle->values);
     free(oracle->gradients);
     free(oracle);

@@ -34,7 +34,15 @@ struct mu_sim_generation {
     struct mu_sim_decision decisions[2]; /* by parity of the step: ranks are at most one step apart */
 };
 
+/* Where the coordinator sees a worker that speaks to it over one stream. */
+struct mu_sim_seen {
+    struct mu_id incarnation;
+    uint64_t session, generation;
+};
+
 struct mu_sim_oracle {
+    struct mu_sim_seen *seen; /* by the coordinator's slots */
+    uint32_t seen_capacity;
     struct mu_sim_ghost *ghosts;
     uint32_t ghost_count, ghost_capacity;
     struct mu_sim_values *values; /* [steps + 2] state after so many updates */

@@ -261,9 +261,31 @@ void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, c
 
 /* ---- views ---- */
 
+/* What was said before an Assign does not count after it: over one stream nobody goes back to an older generation. */
+static void workers_viewed(struct mu_sim *sim)
+{
+    struct mu_sim_oracle *oracle = sim->oracle;
+    struct mu_worker_view view;
+    for (uint32_t slot = 0; slot < mu_coord_worker_slots(sim->coord.core); slot++) {
+        oracle->seen = mu_sim_grow(oracle->seen, slot, &oracle->seen_capacity, sizeof *oracle->seen);
+        struct mu_sim_seen *seen = &oracle->seen[slot];
+        if (!mu_coord_worker_view(sim->coord.core, slot, &view) || view.session == 0)
+            continue;
+        bool same = mu_id_equal(seen->incarnation, view.incarnation) && seen->session == view.session;
+        if (same && view.generation < seen->generation)
+            mu_sim_violate(sim,
+                           "the coordinator believes that %s, which was assigned generation %" PRIu64
+                           ", stands in %" PRIu64,
+                           view.name, seen->generation, view.generation);
+        *seen = (struct mu_sim_seen){view.incarnation, view.session, view.generation};
+    }
+}
+
 /* The catalog that users see never lists what is not whole. */
 void mu_sim_oracle_views(struct mu_sim *sim)
 {
+    if (sim->params.slots < 200)
+        workers_viewed(sim);
     struct mu_checkpoint_record shown;
     uint64_t last = 0;
     for (uint32_t i = 0; mu_coord_checkpoint_view(sim->coord.core, sim->spec.name, i, &shown); i++) {

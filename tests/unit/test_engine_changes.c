@@ -173,13 +173,19 @@ static void test_changes_prepared_share_counts_although_it_never_ran(void **stat
 
 /* ---- cut short ---- */
 
-/* How long the slowest answer to an abort took. Everybody is revoked at once. */
-static uint64_t revoke_all(struct fleet *fleet)
+static uint64_t slowest_us, revoked, within_10_ms;
+
+/* Everybody is revoked at once. 10 ms until the last one has parked on a quiet machine; this one may be busy. */
+static void revoke_all(struct fleet *fleet)
 {
     uint64_t begin_us = mu_clock_mono_us();
     abort_all(fleet);
     wait_revoked(fleet);
-    return mu_clock_mono_us() - begin_us;
+    uint64_t took_us = mu_clock_mono_us() - begin_us;
+    assert_true(took_us < 2000000);
+    slowest_us = took_us > slowest_us ? took_us : slowest_us;
+    within_10_ms += took_us < 10000;
+    revoked++;
 }
 
 static void random_layout(struct fleet *fleet, uint64_t *seed, uint32_t members)
@@ -210,8 +216,7 @@ static void run_torn(uint64_t seed, bool sharded)
             go(fleet);
         }
         usleep((useconds_t)(mu_splitmix64(&seed) % (prepared ? 20000 : 3000)));
-        uint64_t took_us = revoke_all(fleet);
-        assert_true(took_us < 2000000); /* 10 ms on a quiet machine; this one may be busy */
+        revoke_all(fleet);
         if (round == 4) {
             worker_stop(fleet, 1);
             members &= ~2u;
@@ -252,7 +257,7 @@ static void run_planned(uint64_t seed, bool sharded, uint32_t tp, uint32_t pp)
             go(fleet);
             usleep((useconds_t)(mu_splitmix64(&seed) % 20000));
         }
-        assert_true(revoke_all(fleet) < 2000000);
+        revoke_all(fleet);
         uint32_t event = (uint32_t)(mu_splitmix64(&seed) % 4), who = (uint32_t)(mu_splitmix64(&seed) % fleet->count);
         members &= ~fleet->leaving; /* they have given away what they held */
         fleet->leaving = 0;
@@ -280,6 +285,8 @@ static void test_changes_planned_same_bits(void **state)
     uint32_t count = rounds(6, 60);
     for (uint32_t i = 0; i < count; i++)
         run_planned(900 + i, (i / 6 + i) % 2, degrees[i % 6][0], degrees[i % 6][1]);
+    print_message("%u revokes: %u answered within 10 ms, the slowest after %u us\n", (unsigned)revoked,
+                  (unsigned)within_10_ms, (unsigned)slowest_us);
 }
 
 static void let_go(struct fleet *fleet)

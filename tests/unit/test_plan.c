@@ -138,6 +138,12 @@ static void test_world_size(void **state)
     spec.workers.spares = 2;
     assert_int_equal(mu_plan_wanted(&spec, 5), 3);
     assert_int_equal(mu_plan_wanted(&spec, 3), 2); /* training comes before spares */
+    spec.parallel.tp = spec.parallel.pp = 2;
+    assert_int_equal(mu_plan_wanted(&spec, 3), 0); /* so do the degrees that the job gives */
+    assert_int_equal(mu_plan_wanted(&spec, 4), 4);
+    assert_int_equal(mu_plan_wanted(&spec, 5), 4);
+    assert_int_equal(mu_plan_wanted(&spec, 8), 6);
+    spec.parallel.tp = spec.parallel.pp = 0;
     struct fixture f;
     setup(&f, 50, 8, 2, 50);
     make(&f);

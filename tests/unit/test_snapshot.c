@@ -362,8 +362,10 @@ static void test_piece_that_the_shares_do_not_cover_is_refused(void **state)
     share = (struct mu_held_share){.layout = stages, .rank = 2}; /* idle */
     refuse(f, &share, 1, &all, 0, MU_ERR_NOT_FOUND, "chunk 0,");
     refuse(f, &share, 1, &stages, 2, MU_ERR_INVALID, "piece 2 of 2");
-    struct mu_held_share many[3] = {share, share, share};
-    refuse(f, many, 3, &all, 0, MU_ERR_INVALID, "3 shares");
+    struct mu_held_share many[MU_HELD_SHARES_MAX + 1];
+    for (int i = 0; i < MU_HELD_SHARES_MAX + 1; i++)
+        many[i] = share;
+    refuse(f, many, MU_HELD_SHARES_MAX + 1, &all, 0, MU_ERR_INVALID, " shares");
     fixture_free(f);
 }
 

@@ -584,24 +584,25 @@ static void test_held_shares_must_agree_with_the_state(void **state)
     (void)state;
     struct good_hello good;
     Muster__V1__Held held = MUSTER__V1__HELD__INIT;
-    Muster__V1__HeldShare shares[3], *pointers[3] = {&shares[0], &shares[1], &shares[2]};
+    Muster__V1__HeldShare shares[MU_HELD_SHARES_MAX + 1], *pointers[MU_HELD_SHARES_MAX + 1];
     Muster__V1__Layout layout = MUSTER__V1__LAYOUT__INIT;
     Muster__V1__IdentityPart part = MUSTER__V1__IDENTITY_PART__INIT, *parts[MU_IDENTITY_PARTS_MAX + 1];
     uint32_t firsts[] = {0, 2};
     struct mu_error err;
     layout.tp = layout.pp = 1, layout.dp = 4;
     layout.n_stage_first = 2, layout.stage_first = firsts;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i <= MU_HELD_SHARES_MAX; i++) {
+        pointers[i] = &shares[i];
         muster__v1__held_share__init(&shares[i]);
         shares[i].layout = &layout;
         shares[i].rank = 3;
     }
     make_good_hello(&good);
     held.has_state = true;
-    held.n_shares = 2, held.shares = pointers;
+    held.n_shares = MU_HELD_SHARES_MAX, held.shares = pointers;
     good.status.held = &held;
     assert_int_equal(decode_hello_with(&good.hello, &err), MU_OK);
-    held.n_shares = 3;
+    held.n_shares = MU_HELD_SHARES_MAX + 1;
     expect_refused(&good, "Held.shares");
     good.status.held = &held;
     held.n_shares = 0;
