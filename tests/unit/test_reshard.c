@@ -332,7 +332,7 @@ static void test_any_one_rank_is_lost_without_loss_when_it_has_a_buddy(void **st
 {
     (void)state;
     uint64_t seed = 77;
-    uint32_t checked = 0;
+    uint32_t checked = 0, torn = 0;
     for (int round = 0; round < 600; round++) {
         uint32_t slices = 1u << below(&seed, 4), layers = 1 + below(&seed, 5);
         struct mu_model_spec model = make_model(round % 2 ? MU_FAMILY_GPT2 : MU_FAMILY_LLAMA, layers, slices);
@@ -352,16 +352,14 @@ static void test_any_one_rank_is_lost_without_loss_when_it_has_a_buddy(void **st
                     hold(&w, rank, &layout, rank, rolled && layout.sharded);
             }
             bool whole = mu_reshard_complete(&model, w.holders, w.size);
-            bool alone = mu_layout_runs(&model, &layout, lost, MU_SHARE_OWNED, NULL) > 0;
             assert_true(whole || layout.buddy_shift == 0);
-            if (layout.buddy_shift == 0)
-                assert_true(!whole || !alone);
+            torn += !whole;
             check(&w); /* the newcomer at the lost rank gets its share and its mirror */
             checked++;
             world_free(&w);
         }
     }
-    assert_true(checked > 500);
+    assert_true(checked > 500 && torn > 100);
 }
 
 /* All of the old world alive, spread over the first ranks of the new one; then every chunk has a source. */

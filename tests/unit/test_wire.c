@@ -122,7 +122,7 @@ static void test_largest_assign_fits_its_limit(void **state)
     assign->layout.pp = MU_STAGES_MAX / 2;
     assign->layout.dp = MU_COUNTED_REPLICAS_MAX;
     assign->layout.sharded = false;
-    assign->layout.idle = 0;
+    assign->layout.idle = assign->layout.buddy_shift = 0;
     for (uint16_t stage = 0; stage <= MU_STAGES_MAX / 2; stage++)
         assign->layout.stage_first[stage] = (uint16_t)(stage * 8);
     assign->rank = MU_COUNTED_REPLICAS_MAX * MU_STAGES_MAX / 2 - 1;
