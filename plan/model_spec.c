@@ -466,11 +466,6 @@ void mu_model_owned_chunks(const struct mu_model_spec *spec, uint32_t world, uin
     *ret_count = base + (rank < extra ? 1 : 0);
 }
 
-uint64_t mu_model_state_bytes(const struct mu_model_spec *spec, uint32_t leaf_buffers)
-{
-    return (4 + (uint64_t)leaf_buffers) * spec->flat_size * sizeof(float);
-}
-
 double mu_model_flops_per_token(const struct mu_model_spec *spec, uint32_t length)
 {
     const struct mu_model_config *config = &spec->config;

@@ -135,10 +135,6 @@ uint64_t mu_model_elements_before(const struct mu_model_spec *spec, uint32_t chu
 void mu_model_owned_chunks(const struct mu_model_spec *spec, uint32_t world, uint32_t rank, uint32_t *ret_first,
                            uint32_t *ret_count);
 
-/* Bytes a worker needs for parameters, two moments, the reduced gradient and `leaf_buffers` gradient buffers of leaves
- * (fp32, replicated optimizer): 4 (4 + leaf_buffers) flat_size. See mu_tree_buffers for how many a leaf range needs,
- * plan/memory.h for the whole worker. */
-uint64_t mu_model_state_bytes(const struct mu_model_spec *spec, uint32_t leaf_buffers);
 /* FLOPs of forward and backward per token: 6 N + 12 L C T (PaLM, arXiv 2204.02311, appendix B). N leaves out an
  * embedding table that is only looked up (untied). */
 double mu_model_flops_per_token(const struct mu_model_spec *spec, uint32_t length);

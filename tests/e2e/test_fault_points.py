@@ -20,6 +20,13 @@ STEPS = 160
 JOB = dict(steps=STEPS, checkpoint_every=8, checkpoint__keep=1)
 
 
+GRID = dict(JOB, model__slices=2)
+SHARDED = {"parallel__tp": 1, "parallel__pp": 1, "parallel__optimizer_sharding": True}
+STAGES = {"parallel__tp": 2, "parallel__pp": 2, "parallel__optimizer_sharding": True}
+GRID_POINTS = {"worker.gather": (3, SHARDED), "worker.tensor": (4, STAGES), "worker.pipeline": (4, STAGES), "worker.tied": (4, STAGES),
+               "worker.digest": (4, STAGES)}
+
+
 def points(role):
     out = subprocess.run([os.path.join(ROOT, "scripts/fault-points")], capture_output=True, text=True, check=True).stdout
     return [line for line in out.split() if line.startswith(role + ".")]
@@ -77,6 +84,27 @@ def worker_scenario(point, reference, stop):
             finished = lambda e: e.kind == "job_finished"  # noqa: E731: it may hold nobody up any more
             cluster.wait_event(lambda e: (e.kind == "worker_lost") or finished(e) or e.kind == "worker_left", limit_s=20)
             faulty.kill(signal.SIGCONT)
+        finish(cluster, reference)
+        if stop:
+            check(faulty.wait() in (0, 1), f"the stopped worker ended with {faulty.popen.returncode}")
+
+
+def grid_scenario(point, reference, stop, workers, layout):
+    """What only happens between the ranks of a layout: the faulty worker is one of them, and then another one takes its place."""
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **GRID, **layout, workers__min=workers))
+        faulty = cluster.start_worker(fault=point + (",stop" if stop else ""))
+        for _ in range(workers - 1):
+            cluster.start_worker()
+        cluster.wait_until(lambda: cluster.faults_reached() or cluster.job().state > 2, 60, "the point was never reached and the job does not end")
+        if not cluster.faults_reached():
+            raise NotReached("no scenario reaches this point")
+        if stop:
+            cluster.wait_event(lambda e: e.kind in ("worker_lost", "job_finished", "worker_left"), limit_s=20)
+            faulty.kill(signal.SIGCONT)
+        else:
+            cluster.start_worker()
         finish(cluster, reference)
         if stop:
             check(faulty.wait() in (0, 1), f"the stopped worker ended with {faulty.popen.returncode}")
@@ -155,13 +183,20 @@ def coordinator_scenario(point, reference, stop=False):
 def main():
     full = "--full" in sys.argv
     wanted = [a for a in sys.argv[1:] if not a.startswith("-")]
-    reference = undisturbed(JOB)
+    reference, grid_reference = undisturbed(JOB), undisturbed(GRID)
+
+    def on_worker(point, hit, stop):
+        for prefix, (workers, layout) in GRID_POINTS.items():
+            if point.startswith(prefix):
+                return patiently(grid_scenario, point + hit, grid_reference, stop, workers, layout)
+        return patiently(worker_scenario, point + hit, reference, stop)
+
     cases = []
     for i, point in enumerate(points("worker")):
         for hit in ("", ":2", ":3") if full else ("",):
-            cases.append((f"worker killed at {point}{hit}", lambda p=point + hit: patiently(worker_scenario, p, reference, False)))
+            cases.append((f"worker killed at {point}{hit}", lambda p=point, h=hit: on_worker(p, h, False)))
         if full or i % 3 == 0:
-            cases.append((f"worker stopped at {point}", lambda p=point: patiently(worker_scenario, p, reference, True)))
+            cases.append((f"worker stopped at {point}", lambda p=point: on_worker(p, "", True)))
     for i, point in enumerate(points("coord")):
         if full or i % 6 == 0:
             cases.append((f"coordinator stopped at {point}", lambda p=point: patiently(coordinator_scenario, p, reference, True)))

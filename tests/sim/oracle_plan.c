@@ -223,8 +223,8 @@ static void check_fan_out(const struct check *check)
         struct mu_sim_mask mask = mu_sim_move_mask(move);
         for (uint32_t c = 0; c < MU_SIM_CHUNKS_MAX; c++) {
             uint32_t *count = &sent[2 * (move->from * MU_SIM_CHUNKS_MAX + c)];
-            count[0] += mask.params >> c & 1;
-            count[1] += mask.moments >> c & 1;
+            count[0] += (uint32_t)(mask.params >> c & 1);
+            count[1] += (uint32_t)(mask.moments >> c & 1);
             if (count[0] > MU_FAN_OUT || count[1] > MU_FAN_OUT) {
                 mu_sim_violate(check->sim, "a plan lets rank %u send chunk %u more than %d times", move->from, c,
                                MU_FAN_OUT);

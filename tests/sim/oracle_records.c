@@ -217,6 +217,17 @@ void mu_sim_oracle_damaged(struct mu_sim *sim)
 
 /* ---- events ---- */
 
+/* Who is taken for hanging did hang, or its messages were held up: else the coordinator has missed something. */
+static void judge_hang(struct mu_sim *sim, const struct mu_event_record *event)
+{
+    for (uint32_t slot = 0; slot < sim->params.slots; slot++) {
+        const struct mu_sim_node *node = &sim->nodes[MU_SIM_NODE_WORKER + slot];
+        bool it = node->alive && strcmp(mu_worker_name(sim->workers[slot].core), event->worker) == 0;
+        if (it && !node->stopped && !sim->workers[slot].engine.was_hung && sim->partition_count == 0)
+            mu_sim_violate(sim, "worker %u is taken for hanging and does not: %s", slot, event->text);
+    }
+}
+
 static void event_durable(struct mu_sim *sim, const struct mu_event_record *event)
 {
     if (event->number <= sim->oracle->newest_event)
@@ -225,6 +236,8 @@ static void event_durable(struct mu_sim *sim, const struct mu_event_record *even
     sim->oracle->newest_event = event->number;
     if (sim->params.nobody_lost && strcmp(event->kind, "worker_lost") == 0)
         mu_sim_violate(sim, "%s is declared lost although only the coordinator slept: %s", event->worker, event->text);
+    if (strcmp(event->kind, "worker_lost") == 0 && strstr(event->text, "no progress"))
+        judge_hang(sim, event);
 }
 
 void mu_sim_oracle_event(struct mu_sim *sim, const struct mu_event_record *event)
@@ -273,10 +286,9 @@ static void workers_viewed(struct mu_sim *sim)
             continue;
         bool same = mu_id_equal(seen->incarnation, view.incarnation) && seen->session == view.session;
         if (same && view.generation < seen->generation)
-            mu_sim_violate(sim,
-                           "the coordinator believes that %s, which was assigned generation %" PRIu64
-                           ", stands in %" PRIu64,
-                           view.name, seen->generation, view.generation);
+            mu_sim_violate(
+                sim, "the coordinator believes that %s, which was assigned generation %" PRIu64 ", stands in %" PRIu64,
+                view.name, seen->generation, view.generation);
         *seen = (struct mu_sim_seen){view.incarnation, view.session, view.generation};
     }
 }

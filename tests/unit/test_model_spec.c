@@ -481,8 +481,6 @@ static void test_model_spec_bytes_and_flops(void **state)
     (void)state;
     struct mu_model_spec spec;
     mu_model_spec_init(&spec, &gpt2_124m);
-    assert_int_equal(mu_model_state_bytes(&spec, 0), spec.flat_size * 16);
-    assert_int_equal(mu_model_state_bytes(&spec, 3), spec.flat_size * 28);
     double expected = 6.0 * 124439808 + 12.0 * 12 * 768 * 1024;
     assert_true(mu_model_flops_per_token(&spec, 1024) == expected);
 }
