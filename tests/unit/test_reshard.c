@@ -362,6 +362,37 @@ static void test_any_one_rank_is_lost_without_loss_when_it_has_a_buddy(void **st
     assert_true(checked > 500 && torn > 100);
 }
 
+/* Where every buddy is on another host, any one host may go. */
+static void test_any_one_host_is_lost_without_loss_when_buddies_are_apart(void **state)
+{
+    (void)state;
+    uint64_t seed = 99;
+    uint32_t checked = 0;
+    for (int round = 0; round < 400; round++) {
+        uint32_t slices = 1u << below(&seed, 3), layers = 1 + below(&seed, 5);
+        struct mu_model_spec model = make_model(MU_FAMILY_GPT2, layers, slices);
+        struct mu_layout layout = random_layout(&seed, layers, slices, below(&seed, 2));
+        uint32_t working = mu_layout_working(&layout), host_of[WORLD_MAX], hosts = 2 + below(&seed, 3), apart;
+        layout.idle = 0;
+        for (uint32_t rank = 0; rank < working; rank++)
+            host_of[rank] = round % 2 ? rank % hosts : rank * hosts / working;
+        layout.buddy_shift = mu_layout_buddy_shift(&layout, host_of, &apart);
+        if (layout.buddy_shift == 0 || apart < working)
+            continue;
+        for (uint32_t lost = 0; lost < hosts; lost++) {
+            struct world w;
+            world_new(&w, model, layout);
+            for (uint32_t rank = 0; rank < working; rank++)
+                if (host_of[rank] != lost)
+                    hold(&w, rank, &layout, rank, layout.sharded);
+            assert_true(mu_reshard_complete(&model, w.holders, w.size));
+            world_free(&w);
+            checked++;
+        }
+    }
+    assert_true(checked > 100);
+}
+
 /* All of the old world alive, spread over the first ranks of the new one; then every chunk has a source. */
 static void test_every_layout_becomes_every_other(void **state)
 {
@@ -659,6 +690,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_any_mixture_of_shares_becomes_any_layout),
         cmocka_unit_test(test_any_one_rank_is_lost_without_loss_when_it_has_a_buddy),
+        cmocka_unit_test(test_any_one_host_is_lost_without_loss_when_buddies_are_apart),
         cmocka_unit_test(test_every_layout_becomes_every_other),
         cmocka_unit_test(test_nothing_moves_when_nothing_changes),
         cmocka_unit_test(test_a_lost_replica_is_filled_from_the_others_evenly),
