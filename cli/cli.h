@@ -73,7 +73,7 @@ void mu_cli_bytes(uint64_t bytes, char out[16]);
 void mu_cli_count(double value, char out[16]); /* 1234567 -> "1.23M" */
 void mu_cli_age(uint64_t wall_us, char out[16]);
 enum { MU_CLI_LAYOUT_SIZE = 64 };
-/* "tp2 pp2 dp1", "dp3" when nothing else is split, with "sharded" and "+1 idle"; "-": none. */
+/* "tp2 pp2 dp1", "dp3" when nothing else is split, with "sharded", "buddies" and "+1 idle"; "-": none. */
 void mu_cli_layout(const Muster__V1__Layout *layout, char out[MU_CLI_LAYOUT_SIZE]);
 const char *mu_cli_enum(const ProtobufCEnumDescriptor *descriptor, int value); /* "JOB_STATE_RUNNING" -> "running" */
 

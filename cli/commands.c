@@ -109,6 +109,8 @@ static void print_layout(const Muster__V1__Layout *layout)
                layout->stage_first[i + 1] - 1);
     if (layout->sharded)
         printf("; optimizer sharded");
+    if (layout->buddy_shift)
+        printf("; every worker mirrors another one");
     if (layout->idle)
         printf("; %u idle worker%s state away", layout->idle, layout->idle == 1 ? " gives its" : "s give their");
     printf("\n");

@@ -236,5 +236,6 @@ void mu_cli_layout(const Muster__V1__Layout *layout, char out[MU_CLI_LAYOUT_SIZE
         snprintf(degrees, sizeof degrees, "dp%u", layout->dp);
     if (layout->idle)
         snprintf(idle, sizeof idle, " +%u idle", layout->idle);
-    snprintf(out, MU_CLI_LAYOUT_SIZE, "%s%s%s", degrees, layout->sharded ? " sharded" : "", idle);
+    snprintf(out, MU_CLI_LAYOUT_SIZE, "%s%s%s%s", degrees, layout->sharded ? " sharded" : "",
+             layout->buddy_shift ? " buddies" : "", idle);
 }

@@ -48,6 +48,9 @@ enum mu_mutant {
     MU_MUT_FREE_IDLE_EARLY,    /* who leaves is let go before the others have copied from it */
     MU_MUT_FORGET_LAYOUT,      /* a restarted coordinator takes every generation for plain data parallelism */
     MU_MUT_PIECE_FROM_ANYONE,  /* a piece of a lost writer goes to somebody who does not hold it */
+    MU_MUT_FORGET_MIRRORS,     /* what a buddy holds for others does not count */
+    MU_MUT_VOTE_BEFORE_MIRROR, /* a buddy votes before it has the gradient of what it guards */
+    MU_MUT_MIRROR_STALE,       /* a buddy counts its mirror as updated and did not update it */
     MU_MUT_COUNT
 };
 

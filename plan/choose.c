@@ -76,7 +76,8 @@ static struct merit merit_of(struct search *s, const struct mu_cost_grid *grid, 
     seconds *= layout->pp > 1 ? margin : 1;
     seconds *= layout->dp < replicas_max(s, layout->tp, layout->pp) ? margin : 1;
     return (struct merit){.enough = ranks >= (least < s->workers ? least : s->workers),
-                          .two_holders = layout->dp > 1 || layout->sharded,
+                          .two_holders = layout->dp > 1 || layout->sharded ||
+                                         (ranks > 1 && s->spec->parallel.redundancy == MU_REDUNDANCY_BUDDY),
                           .seconds = seconds,
                           .ranks = ranks,
                           .pp = layout->pp,

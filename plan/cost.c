@@ -162,6 +162,7 @@ struct mu_cost mu_cost_of_grid(const struct mu_job_spec *spec, const struct mu_c
     uint32_t leaves = mu_job_leaves(spec), busiest = (leaves + layout->dp - 1) / layout->dp;
     double micros = (double)spec->batch.accumulate * busiest, world = mu_layout_working(layout);
     double last_backward = g->slowest_s * g->unit.backward / (1 + g->unit.backward);
+    bool mirrored = spec->parallel.redundancy == MU_REDUNDANCY_BUDDY && mu_layout_buddy_group(layout) > 1;
     struct mu_cost cost = {
         .compute_s = g->sum_s + (micros - 1) * g->slowest_s + 2.0 * (layout->pp - 1) * g->unit.transfer,
         .tensor_s = micros * g->tensor_s,
@@ -169,7 +170,8 @@ struct mu_cost mu_cost_of_grid(const struct mu_job_spec *spec, const struct mu_c
                           ? 0 /* one buffer */
                           : (busiest - 1) * g->column * SUM_BYTES / r->memory_bytes_per_second,
         .reduce_s = reduce_seconds(r, layout->dp, roots, g->column, last_backward),
-        .update_s = g->column * UPDATE_BYTES / (layout->sharded ? layout->dp : 1) / r->memory_bytes_per_second,
+        .update_s = g->column * UPDATE_BYTES * (mirrored ? 2 : 1) / (layout->sharded ? layout->dp : 1) /
+                    r->memory_bytes_per_second,
         .tied_s = g->tied > 0 ? 2 * (r->latency_s + g->tied * ELEMENT / r->link_bytes_per_second) : 0,
         .vote_s = world > 1 ? 2 * r->latency_s * log2_ceil((uint32_t)world) : 0,
     };

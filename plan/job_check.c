@@ -416,12 +416,8 @@ static enum mu_status check_parallel(const struct mu_job_spec *spec, struct mu_e
         return mu_fail(err, MU_ERR_INVALID,
                        "parallel.recompute: value %d is not allowed: none, selective or full; use none",
                        (int)spec->parallel.recompute);
-    if (spec->parallel.redundancy == MU_REDUNDANCY_BUDDY)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "parallel.redundancy: value buddy is not allowed: this version supports none; use none, and "
-                       "checkpoints for what only one worker holds");
-    if (spec->parallel.redundancy != MU_REDUNDANCY_NONE)
-        return mu_fail(err, MU_ERR_INVALID, "parallel.redundancy: value %d is not allowed: none; use none",
+    if (spec->parallel.redundancy != MU_REDUNDANCY_NONE && spec->parallel.redundancy != MU_REDUNDANCY_BUDDY)
+        return mu_fail(err, MU_ERR_INVALID, "parallel.redundancy: value %d is not allowed: none or buddy; use none",
                        (int)spec->parallel.redundancy);
     return MU_OK;
 }

@@ -40,6 +40,18 @@ static enum mu_status check_stages(const struct mu_layout *layout, uint32_t laye
     return MU_OK;
 }
 
+static enum mu_status check_buddies(const struct mu_layout *layout, const struct mu_job_spec *spec,
+                                    struct mu_error *err)
+{
+    uint32_t limit = spec->parallel.redundancy == MU_REDUNDANCY_BUDDY ? mu_layout_buddy_group(layout) : 1;
+    if (layout->buddy_shift < limit)
+        return MU_OK;
+    return mu_fail(err, MU_ERR_INVALID,
+                   "layout.buddy_shift: value %" PRIu32 " is not allowed: below %" PRIu32
+                   ", the ranks that guard each other in this layout and job",
+                   layout->buddy_shift, limit);
+}
+
 enum mu_status mu_layout_check(const struct mu_layout *layout, const struct mu_job_spec *spec, struct mu_error *err)
 {
     uint32_t slices = spec->model.slices ? spec->model.slices : 1, layers = spec->model.layers;
@@ -65,12 +77,13 @@ enum mu_status mu_layout_check(const struct mu_layout *layout, const struct mu_j
     if (world > MU_WORKERS_MAX)
         return mu_fail(err, MU_ERR_INVALID, "layout: %" PRIu64 " ranks are not allowed: tp * pp * dp + idle at most %d",
                        world, MU_WORKERS_MAX);
-    return check_stages(layout, layers, err);
+    return (status = check_stages(layout, layers, err)) ? status : check_buddies(layout, spec, err);
 }
 
 bool mu_layout_equal(const struct mu_layout *a, const struct mu_layout *b)
 {
     return a->tp == b->tp && a->pp == b->pp && a->dp == b->dp && a->idle == b->idle && a->sharded == b->sharded &&
+           a->buddy_shift == b->buddy_shift &&
            memcmp(a->stage_first, b->stage_first, (a->pp + 1) * sizeof a->stage_first[0]) == 0;
 }
 
@@ -101,6 +114,57 @@ uint32_t mu_layout_rank(const struct mu_layout *layout, struct mu_coords coords)
     MU_ASSERT(coords.t < layout->tp && coords.d < layout->dp && coords.p < layout->pp);
     return coords.t + layout->tp * (coords.d + layout->dp * coords.p);
 }
+
+/* ---- buddies ---- */
+
+uint32_t mu_layout_buddy_group(const struct mu_layout *layout)
+{
+    if (layout->dp == 1)
+        return mu_layout_working(layout);
+    return layout->sharded ? layout->dp : 1;
+}
+
+/* The member `steps` places further in the rank's group. */
+static uint32_t group_member(const struct mu_layout *layout, uint32_t rank, uint32_t steps)
+{
+    if (layout->dp == 1)
+        return (rank + steps) % mu_layout_working(layout);
+    struct mu_coords at = mu_layout_coords(layout, rank);
+    at.d = (at.d + steps) % layout->dp;
+    return mu_layout_rank(layout, at);
+}
+
+uint32_t mu_layout_buddy(const struct mu_layout *layout, uint32_t rank)
+{
+    if (layout->buddy_shift == 0 || mu_layout_is_idle(layout, rank))
+        return MU_LAYOUT_NOBODY;
+    return group_member(layout, rank, layout->buddy_shift);
+}
+
+uint32_t mu_layout_guarded(const struct mu_layout *layout, uint32_t rank)
+{
+    if (layout->buddy_shift == 0 || mu_layout_is_idle(layout, rank))
+        return MU_LAYOUT_NOBODY;
+    return group_member(layout, rank, mu_layout_buddy_group(layout) - layout->buddy_shift);
+}
+
+uint32_t mu_layout_buddy_shift(const struct mu_layout *layout, const uint32_t *hosts, uint32_t *ret_apart)
+{
+    uint32_t group = mu_layout_buddy_group(layout), working = mu_layout_working(layout), best = 0;
+    *ret_apart = 0;
+    for (uint32_t shift = 1; shift < group && *ret_apart < working; shift++) {
+        uint32_t apart = 0;
+        for (uint32_t rank = 0; rank < working; rank++)
+            apart += hosts[rank] != hosts[group_member(layout, rank, shift)];
+        if (best == 0 || apart > *ret_apart) {
+            best = shift;
+            *ret_apart = apart;
+        }
+    }
+    return best;
+}
+
+/* ---- shares ---- */
 
 /* Chunks of a column, put one behind the other, are numbered from 0. Those in [begin, end) are wanted. */
 struct walk {
@@ -186,6 +250,15 @@ uint32_t mu_layout_runs(const struct mu_model_spec *model, const struct mu_layou
     if (mu_layout_is_idle(layout, rank))
         return 0;
     struct mu_coords at = mu_layout_coords(layout, rank);
+    bool skip_shared = share == MU_SHARE_PRIMARY && at.t != 0;
+    if (share == MU_SHARE_MIRROR) {
+        uint32_t guarded = mu_layout_guarded(layout, rank), stage = at.p;
+        if (guarded == MU_LAYOUT_NOBODY)
+            return 0;
+        at = mu_layout_coords(layout, guarded);
+        skip_shared = layout->dp == 1 && at.p == stage; /* both update what their stage shares */
+        share = MU_SHARE_OWNED;
+    }
     uint32_t slices = model->config.slices / layout->tp;
     struct walk w = {.model = model, .first_slice = at.t * slices, .slice_end = (at.t + 1) * slices, .out = out};
     w.end = column_chunks(w, layout, at.p);
@@ -201,7 +274,7 @@ uint32_t mu_layout_runs(const struct mu_model_spec *model, const struct mu_layou
         w.begin = at.d * base + (at.d < extra ? at.d : extra);
         w.end = w.begin + base + (at.d < extra);
     }
-    w.skip_shared = share == MU_SHARE_PRIMARY && at.t != 0;
+    w.skip_shared = skip_shared;
     walk_column(&w, layout, at.p);
     return w.count;
 }
@@ -275,6 +348,10 @@ uint32_t mu_layout_neighbours(const struct mu_model_spec *model, const struct mu
     for (uint32_t t = 0; t < layout->tp; t++)
         add_rank(&set, rank - at.t + t);
     add_group(&set, layout->dp, at.d, rank - at.d * layout->tp, layout->tp);
+    if (layout->buddy_shift > 0) {
+        add_rank(&set, mu_layout_buddy(layout, rank));
+        add_rank(&set, mu_layout_guarded(layout, rank));
+    }
     uint32_t stage = layout->tp * layout->dp; /* ranks from one stage to the next */
     if (at.p > 0)
         add_rank(&set, rank - stage);

@@ -16,6 +16,12 @@
  * With tied embeddings and pp > 1 the last stage also holds a read-only **copy** of its column's E slices: parameters
  * only, no source for anybody.
  *
+ * **Mirrors** (`parallel.redundancy: buddy`): where the update of a chunk has one holder, another rank, its **buddy**,
+ * gets the same reduced gradient, makes the same update, and so holds the same parameters and moments. Who has one
+ * holder: the owned chunks of a sharded column with dp > 1, then the buddy is another replica of the column; everything
+ * with dp = 1, then it is any other working rank. Member i of such a group of n is guarded by member (i + buddy_shift)
+ * mod n: everybody guards one and is guarded by one. The shift is chosen by hosts (mu_layout_buddy_shift).
+ *
  * A rank's share is described by runs of chunks, so nothing here grows with the number of ranks. Pure. */
 #ifndef MU_PLAN_LAYOUT_H
 #define MU_PLAN_LAYOUT_H
@@ -35,6 +41,7 @@ enum {
 struct mu_layout {
     uint32_t tp, pp, dp, idle;
     bool sharded;                            /* moments over dp */
+    uint32_t buddy_shift;                    /* 0: no mirrors */
     uint16_t stage_first[MU_STAGES_MAX + 1]; /* [pp + 1] in use: 0 ... layers */
 };
 
@@ -60,6 +67,8 @@ enum mu_share {
     MU_SHARE_MOMENTS, /* PARAMS, or OWNED when sharded */
     MU_SHARE_PRIMARY, /* OWNED without shared cells unless t = 0: every chunk of the model once per world */
     MU_SHARE_COPY,    /* the tied embedding's slices on the last stage when pp > 1 */
+    MU_SHARE_MIRROR,  /* what it updates for the rank that it guards, parameters and moments, beyond what it updates for
+                         itself */
 };
 
 /* tp = pp = 1, dp = world, replicated. */
@@ -77,6 +86,17 @@ bool mu_layout_is_idle(const struct mu_layout *layout, uint32_t rank);
 struct mu_coords mu_layout_coords(const struct mu_layout *layout, uint32_t rank); /* of a working rank */
 uint32_t mu_layout_rank(const struct mu_layout *layout, struct mu_coords coords);
 
+/* The rank that mirrors what `rank` alone updates; the rank whose chunks `rank` mirrors. MU_LAYOUT_NOBODY: none. */
+#define MU_LAYOUT_NOBODY UINT32_MAX
+uint32_t mu_layout_buddy(const struct mu_layout *layout, uint32_t rank);
+uint32_t mu_layout_guarded(const struct mu_layout *layout, uint32_t rank);
+/* How many ranks are guarded together: shifts go up to one less. 1: in this layout nobody can be guarded, or nobody
+ * need be. */
+uint32_t mu_layout_buddy_group(const struct mu_layout *layout);
+/* The shift with most buddies on another host than whom they guard (the smallest one of several); 0 when the group
+ * is 1. hosts[working]: equal numbers, same host. *ret_apart: the number of ranks whose buddy is on another host. */
+uint32_t mu_layout_buddy_shift(const struct mu_layout *layout, const uint32_t *hosts, uint32_t *ret_apart);
+
 /* Runs of chunks of a rank's share, ascending, maximal, disjoint; none for an idle rank. `out` (MU_RUNS_MAX) may be
  * NULL: only counted. O(layers of the stage). */
 uint32_t mu_layout_runs(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
@@ -86,8 +106,8 @@ uint64_t mu_layout_elements(const struct mu_model_spec *model, const struct mu_l
 
 /* Ranks that `rank` exchanges messages with, ascending, without itself: its tensor group; its replicas (all when dp <=
  * MU_MESH_WORLD_MAX, else the binomial tree over d); the stages before and after it, and first and last stage with tied
- * embeddings; and over all ranks, idle ones too, a mesh (world <= MU_MESH_WORLD_MAX) or the binomial tree. Returns the
- * count, at most MU_LAYOUT_NEIGHBOURS_MAX. */
+ * embeddings; its buddy and the rank it guards; and over all ranks, idle ones too, a mesh (world <= MU_MESH_WORLD_MAX)
+ * or the binomial tree. Returns the count, at most MU_LAYOUT_NEIGHBOURS_MAX. */
 enum { MU_LAYOUT_NEIGHBOURS_MAX = 160 };
 uint32_t mu_layout_neighbours(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
                               uint32_t out[MU_LAYOUT_NEIGHBOURS_MAX]);

@@ -224,6 +224,23 @@ static struct part column_of(const struct mu_model_spec *model, const struct mu_
     return column;
 }
 
+/* What a rank mirrors of another one. Of a replica: the moments, its own column has the rest. With dp = 1: at most a
+ * whole column, with gradients. */
+static uint64_t mirror_bytes(const struct mu_job_spec *spec, const struct mu_model_spec *model,
+                             const struct mu_layout *layout, uint64_t owned)
+{
+    uint64_t most = 0;
+    if (spec->parallel.redundancy != MU_REDUNDANCY_BUDDY || mu_layout_buddy_group(layout) == 1)
+        return 0;
+    if (layout->dp > 1)
+        return 2 * owned;
+    for (uint32_t stage = 0; stage < layout->pp; stage++) {
+        uint64_t elements = column_of(model, layout, stage).elements;
+        most = elements > most ? elements : most;
+    }
+    return 4 * most * ELEMENT;
+}
+
 struct mu_memory_need mu_memory_of_stage(const struct mu_job_spec *spec, const struct mu_model_spec *model,
                                          const struct mu_layout *layout, uint32_t stage,
                                          const struct mu_memory_sums *sums, uint32_t threads)
@@ -246,6 +263,7 @@ struct mu_memory_need mu_memory_of_stage(const struct mu_job_spec *spec, const s
     struct mu_memory_need need = {
         .state_bytes = held + 2 * (layout->sharded ? owned : held),
         .copy_bytes = copy.elements * ELEMENT,
+        .mirror_bytes = mirror_bytes(spec, model, layout, owned),
         .gradient_bytes = (eager ? sums->any_depth : sums->depth) * (held + copy.elements * ELEMENT),
         .staging_bytes = staging < MU_MEMORY_STAGING_BYTES ? staging : MU_MEMORY_STAGING_BYTES,
         .activation_bytes = activations(spec, model, layout, stage, slots) * ELEMENT,
@@ -254,11 +272,11 @@ struct mu_memory_need mu_memory_of_stage(const struct mu_job_spec *spec, const s
         .scratch_bytes = threads * MU_MEMORY_SCRATCH_BYTES,
         .process_bytes = MU_MEMORY_PROCESS_BYTES,
     };
-    need.total_bytes = need.state_bytes + need.copy_bytes + need.gradient_bytes + need.staging_bytes +
-                       need.activation_bytes + need.exchange_bytes + need.snapshot_bytes + need.scratch_bytes +
-                       need.process_bytes;
+    need.total_bytes = need.state_bytes + need.copy_bytes + need.mirror_bytes + need.gradient_bytes +
+                       need.staging_bytes + need.activation_bytes + need.exchange_bytes + need.snapshot_bytes +
+                       need.scratch_bytes + need.process_bytes;
     bool receives = mu_layout_working(layout) > 1 || spec->checkpoint.path[0];
-    need.peak_bytes = need.total_bytes + (receives ? need.state_bytes : 0);
+    need.peak_bytes = need.total_bytes + (receives ? need.state_bytes + need.mirror_bytes : 0);
     return need;
 }
 

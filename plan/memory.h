@@ -7,6 +7,8 @@
  * 512), in elements of 4 bytes:
  *
  *   state        P + 2 P (2 O sharded)    parameters and two moments (Adam); the tied copy's parameters apart
+ *   mirror       2 O, or 4 max P          with buddies: moments of another replica's chunks; with dp = 1 the
+ *                                         parameters, moments and reduced gradient of the largest column
  *   gradients    depth P                  one buffer per pending subtree of leaf sums (mu_tree_buffers); the lowest
  *                                         receives the reduced gradient; with the tied copy's cells
  *   staging      inputs O                 partial sums received for the chunks it adds up, one for each subtree root of
@@ -60,8 +62,8 @@
 #define MU_MEMORY_PROCESS_BYTES (30ull << 20)
 
 struct mu_memory_need {
-    uint64_t state_bytes, copy_bytes, gradient_bytes, staging_bytes, activation_bytes, exchange_bytes, snapshot_bytes,
-        scratch_bytes, process_bytes;
+    uint64_t state_bytes, copy_bytes, mirror_bytes, gradient_bytes, staging_bytes, activation_bytes, exchange_bytes,
+        snapshot_bytes, scratch_bytes, process_bytes;
     uint64_t total_bytes; /* of the above: while training goes on */
     uint64_t peak_bytes;  /* while another state is received beside the one held */
 };

@@ -355,6 +355,7 @@ static enum mu_status choose_layout(struct planning *p, uint32_t eligible)
     if (status)
         return status;
     use_all(p, &rates, wanted, memory_bytes);
+    plan->layout.buddy_shift = 0; /* chosen when every rank has its member */
     MU_ASSERT(mu_layout_working(&plan->layout) <= eligible);
     return MU_OK;
 }
@@ -411,6 +412,23 @@ static enum mu_status choose_ranks(struct planning *p)
     }
     free(candidates);
     return status;
+}
+
+/* With buddies: each one on another host than whom it guards, as far as hosts allow. */
+static enum mu_status choose_buddies(struct planning *p)
+{
+    struct mu_layout *layout = &p->plan->layout;
+    uint32_t working = mu_layout_working(layout), apart;
+    if (p->input->spec->parallel.redundancy != MU_REDUNDANCY_BUDDY)
+        return MU_OK;
+    uint32_t *hosts = malloc(working * sizeof *hosts);
+    if (!hosts)
+        return MU_ERR_NO_MEMORY;
+    for (uint32_t rank = 0; rank < working; rank++)
+        hosts[rank] = p->input->members[p->chosen[rank]].host;
+    layout->buddy_shift = mu_layout_buddy_shift(layout, hosts, &apart);
+    free(hosts);
+    return MU_OK;
 }
 
 /* Leaves */
@@ -556,6 +574,29 @@ static void choose_sources(struct planning *p)
         plan->roll_forward = p->start.result;
 }
 
+/* Would the state that the generation starts from be whole without mirrors? */
+static enum mu_status ask_mirrors(struct planning *p)
+{
+    struct mu_coverage coverage;
+    bool any = false;
+    p->plan->from_mirrors = false;
+    for (uint32_t i = 0; i < p->input->member_count && from_members(&p->start); i++) {
+        for (uint32_t k = 0; k < p->holders[i].share_count; k++) {
+            struct mu_held_share *share = &p->shares[(size_t)i * MU_HELD_SHARES_MAX + k];
+            any = any || share->layout.buddy_shift > 0;
+            share->layout.buddy_shift = 0; /* nobody looks at it any more */
+        }
+    }
+    if (!any)
+        return MU_OK;
+    enum mu_status status = mu_coverage_init(&coverage, &p->model, p->holders, p->input->member_count);
+    if (status)
+        return status;
+    p->plan->from_mirrors = !mu_coverage_complete(&coverage);
+    mu_coverage_fini(&coverage);
+    return MU_OK;
+}
+
 /* A plan from p->start. *ret_fits: false when it would need more connections than a rank may have. */
 static enum mu_status plan_from_start(struct planning *p, bool *ret_fits)
 {
@@ -577,7 +618,7 @@ static enum mu_status plan_from_start(struct planning *p, bool *ret_fits)
         mu_text_put(&text, "no checkpoint is usable, and the workers do not hold the whole state together");
         return MU_ERR_NOT_FOUND;
     }
-    if (choose_ranks(p) || choose_moves(p, ret_fits))
+    if (choose_ranks(p) || choose_buddies(p) || choose_moves(p, ret_fits) || ask_mirrors(p))
         return no_memory(plan);
     choose_sources(p);
     choose_leaves(p);
@@ -617,6 +658,7 @@ void mu_plan_make(const struct mu_plan_input *input, struct mu_plan *plan)
     plan->start_step = 0;
     plan->equal_leaves = false;
     plan->left_out = 0;
+    plan->from_mirrors = false;
     plan->roll_forward = (struct mu_step_result){0};
     plan->reshard = (struct mu_reshard){0};
     mu_model_spec_init(&p.model, &input->spec->model);

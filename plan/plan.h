@@ -50,6 +50,7 @@ struct mu_plan {
     bool equal_leaves;                  /* counts are M / dp, first replicas one more: need not be sent */
     struct mu_step_result roll_forward; /* valid when some rank has MU_SOURCE_ROLL_FORWARD */
     uint32_t left_out;                  /* members not used because of bad links */
+    bool from_mirrors;                  /* without what members mirror of others, the start step would not be whole */
     struct mu_plan_rank *ranks;         /* in: room for member_count entries; out: [world of layout] */
     uint32_t *leaf_counts;              /* in: room for MU_COUNTED_REPLICAS_MAX; out: [dp] unless equal_leaves */
     struct mu_reshard reshard;          /* moves; empty when nothing moves. mu_plan_fini frees them */

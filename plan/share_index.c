@@ -3,7 +3,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ENTRIES_PER_SHARE = 3 };
+#include "common/mutant.h"
+
+enum { ENTRIES_PER_SHARE = 4 };
 
 static void *new_array(size_t count, size_t size_bytes)
 {
@@ -50,6 +52,16 @@ static bool has_copy(const struct mu_share_index *index, const struct mu_layout 
            mu_layout_runs(index->model, layout, rank, MU_SHARE_COPY, NULL) > 0;
 }
 
+/* Of what the rank guards it has, or needs, everything. What its own stage shares is among that, and is there anyhow.
+ */
+static void add_mirror(struct mu_share_index *index, const struct mu_layout *layout, uint32_t rank, uint32_t owner,
+                       uint32_t roles)
+{
+    uint32_t guarded = mu_layout_guarded(layout, rank);
+    if (guarded != MU_LAYOUT_NOBODY)
+        add_entry(index, layout, layout->dp == 1 ? MU_SHARE_PARAMS : MU_SHARE_OWNED, guarded, owner, roles);
+}
+
 void mu_share_index_add_held(struct mu_share_index *index, const struct mu_held_share *share, uint32_t owner,
                              bool stale_copy)
 {
@@ -67,6 +79,8 @@ void mu_share_index_add_held(struct mu_share_index *index, const struct mu_held_
     }
     if (!share->owned_only && !stale_copy && has_copy(index, layout, rank))
         add_entry(index, layout, MU_SHARE_COPY, rank, owner, MU_HAS_COPY);
+    if (!MU_MUTANT(MU_MUT_FORGET_MIRRORS))
+        add_mirror(index, layout, rank, owner, MU_HAS_PARAMS | MU_HAS_MOMENTS);
 }
 
 void mu_share_index_add_need(struct mu_share_index *index, const struct mu_layout *layout, uint32_t rank,
@@ -82,6 +96,7 @@ void mu_share_index_add_need(struct mu_share_index *index, const struct mu_layou
     }
     if (has_copy(index, layout, rank))
         add_entry(index, layout, MU_SHARE_COPY, rank, owner, MU_NEEDS_PARAMS);
+    add_mirror(index, layout, rank, owner, MU_NEEDS_PARAMS | MU_NEEDS_MOMENTS);
 }
 
 static int order_of(uint32_t a, uint32_t b)

@@ -25,6 +25,10 @@ static enum mu_status check_layout(const struct mu_layout *layout, const char *f
                        "%s: %llu ranks, dp %u%s are not allowed: at most %d ranks, and dp %d when sharded", field,
                        (unsigned long long)ranks, layout->dp, layout->sharded ? ", sharded" : "", MU_WORKERS_MAX,
                        MU_MESH_WORLD_MAX);
+    if (layout->buddy_shift > 0 && layout->buddy_shift >= mu_layout_buddy_group(layout))
+        return mu_fail(err, MU_ERR_INVALID,
+                       "%s.buddy_shift: value %u is not allowed: below %u, the ranks that guard each other", field,
+                       layout->buddy_shift, mu_layout_buddy_group(layout));
     for (uint32_t stage = 0; stage < layout->pp; stage++) {
         uint32_t first = layout->stage_first[stage], end = layout->stage_first[stage + 1];
         if ((stage == 0 && first != 0) || end <= first || end > MU_LAYERS_MAX)
@@ -53,6 +57,7 @@ enum mu_status mu_wire_layout_to_pb(struct mu_wire_arena *arena, const struct mu
     pb->dp = layout->dp;
     pb->idle = layout->idle;
     pb->sharded = layout->sharded;
+    pb->buddy_shift = layout->buddy_shift;
     for (uint32_t i = 0; i < stages; i++)
         firsts[i] = layout->stage_first[i];
     pb->n_stage_first = stages;
@@ -73,6 +78,7 @@ enum mu_status mu_wire_layout_from_pb(const Muster__V1__Layout *pb, const char *
     layout.dp = pb->dp;
     layout.idle = pb->idle;
     layout.sharded = pb->sharded;
+    layout.buddy_shift = pb->buddy_shift;
     if (pb->n_stage_first != (size_t)pb->pp + 1 || pb->n_stage_first > MU_STAGES_MAX + 1)
         return mu_fail(err, MU_ERR_INVALID,
                        "%s.stage_first: %zu of them are not allowed: pp + 1 (%llu), and at most %d", field,

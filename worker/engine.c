@@ -175,6 +175,7 @@ void engine_generation_close(struct engine_generation *generation)
     mu_reduce_free(generation->reduce);
     mu_tensor_comm_free(generation->tensor);
     mu_pipeline_free(generation->pipeline);
+    mu_buddy_free(generation->buddy);
     engine_tied_free(generation->tied);
     free(generation->digest);
     mu_transfer_free(generation->transfer);

@@ -13,6 +13,7 @@
 #include "kernels/arena.h"
 #include "kernels/pool.h"
 #include "plan/layout.h"
+#include "worker/buddy.h"
 #include "worker/comm.h"
 #include "worker/data.h"
 #include "worker/engine.h"
@@ -65,9 +66,10 @@ struct engine_state {
 };
 
 /* Runs of chunks of a share (plan/layout.h). */
+enum { ENGINE_RUNS_MAX = 3 * MU_RUNS_MAX }; /* of a column, a tied copy and a mirror together */
 struct engine_runs {
     uint32_t count;
-    struct mu_chunk_run runs[MU_RUNS_MAX];
+    struct mu_chunk_run runs[ENGINE_RUNS_MAX];
 };
 
 /* Phase times of the step under way, microseconds. */
@@ -93,6 +95,7 @@ struct engine_generation {
     bool gathering;                /* parameters that other replicas have updated are on their way */
     struct mu_tensor_comm *tensor; /* NULL when tp is 1 or the rank is idle */
     struct mu_pipeline *pipeline;  /* NULL when pp is 1 or the rank is idle */
+    struct mu_buddy *buddy;        /* NULL unless dp is 1 and there are mirrors */
     struct engine_tied *tied;      /* NULL unless this rank and another stage have the embedding */
     struct engine_digest *digest;  /* NULL before the last step */
     struct mu_transfer *transfer;
@@ -196,9 +199,12 @@ void engine_unload(struct mu_engine *engine);
 enum mu_status engine_check_memory(uint64_t size_bytes, const char *what, struct mu_error *err) MU_WARN_UNUSED;
 void engine_runs_of(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
                     enum mu_share share, struct engine_runs *out);
-/* All that the rank reads parameters of: its column, and the copy of a tied embedding. */
+/* All that the rank has parameters of: its column, the copy of a tied embedding, what it mirrors. The same for moments.
+ */
 void engine_touched_runs(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
                          struct engine_runs *out);
+void engine_moment_runs(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
+                        struct engine_runs *out);
 /* [*ret_offset, *ret_offset + *ret_size) of the flat space, elements; gaps between cells of the run come along. */
 void engine_run_range(const struct mu_model_spec *model, const struct mu_chunk_run *run, uint64_t *ret_offset,
                       uint64_t *ret_size);

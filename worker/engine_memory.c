@@ -55,25 +55,55 @@ void engine_run_range(const struct mu_model_spec *model, const struct mu_chunk_r
     *ret_size = tail.offset + tail.size - head.offset;
 }
 
-/* Runs of two shares together: ascending, disjoint. `b` holds nothing of `a`. */
+static void add_run(struct engine_runs *out, struct mu_chunk_run run)
+{
+    struct mu_chunk_run *last = out->count ? &out->runs[out->count - 1] : NULL;
+    uint32_t end = run.first + run.count;
+    if (last && run.first < last->first + last->count) { /* they overlap */
+        last->count = end > last->first + last->count ? end - last->first : last->count;
+        return;
+    }
+    MU_ASSERT(out->count < ENGINE_RUNS_MAX);
+    out->runs[out->count++] = run;
+}
+
+/* Runs of two shares together: ascending, disjoint. */
 static void merge_runs(const struct engine_runs *a, const struct engine_runs *b, struct engine_runs *out)
 {
     uint32_t i = 0, k = 0;
     out->count = 0;
     while (i < a->count || k < b->count) {
         bool first = k == b->count || (i < a->count && a->runs[i].first < b->runs[k].first);
-        MU_ASSERT(out->count < MU_RUNS_MAX);
-        out->runs[out->count++] = first ? a->runs[i++] : b->runs[k++];
+        add_run(out, first ? a->runs[i++] : b->runs[k++]);
     }
 }
 
-void engine_touched_runs(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
-                         struct engine_runs *out)
+/* The column, and the copy of a tied embedding. */
+static void step_runs(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
+                      struct engine_runs *out)
 {
     struct engine_runs column, copy;
     engine_runs_of(model, layout, rank, MU_SHARE_PARAMS, &column);
     engine_runs_of(model, layout, rank, MU_SHARE_COPY, &copy);
     merge_runs(&column, &copy, out);
+}
+
+void engine_touched_runs(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
+                         struct engine_runs *out)
+{
+    struct engine_runs own, mirror;
+    step_runs(model, layout, rank, &own);
+    engine_runs_of(model, layout, rank, MU_SHARE_MIRROR, &mirror);
+    merge_runs(&own, &mirror, out);
+}
+
+void engine_moment_runs(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
+                        struct engine_runs *out)
+{
+    struct engine_runs own, mirror;
+    engine_runs_of(model, layout, rank, MU_SHARE_MOMENTS, &own);
+    engine_runs_of(model, layout, rank, MU_SHARE_MIRROR, &mirror);
+    merge_runs(&own, &mirror, out);
 }
 
 static uint64_t runs_bytes(const struct mu_model_spec *model, const struct engine_runs *runs)
@@ -200,7 +230,7 @@ enum mu_status engine_commit_state(struct mu_engine *engine, struct engine_state
 {
     struct engine_runs params, moments;
     engine_touched_runs(&engine->job.model, layout, rank, &params);
-    engine_runs_of(&engine->job.model, layout, rank, MU_SHARE_MOMENTS, &moments);
+    engine_moment_runs(&engine->job.model, layout, rank, &moments);
     uint64_t growth = growth_bytes(engine, state->spaces[0], &params, MU_SHARE_PARAMS) +
                       2 * growth_bytes(engine, state->spaces[1], &moments, MU_SHARE_MOMENTS);
     enum mu_status status = engine_check_memory(growth, "parameters and moments", err);
@@ -215,9 +245,11 @@ enum mu_status engine_commit_stack(struct mu_engine *engine, uint32_t depth, con
     struct engine_job *job = &engine->job;
     struct engine_runs runs;
     MU_ASSERT(depth <= MU_TREE_ROOTS_MAX);
-    engine_touched_runs(&job->model, layout, rank, &runs);
+    engine_touched_runs(&job->model, layout, rank, &runs); /* the lowest: gradients of what is mirrored arrive there */
     for (uint32_t i = 0; i < depth; i++) {
         enum mu_status status = MU_OK;
+        if (i == 1)
+            step_runs(&job->model, layout, rank, &runs);
         if (i == job->stack_count) {
             status = mu_space_new(job->model.flat_size * sizeof(float), err, &job->stack_spaces[i]);
             if (status != MU_OK)
@@ -240,7 +272,7 @@ void engine_release_unshared(struct mu_engine *engine, const struct mu_layout *l
     struct engine_job *job = &engine->job;
     struct engine_runs params, moments;
     engine_touched_runs(&job->model, layout, rank, &params);
-    engine_runs_of(&job->model, layout, rank, MU_SHARE_MOMENTS, &moments);
+    engine_moment_runs(&job->model, layout, rank, &moments);
     for (uint32_t i = 0; i < ENGINE_KINDS; i++)
         release_between(&job->model, job->state.spaces[i], i == 0 ? &params : &moments);
     for (uint32_t i = 0; i < job->stack_count; i++)

@@ -131,6 +131,11 @@ static enum mu_status exchanged_leaves(const struct mu_engine *engine, const str
     return MU_OK;
 }
 
+static uint32_t replica_of(const struct engine_generation *now, uint32_t rank)
+{
+    return rank == MU_LAYOUT_NOBODY ? MU_REDUCE_NO_BUDDY : mu_layout_coords(&now->layout, rank).d;
+}
+
 static enum mu_status new_reduce(struct mu_engine *engine, const struct mu_assign *assign, struct mu_error *err)
 {
     struct engine_generation *now = &engine->now;
@@ -154,6 +159,8 @@ static enum mu_status new_reduce(struct mu_engine *engine, const struct mu_assig
                                       .runs = column.runs,
                                       .run_count = column.count,
                                       .sharded = now->layout.sharded,
+                                      .buddy = replica_of(now, mu_layout_buddy(&now->layout, now->rank)),
+                                      .guarded = replica_of(now, mu_layout_guarded(&now->layout, now->rank)),
                                       .world = now->world,
                                       .rank = now->rank,
                                       .staging_bytes = MU_ENGINE_STAGING_BYTES};
@@ -178,6 +185,16 @@ static enum mu_status new_tensor(struct mu_engine *engine, struct mu_error *err)
                                            .waiting = engine_set_waiting,
                                            .waiting_ctx = engine};
     return mu_tensor_comm_new(&config, &now->tensor, err);
+}
+
+static enum mu_status new_buddy(struct mu_engine *engine, struct mu_error *err)
+{
+    struct engine_generation *now = &engine->now;
+    struct mu_buddy_config config = {
+        .model = &engine->job.model, .layout = &now->layout, .rank = now->rank, .group = now->group};
+    if (now->idle || now->layout.dp > 1 || now->layout.buddy_shift == 0)
+        return MU_OK;
+    return mu_buddy_new(&config, &now->buddy, err);
 }
 
 static int64_t stage_rank(const struct engine_generation *now, int64_t stage)
@@ -231,6 +248,8 @@ static enum mu_status reserve(struct mu_engine *engine, const struct mu_assign *
         status = new_tensor(engine, err);
     if (status == MU_OK)
         status = new_pipeline(engine, err);
+    if (status == MU_OK)
+        status = new_buddy(engine, err);
     if (status == MU_OK)
         status = engine_tied_new(engine, err);
     if (status == MU_OK)

@@ -120,7 +120,7 @@ static enum mu_status zero_moments(struct mu_engine *engine, struct engine_state
 {
     struct engine_runs runs;
     enum mu_status status = MU_OK;
-    engine_runs_of(&engine->job.model, &engine->now.layout, engine->now.rank, MU_SHARE_MOMENTS, &runs);
+    engine_moment_runs(&engine->job.model, &engine->now.layout, engine->now.rank, &runs);
     for (uint32_t i = 0; i < runs.count && status == MU_OK; i++) {
         uint64_t offset, size;
         engine_run_range(&engine->job.model, &runs.runs[i], &offset, &size);
@@ -186,7 +186,7 @@ static enum mu_status load(struct mu_engine *engine, const struct mu_assign *ass
     if (status != MU_OK)
         return status;
     engine_touched_runs(&job->model, &engine->now.layout, engine->now.rank, &params);
-    engine_runs_of(&job->model, &engine->now.layout, engine->now.rank, MU_SHARE_MOMENTS, &moments);
+    engine_moment_runs(&job->model, &engine->now.layout, engine->now.rank, &moments);
     struct mu_load_config config = {.dir = assign->checkpoint_dir,
                                     .job = job->spec.name,
                                     .checkpoint = assign->checkpoint,
@@ -237,11 +237,13 @@ static void mark_held(const struct mu_engine *engine, uint8_t *have)
         mark_share(engine, share, MU_SHARE_MOMENTS, MU_MOVE_MOMENTS, have);
         if (!share->owned_only)
             mark_share(engine, share, MU_SHARE_COPY, HAVE_COPY, have);
+        mark_share(engine, share, MU_SHARE_MIRROR, MU_MOVE_PARAMS | MU_MOVE_MOMENTS, have);
     }
     for (uint32_t i = 0; i < told.share_count; i++) {
         const struct mu_held_share *share = &told.shares[i];
         mark_share(engine, share, share->owned_only ? MU_SHARE_OWNED : MU_SHARE_PARAMS, MU_MOVE_PARAMS << TOLD, have);
         mark_share(engine, share, MU_SHARE_MOMENTS, MU_MOVE_MOMENTS << TOLD, have);
+        mark_share(engine, share, MU_SHARE_MIRROR, (MU_MOVE_PARAMS | MU_MOVE_MOMENTS) << TOLD, have);
     }
 }
 
@@ -290,7 +292,7 @@ static enum mu_status check_share(const struct mu_engine *engine, uint8_t *have,
     for (uint32_t i = 0; i < model->chunk_count; i++) /* to read, a copy is as good */
         have[i] = (uint8_t)(have[i] | (have[i] & HAVE_COPY ? MU_MOVE_PARAMS : 0));
     engine_touched_runs(model, &engine->now.layout, engine->now.rank, &params);
-    engine_runs_of(model, &engine->now.layout, engine->now.rank, MU_SHARE_MOMENTS, &moments);
+    engine_moment_runs(model, &engine->now.layout, engine->now.rank, &moments);
     for (uint32_t i = 0; i < params.count; i++)
         if (find(have, &params.runs[i], MU_MOVE_PARAMS, false, &chunk))
             return mu_fail(err, MU_ERR_CONFLICT,

@@ -128,6 +128,8 @@ static void cell_done(void *ctx, uint32_t index)
     }
     if (pass->status == MU_OK && pass->last)
         pass->status = mu_reduce_cell_ready(engine->now.reduce, index, pass->err);
+    if (pass->status == MU_OK && pass->last && engine->now.buddy)
+        pass->status = mu_buddy_send(engine->now.buddy, index, pass->err);
 }
 
 static void head_done(void *ctx)
@@ -326,13 +328,15 @@ static enum mu_status compute_leaves(struct mu_engine *engine, struct mu_small *
 }
 
 /* Own leaves in order on the binary counter, or all in one buffer; then the exchange's rest. Afterwards stack[0] holds
- * the complete reduced gradient of all that this rank updates. */
+ * the complete reduced gradient of all that this rank updates, for itself and for whom it guards. */
 static enum mu_status compute_gradient(struct mu_engine *engine, struct mu_small *vote, struct mu_error *err)
 {
     struct engine_job *job = &engine->job;
     const struct engine_generation *now = &engine->now;
     engine->held.has_gradient = false;
     enum mu_status status = mu_reduce_begin(now->reduce, engine->held.step - now->start_step, job->stack, err);
+    if (status == MU_OK && now->buddy)
+        status = mu_buddy_begin(now->buddy, engine->held.step - now->start_step, job->stack[0], err);
     if (status == MU_OK && now->leaf_count > 0)
         status = compute_leaves(engine, vote, err);
     else if (status == MU_OK)
@@ -343,6 +347,8 @@ static enum mu_status compute_gradient(struct mu_engine *engine, struct mu_small
         return status;
     engine_set_waiting(engine, true);
     status = mu_reduce_finish(now->reduce, err);
+    if (status == MU_OK && now->buddy)
+        status = mu_buddy_received(now->buddy, err);
     engine_set_waiting(engine, false);
     if (status == MU_OK) {
         engine->held.has_gradient = true;
@@ -475,6 +481,10 @@ enum mu_status engine_apply(struct mu_engine *engine, const struct mu_step_resul
             status = update_and_send(engine, &adamw, err);
         else
             update_runs(engine, &adamw, share, sharded ? MU_SHARE_OWNED : MU_SHARE_PARAMS);
+        if (share->layout.buddy_shift > 0) {
+            MU_FAULT("worker.buddy.apply");
+            update_runs(engine, &adamw, share, MU_SHARE_MIRROR);
+        }
         engine_set_cancellable(engine, true);
         share->owned_only = sharded || has_copy(engine, share);
         held->share_count = 1; /* any other share is a step behind now */
@@ -505,6 +515,8 @@ enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err)
         status = vote(engine, &own, err);
     if (status == MU_OK)
         status = engine_tied_copy_finish(engine, true, err); /* long since there: the other side computed with it */
+    if (status == MU_OK && engine->now.buddy)
+        status = mu_buddy_sent(engine->now.buddy, err); /* it voted, so it has all */
     if (status != MU_OK)
         return status;
     /* Everything that was neither data nor compute was the exchange: moving, adding, waiting. */

@@ -20,6 +20,8 @@ enum mu_status mu_reduce_new(const struct mu_reduce_config *config, struct mu_re
     reduce->replicas = config->replicas;
     reduce->index = config->index;
     reduce->sharded = config->sharded && config->replicas > 1;
+    reduce->buddy = reduce->sharded ? config->buddy : MU_REDUCE_NO_BUDDY;
+    reduce->guarded = reduce->sharded ? config->guarded : MU_REDUCE_NO_BUDDY;
     reduce->world = config->world;
     reduce->rank = config->rank;
     enum mu_status status;
@@ -143,9 +145,13 @@ static enum mu_status complete(struct mu_reduce *reduce, struct segment *segment
     MU_ASSERT(!segment->complete);
     segment->complete = true;
     enum mu_status status = MU_OK;
-    for (uint32_t i = 0; i < counts.forwards && status == MU_OK; i++)
-        status = mu_comm_send(reduce->group, reduce->ranks[reduce->kin.children[i]], down_number(reduce, segment),
+    for (uint32_t i = 0; i < counts.forwards && status == MU_OK; i++) {
+        uint32_t to = reduce->sharded ? reduce->buddy : reduce->kin.children[i];
+        if (reduce->sharded)
+            MU_FAULT("worker.buddy.send");
+        status = mu_comm_send(reduce->group, reduce->ranks[to], down_number(reduce, segment),
                               reduce->stack[0] + segment->offset, segment->size * sizeof(float), &requests[i], err);
+    }
     return status;
 }
 

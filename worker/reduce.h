@@ -3,7 +3,8 @@
  *
  * Every replica arrives with the roots of its own leaf range, a stack of flat gradient buffers, bottom first; every
  * replica leaves with the complete sum in the bottom buffer, or (`sharded`) with that of the chunks that it owns: then
- * it alone updates them, and a gather brings the updated parameters to the others. The column is cut into segments
+ * it alone updates them, and a gather brings the updated parameters to the others. With buddies a second replica gets
+ * the sum too and makes the same update: the gather need not serve it. The column is cut into segments
  * (runs of chunks of one cell, one owner), taken in the order in which the backward pass completes cells. Two ways, one
  * machine:
  *
@@ -32,6 +33,8 @@
 #include "plan/tree.h"
 #include "worker/comm.h"
 
+#define MU_REDUCE_NO_BUDDY UINT32_MAX
+
 enum {
     MU_REDUCE_REQUESTS_MAX = 4096, /* gradient messages to or from one peer in one step; segments grow to keep this */
     MU_REDUCE_WINDOW_MIN = 2,      /* segments whose inputs may be under way at one time, at least */
@@ -51,6 +54,8 @@ struct mu_reduce_config {
     const struct mu_chunk_run *runs; /* of the column: whole cells, ascending (MU_SHARE_PARAMS) */
     uint32_t run_count;
     bool sharded;
+    uint32_t buddy, guarded; /* sharded: the replica that also gets the sum of what this one owns and updates it too;
+                                the replica whose sums this one gets. MU_REDUCE_NO_BUDDY: none */
     uint32_t world, rank;    /* all ranks of the group: the small reductions */
     bool tree;               /* a tree also where a mesh would do; the same on all ranks */
     uint64_t staging_bytes;  /* what the window should fit into; at least MU_REDUCE_WINDOW_MIN segments are taken */
@@ -77,14 +82,15 @@ enum mu_status mu_reduce_begin(struct mu_reduce *reduce, uint64_t sequence, floa
  * can be added and sends what can be sent. */
 enum mu_status mu_reduce_cell_ready(struct mu_reduce *reduce, uint32_t cell, struct mu_error *err) MU_WARN_UNUSED;
 
-/* After all cells are ready: waits until the complete sum (of the owned chunks, when sharded) is in stack[0] and all
- * own sends are done. MU_ERR_CANCELLED; MU_ERR_UNAVAILABLE: a peer failed (mu_comm_group_failures). */
+/* After all cells are ready: waits until the complete sum (when sharded: of the owned and the guarded chunks) is in
+ * stack[0] and all own sends are done. MU_ERR_CANCELLED; MU_ERR_UNAVAILABLE: a peer failed (mu_comm_group_failures). */
 enum mu_status mu_reduce_finish(struct mu_reduce *reduce, struct mu_error *err) MU_WARN_UNUSED;
 
 /* ---- sharded: updated parameters back to all replicas ---- */
 
-/* Posts what comes from the others. `params`: flat space; it must stay until finish has returned MU_OK, or the group is
- * closed. The parts of others are undefined until then. Nothing to do for one replica, or when not sharded. */
+/* Posts what comes from the others, but for the guarded one. `params`: flat space; it must stay until finish has
+ * returned MU_OK, or the group is closed. The parts of others are undefined until then. Nothing to do for one replica,
+ * or when not sharded. */
 enum mu_status mu_reduce_gather_begin(struct mu_reduce *reduce, uint64_t sequence, float *params,
                                       struct mu_error *err) MU_WARN_UNUSED;
 /* Own segments, in the order in which they had better be updated and sent: how many; where `part` of them lies. */

@@ -19,7 +19,7 @@ enum mu_status mu_reduce_gather_begin(struct mu_reduce *reduce, uint64_t sequenc
     enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < reduce->segment_count && status == MU_OK; i++) {
         const struct segment *segment = &reduce->segments[i];
-        if (segment->owner != reduce->index)
+        if (segment->owner != reduce->index && segment->owner != reduce->guarded)
             status = mu_comm_recv(reduce->group, reduce->ranks[segment->owner], number_of(reduce, i),
                                   params + segment->offset, segment->size * sizeof(float),
                                   &reduce->gathers[segment->first_gather], err);
@@ -46,7 +46,7 @@ enum mu_status mu_reduce_gather_send(struct mu_reduce *reduce, uint32_t part, st
     const struct segment *segment = &reduce->segments[index];
     enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < reduce->replicas && status == MU_OK; i++) {
-        if (i == reduce->index)
+        if (i == reduce->index || i == reduce->buddy) /* the buddy makes the same update */
             continue;
         MU_FAULT("worker.gather.send");
         status =

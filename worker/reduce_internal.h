@@ -47,6 +47,7 @@ struct mu_reduce {
     uint32_t leaves, replicas, index;
     uint32_t *ranks; /* [replicas] */
     bool mesh, sharded;
+    uint32_t buddy, guarded; /* replicas, or MU_REDUCE_NO_BUDDY; only when sharded */
 
     /* the layout */
     struct segment *segments;
@@ -121,13 +122,16 @@ struct segment_counts {
 static inline struct segment_counts reduce_counts(const struct mu_reduce *reduce, const struct segment *segment)
 {
     bool collects = reduce_collects(reduce, segment), to_parent = reduce_parent(reduce, segment) != REDUCE_NOBODY;
+    bool guards = segment->owner == reduce->guarded, guarded = reduce->buddy != MU_REDUCE_NO_BUDDY;
     return (struct segment_counts){
         .inputs = collects ? reduce->input_count : 0,
         .ups = !to_parent ? 0
                : collects ? reduce->result_count
                           : reduce->own_root_count,
-        .down = to_parent && !reduce->sharded,
-        .forwards = reduce->sharded || (reduce->mesh && to_parent) ? 0 : reduce->kin.child_count,
+        .down = to_parent && (!reduce->sharded || guards),
+        .forwards = reduce->mesh && to_parent ? 0
+                    : reduce->sharded         ? guarded
+                                              : reduce->kin.child_count,
     };
 }
 

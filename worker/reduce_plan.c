@@ -251,7 +251,8 @@ static void number_requests(struct mu_reduce *reduce, uint32_t index)
     if (reduce->sharded) {
         bool own = segment->owner == reduce->index;
         segment->first_gather = reduce->gather_count;
-        reduce->gather_count += own ? reduce->replicas - 1 : 1;
+        bool guards = segment->owner == reduce->guarded, guarded = reduce->buddy != MU_REDUCE_NO_BUDDY;
+        reduce->gather_count += own ? reduce->replicas - 1 - guarded : !guards;
         if (own)
             reduce->parts[reduce->part_count++] = index;
     }

@@ -105,7 +105,7 @@ static bool piece_layout(const struct mu_layout *base, uint32_t replicas, struct
 {
     uint32_t columns = base->tp * base->pp;
     *ret = *base;
-    ret->idle = 0;
+    ret->idle = ret->buddy_shift = 0; /* each piece has one writer */
     if (columns > MU_PIECES_MAX)
         return false;
     uint32_t most = MU_PIECES_MAX / columns;

@@ -303,10 +303,30 @@ static void install_members(struct mu_coord *coord, struct job *job, const struc
     }
 }
 
+/* "; state from mirrors, 0 steps replayed, 52488 bytes moved" */
+static void note_start(struct job *job, const struct mu_plan *plan, uint64_t lost_steps)
+{
+    char source[48];
+    switch (plan->ranks[0].source) {
+    case MU_SOURCE_CHECKPOINT:
+        format_into(source, sizeof source, "checkpoint %llu", (unsigned long long)job->plan_checkpoint);
+        break;
+    case MU_SOURCE_INIT:
+        format_into(source, sizeof source, "the seed");
+        break;
+    default:
+        format_into(source, sizeof source, plan->from_mirrors ? "mirrors" : "its holders");
+    }
+    format_into(job->start_text, sizeof job->start_text, "; state from %s, %llu steps replayed, %llu bytes moved",
+                source, (unsigned long long)lost_steps, (unsigned long long)plan->reshard.bytes);
+}
+
 static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan *plan, const uint8_t *secret)
 {
-    if (job->has_generation && plan->start_step < job->steps_done) {
-        uint64_t lost_steps = job->steps_done - plan->start_step;
+    bool back = job->has_generation && plan->start_step < job->steps_done;
+    uint64_t lost_steps = back ? job->steps_done - plan->start_step : 0;
+    note_start(job, plan, lost_steps);
+    if (back) {
         job->replayed_steps += lost_steps;
         event(coord, MU_EVENT_WARNING, "steps_replayed", job, NULL,
               "no worker holds step %llu; going back %llu steps to %llu (%s)", (unsigned long long)job->steps_done,
@@ -409,14 +429,14 @@ void send_go(struct mu_coord *coord, const struct job *job, const struct worker 
     send_simple(coord, worker, MU_CM_GO, job->record.generation);
 }
 
-/* "tp 2 x pp 2 x dp 1, optimizer sharded, 1 idle" */
+/* "tp 2 x pp 2 x dp 1, optimizer sharded, with buddies, 1 idle" */
 static void format_layout(const struct mu_layout *layout, char *out, size_t size)
 {
     char idle[24] = "";
     if (layout->idle)
         format_into(idle, sizeof idle, ", %u idle", layout->idle);
-    format_into(out, size, "tp %u x pp %u x dp %u%s%s", layout->tp, layout->pp, layout->dp,
-                layout->sharded ? ", optimizer sharded" : "", idle);
+    format_into(out, size, "tp %u x pp %u x dp %u%s%s%s", layout->tp, layout->pp, layout->dp,
+                layout->sharded ? ", optimizer sharded" : "", layout->buddy_shift ? ", with buddies" : "", idle);
 }
 
 static void tell_go(struct mu_coord *coord, struct job *job)
@@ -430,9 +450,10 @@ static void tell_go(struct mu_coord *coord, struct job *job)
         format_into(cause, sizeof cause, "%s; ", job->broken_text);
     const char *verb = job->reformed ? "continue" : "start";
     uint32_t working = mu_layout_working(&job->layout);
-    event(coord, MU_EVENT_INFO, "generation_go", job, NULL, "%s%u worker%s %s%s as %s at step %llu%s (generation %llu)",
-          cause, working, working == 1 ? "" : "s", verb, working == 1 ? "s" : "", layout,
-          (unsigned long long)job->start_step, after, (unsigned long long)job->record.generation);
+    event(coord, MU_EVENT_INFO, "generation_go", job, NULL,
+          "%s%u worker%s %s%s as %s at step %llu%s (generation %llu)%s", cause, working, working == 1 ? "" : "s", verb,
+          working == 1 ? "s" : "", layout, (unsigned long long)job->start_step, after,
+          (unsigned long long)job->record.generation, job->reformed ? job->start_text : "");
     job->reformed = true;
     job->waiting_text[0] = 0;
     job->told_short = 0;

@@ -115,7 +115,7 @@ BAD_JOBS = (
     ("pp: auto", "pp: auto, dp: 9", [":7:", "parallel.dp", "9", "0 to 8"]),
     ("slices: 1", "slices: 3", [":7:", "parallel.slices", "3", "use 2 or 4"]),
     ("slices: 1", "slices: 4", [":2:", "model.heads", "2", "parallel.slices (4)", "use 4"]),
-    ("slices: 1", "slices: 1, redundancy: buddy", [":7:", "parallel.redundancy", "buddy", "none"]),
+    ("slices: 1", "slices: 1, redundancy: raid", [":7:", "parallel.redundancy", "raid", "none or buddy"]),
     ("slices: 1", "slices: 1, recompute: some", [":7:", "parallel.recompute", "some", "none, selective or full"]),
     ("min: 1,", "min: 65,", [":8:", "workers.min", "65", "64"]),
     ("max: 64", "max: 0", [":8:", "workers.max", "0"]),

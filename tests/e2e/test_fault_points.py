@@ -23,8 +23,9 @@ JOB = dict(steps=STEPS, checkpoint_every=8, checkpoint__keep=1)
 GRID = dict(JOB, model__slices=2)
 SHARDED = {"parallel__tp": 1, "parallel__pp": 1, "parallel__optimizer_sharding": True}
 STAGES = {"parallel__tp": 2, "parallel__pp": 2, "parallel__optimizer_sharding": True}
+BUDDIES = {"parallel__tp": 1, "parallel__pp": 2, "parallel__dp": 1, "parallel__redundancy": pb.REDUNDANCY_BUDDY}
 GRID_POINTS = {"worker.gather": (3, SHARDED), "worker.tensor": (4, STAGES), "worker.pipeline": (4, STAGES), "worker.tied": (4, STAGES),
-               "worker.digest": (4, STAGES)}
+               "worker.digest": (4, STAGES), "worker.buddy": (2, BUDDIES)}
 
 
 def points(role):
@@ -106,6 +107,8 @@ def grid_scenario(point, reference, stop, workers, layout):
         else:
             cluster.start_worker()
         finish(cluster, reference)
+        if layout is BUDDIES:
+            check(cluster.job().replayed_steps == 0, "steps were replayed although the other one has everything")
         if stop:
             check(faulty.wait() in (0, 1), f"the stopped worker ended with {faulty.popen.returncode}")
 

@@ -16,8 +16,9 @@ GPT2 = {"model__layers": 4, "model__heads": 4, "model__slices": 4}
 LLAMA = dict(GPT2, model__family=pb.MODEL_FAMILY_LLAMA, model__kv_heads=4, model__hidden=96, model__dropout=0.0)
 
 
-def layout(tp=1, pp=1, dp=0, sharded=False, recompute=pb.RECOMPUTE_NONE):
-    return {"parallel__tp": tp, "parallel__pp": pp, "parallel__dp": dp, "parallel__optimizer_sharding": sharded, "parallel__recompute": recompute}
+def layout(tp=1, pp=1, dp=0, sharded=False, recompute=pb.RECOMPUTE_NONE, buddies=False):
+    fields = {"parallel__tp": tp, "parallel__pp": pp, "parallel__dp": dp, "parallel__optimizer_sharding": sharded, "parallel__recompute": recompute}
+    return dict(fields, parallel__redundancy=pb.REDUNDANCY_BUDDY) if buddies else fields
 
 
 def start(cluster, workers, family, steps=STEPS, **changes):
@@ -112,6 +113,63 @@ def test_a_sharded_optimizer_loses_a_holder():
         workers[2].kill()
         cluster.wait_event("worker_lost")
         expect_equal(cluster, GPT2, checkpoint_every=10)
+
+
+def lose_one_with_buddies(family, workers, newcomer, **fields):
+    """One worker dies at once; nobody goes back although it alone owned a part."""
+    with Cluster() as cluster:
+        started = start(cluster, workers, family, steps=3 * STEPS, **layout(buddies=True, **fields))
+        cluster.wait_until(lambda: cluster.job().steps_done >= 10, 30, "no progress")
+        started[-1].kill()
+        lost = cluster.wait_event("worker_lost")
+        if newcomer:
+            cluster.start_worker()
+        go = cluster.wait_event(lambda e: e.kind == "generation_go" and e.number > lost.number)
+        check("state from mirrors, 0 steps replayed" in go.text, f"the buddy's mirror was not the source: {go.text}")
+        expect_equal(cluster, family, steps=3 * STEPS)
+        check(cluster.job().replayed_steps == 0, "steps were replayed although everything had a second holder")
+
+
+def test_a_buddy_stands_in_for_a_lost_holder_of_a_sharded_optimizer():
+    lose_one_with_buddies(GPT2, 3, False, sharded=True)
+
+
+def test_a_buddy_stands_in_for_a_lost_stage():
+    lose_one_with_buddies(GPT2, 2, True, pp=2, dp=1)
+    lose_one_with_buddies(LLAMA, 2, True, pp=2, dp=1)
+
+
+def test_a_buddy_stands_in_for_a_lost_tensor_rank():
+    lose_one_with_buddies(GPT2, 4, True, tp=2, pp=2, dp=1)
+
+
+def test_buddies_die_one_after_the_other():
+    with Cluster() as cluster:
+        workers = start(cluster, 3, GPT2, steps=3 * STEPS, **layout(sharded=True, buddies=True))
+        after = 0
+        for _ in range(3):
+            step = cluster.job().steps_done
+            cluster.wait_until(lambda: cluster.job().steps_done >= step + 5, 30, "no progress")
+            workers.pop(0).kill()
+            after = cluster.wait_event("worker_lost", after=after).number
+            workers.append(cluster.start_worker())
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text, after=after)
+        expect_equal(cluster, GPT2, steps=3 * STEPS)
+        check(cluster.job().replayed_steps == 0, "one loss at a time costs no step")
+
+
+def test_a_worker_and_its_buddy_are_lost_together():
+    with Cluster() as cluster:
+        workers = start(cluster, 2, LLAMA, steps=3 * STEPS, checkpoint_every=10, **layout(pp=2, dp=1, buddies=True))
+        cluster.wait_event("checkpoint_committed")
+        for worker in workers:
+            worker.kill()
+        cluster.wait_event("worker_lost")
+        for _ in range(2):
+            cluster.start_worker()
+        go = cluster.wait_event(lambda e: e.kind == "generation_go" and "state from checkpoint" in e.text)
+        check("0 bytes moved" in go.text, go.text)
+        expect_equal(cluster, LLAMA, steps=3 * STEPS, checkpoint_every=10)
 
 
 def test_coordinator_killed_costs_no_step():

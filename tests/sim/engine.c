@@ -295,7 +295,7 @@ static void start_step(struct mu_sim *sim, uint32_t slot)
     engine->phase = MU_SIM_COMPUTING;
     engine->held.has_gradient = false; /* the next backward overwrites it */
     engine->root_count = 0;
-    engine->sum_sent = engine->vote_sent = false;
+    engine->sum_sent = engine->reduced = engine->vote_sent = false;
     engine->step_started_us = sim->now_us;
     if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_FORWARD))
         return;
@@ -414,6 +414,20 @@ static bool reduce(struct mu_sim *sim, uint32_t slot)
                                                                         : reduce_tree(sim, slot);
 }
 
+/* The own gradient is whole: the buddy gets it too. False: that of the guarded rank is not here yet. */
+static bool mirror(struct mu_sim *sim, uint32_t slot)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    struct mu_sim_link_end *guarded = link_of(engine, MU_SIM_ROLE_GUARDED);
+    if (!engine->reduced)
+        send_value_to_all(sim, slot, MU_SIM_ROLE_BUDDY, MU_SIM_FRAME_MIRROR, engine->gradient, 0);
+    engine->reduced = true;
+    const struct mu_sim_frame *frame = guarded ? at_hand(engine, guarded, MU_SIM_FRAME_MIRROR) : NULL;
+    if (frame)
+        engine->mirror_gradient = frame->hash;
+    return frame || !guarded || MU_MUTANT(MU_MUT_VOTE_BEFORE_MIRROR);
+}
+
 /* ---- vote ---- */
 
 static bool tally(struct mu_sim *sim, uint32_t slot, uint64_t *ret_command)
@@ -467,7 +481,12 @@ void mu_sim_engine_apply(struct mu_sim *sim, uint32_t slot, const struct mu_step
         struct mu_sim_mask updates = mu_sim_update_mask(sim, &share->layout, share->rank);
         struct mu_sim_mask all = mu_sim_share_mask(sim, &share->layout, share->rank);
         all.params |= mu_sim_share_chunks(sim, &share->layout, share->rank, MU_SHARE_COPY);
-        mu_sim_hash_apply(&engine->state.values, updates, engine->gradient, result);
+        uint64_t mirrored = mu_sim_share_chunks(sim, &share->layout, share->rank, MU_SHARE_MIRROR);
+        struct mu_sim_mask own = {updates.params & ~mirrored, updates.moments & ~mirrored};
+        mu_sim_hash_apply(&engine->state.values, own, engine->gradient, result);
+        if (!MU_MUTANT(MU_MUT_MIRROR_STALE))
+            mu_sim_hash_apply(&engine->state.values, (struct mu_sim_mask){mirrored, mirrored}, engine->mirror_gradient,
+                              result);
         engine->state.has = updates; /* whatever else it had is of the step before */
         engine->held.share_count = 1;
         if (!mu_sim_mask_covers(updates, all))
@@ -496,8 +515,10 @@ static bool gather(struct mu_sim *sim, uint32_t slot)
             roles & MU_SIM_ROLE_REPLICA_MESH ? at_hand(engine, &engine->links[i], MU_SIM_FRAME_GATHER) : NULL;
         const struct mu_sim_frame *copy =
             roles & MU_SIM_ROLE_FIRST ? at_hand(engine, &engine->links[i], MU_SIM_FRAME_COPY) : NULL;
+        struct mu_sim_mask news = own ? own->state->has : (struct mu_sim_mask){0, 0};
+        news.params &= ~engine->mirror; /* updated here */
         if (own)
-            mu_sim_state_take(&engine->state, own->state, own->state->has);
+            mu_sim_state_take(&engine->state, own->state, news);
         if (copy)
             mu_sim_state_take(&engine->state, copy->state, copy->state->has);
     }
@@ -530,7 +551,8 @@ static void start_gather(struct mu_sim *sim, uint32_t slot)
     if (!engine->working)
         return;
     if (missing_params(engine, engine->share.params))
-        send_params(sim, slot, MU_SIM_ROLE_REPLICA_MESH, MU_SIM_FRAME_GATHER, &engine->state, engine->updates.params);
+        send_params(sim, slot, MU_SIM_ROLE_REPLICA_MESH, MU_SIM_FRAME_GATHER, &engine->state,
+                    engine->updates.params & ~engine->mirror);
     (void)gather(sim, slot);
 }
 
@@ -632,7 +654,7 @@ void mu_sim_engine_pump(struct mu_sim *sim, uint32_t slot)
     if (engine->phase == MU_SIM_BACKWARDING && (!backward(sim, slot) || !add_leaves(sim, slot)))
         return;
     if (engine->phase == MU_SIM_REDUCING) {
-        if (!reduce(sim, slot) || sim->failed)
+        if ((!engine->reduced && !reduce(sim, slot)) || sim->failed || !mirror(sim, slot))
             return;
         if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_BEFORE_VOTE))
             return;

@@ -397,6 +397,8 @@ static uint32_t roles_of(const struct mu_sim *sim, const struct mu_assign *assig
     if (mu_layout_is_idle(layout, rank) || mu_layout_is_idle(layout, peer))
         return roles;
     struct mu_coords a = mu_layout_coords(layout, rank), b = mu_layout_coords(layout, peer);
+    roles |= mu_layout_buddy(layout, rank) == peer ? MU_SIM_ROLE_BUDDY : 0;
+    roles |= mu_layout_guarded(layout, rank) == peer ? MU_SIM_ROLE_GUARDED : 0;
     if (a.d == b.d && a.p == b.p)
         return roles | MU_SIM_ROLE_TENSOR;
     if (a.d == b.d && a.t == b.t) {
@@ -462,6 +464,7 @@ static void take_place(struct mu_sim *sim, struct mu_sim_engine *engine)
     engine->working = !mu_layout_is_idle(layout, engine->rank);
     engine->share = mu_sim_share_mask(sim, layout, engine->rank);
     engine->updates = mu_sim_update_mask(sim, layout, engine->rank);
+    engine->mirror = mu_sim_share_chunks(sim, layout, engine->rank, MU_SHARE_MIRROR);
     engine->wants = engine->share;
     engine->wants.params |= mu_sim_share_chunks(sim, layout, engine->rank, MU_SHARE_COPY);
     engine->first_leaf = engine->leaf_count = 0;

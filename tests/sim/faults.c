@@ -322,6 +322,8 @@ static void next_fault(struct mu_sim *sim, struct mu_sim_event *event)
         }
         draw -= sim->params.weight[fault];
     }
+    if (sim->params.one_fault)
+        return;
     /* Bursts: half of the faults follow closely upon another one, into its recovery. */
     uint64_t mean_us = sim->params.fault_mean_us;
     uint64_t pause_us = mu_sim_below(sim, 2) ? mu_sim_below(sim, mean_us / 10 + 1) : mu_sim_below(sim, 3 * mean_us);

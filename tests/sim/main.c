@@ -56,6 +56,9 @@ static const char *const mutant_names[MU_MUT_COUNT] = {
     [MU_MUT_FREE_IDLE_EARLY] = "free-idle-early",
     [MU_MUT_FORGET_LAYOUT] = "forget-layout",
     [MU_MUT_PIECE_FROM_ANYONE] = "piece-from-anyone",
+    [MU_MUT_FORGET_MIRRORS] = "forget-mirrors",
+    [MU_MUT_VOTE_BEFORE_MIRROR] = "vote-before-mirror",
+    [MU_MUT_MIRROR_STALE] = "mirror-stale",
 };
 
 struct options {

@@ -401,6 +401,12 @@ void mu_sim_oracle_holds(struct mu_sim *sim, uint32_t slot)
         !equal_in(says.moments, engine->state.values.moments, right->moments))
         mu_sim_violate(sim, "worker %u: its state at step %" PRIu64 " differs from the undisturbed run's", slot,
                        held->step);
+    uint64_t mirrored = mu_sim_share_chunks(sim, &held->shares[0].layout, held->shares[0].rank, MU_SHARE_MIRROR);
+    if (held->has_gradient && held->has_state && mirrored &&
+        engine->mirror_gradient != mu_sim_oracle_gradient(sim, held->step))
+        mu_sim_violate(sim,
+                       "worker %u: the gradient of step %" PRIu64 " for what it mirrors differs from the right one",
+                       slot, held->step);
     if (held->has_gradient && engine->gradient != mu_sim_oracle_gradient(sim, held->step))
         mu_sim_violate(sim, "worker %u: its gradient of step %" PRIu64 " differs from the undisturbed run's", slot,
                        held->step);
@@ -526,6 +532,9 @@ void mu_sim_oracle_end(struct mu_sim *sim)
                        sim->stats.commits, sim->params.steps);
     if (sim->params.undisturbed && (sim->stats.replayed || sim->stats.forgotten))
         mu_sim_violate(sim, "nothing was in the way, but %" PRIu64 " steps were replayed", sim->stats.replayed);
+    if (sim->params.one_fault && sim->params.buddies && sim->stats.replayed)
+        mu_sim_violate(sim, "one worker was lost, everything had a second holder, but %" PRIu64 " steps were replayed",
+                       sim->stats.replayed);
     bool cancelled = oracle->state == MU_JOB_CANCELLED && mu_sim_client_cancelled(sim);
     bool failed = oracle->state == MU_JOB_FAILED && sim->params.may_fail && oracle->restore_lost;
     if (oracle->state != MU_JOB_FINISHED && !cancelled && !failed)

@@ -8,6 +8,20 @@
 
 /* ---- layouts ---- */
 
+/* With buddies every chunk is held twice wherever there are two ranks. */
+static void check_mirrors(struct mu_sim *sim, uint64_t number, const struct mu_layout *layout)
+{
+    uint64_t once = 0, twice = 0;
+    for (uint32_t rank = 0; rank < mu_layout_working(layout); rank++) {
+        struct mu_sim_mask holds = mu_sim_share_mask(sim, layout, rank);
+        uint64_t chunks = holds.params & holds.moments;
+        twice |= once & chunks;
+        once |= chunks;
+    }
+    if (mu_layout_working(layout) > 1 && twice != sim->all_chunks)
+        mu_sim_violate(sim, "generation %" PRIu64 ": some chunk has one holder in spite of buddies", number);
+}
+
 void mu_sim_oracle_check_layout(struct mu_sim *sim, uint64_t number, const struct mu_layout *layout)
 {
     uint64_t primary = 0, moments = 0, copies = 0;
@@ -28,6 +42,8 @@ void mu_sim_oracle_check_layout(struct mu_sim *sim, uint64_t number, const struc
         moments |= mu_sim_share_chunks(sim, layout, rank, MU_SHARE_MOMENTS);
         copies |= mu_sim_share_chunks(sim, layout, rank, MU_SHARE_COPY);
     }
+    if (sim->params.buddies)
+        check_mirrors(sim, number, layout);
     if (primary != sim->all_chunks || moments != sim->all_chunks)
         mu_sim_violate(sim, "generation %" PRIu64 ": some chunk belongs to nobody", number);
     if (copies != (layout->pp > 1 ? sim->tied_chunks : 0))

@@ -425,6 +425,46 @@ static void grid_everything(struct mu_sim *sim, struct mu_sim_params *p)
     p->hosts_vanish = mu_sim_below(sim, 4) == 0;
 }
 
+/* What one worker alone would hold is mirrored. */
+static void buddies(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    bool shard = mu_sim_below(sim, 2);
+    columns(sim, p, 1u << mu_sim_below(sim, 2), 1u << mu_sim_below(sim, 2));
+    p->sharded = shard;
+    if (!shard && mu_sim_below(sim, 4))
+        p->dp = 1;
+    if (p->dp == 1 && p->tp * p->pp == 1)
+        p->pp = 2;
+    p->layers = p->layers < p->pp ? p->pp : p->layers;
+    uint32_t least = p->tp * p->pp;
+    p->workers = p->workers < least + 1 ? least + 1 : p->workers;
+    p->slots = p->workers + 3;
+    p->leaves = p->leaves < p->workers + 2 ? p->workers + 2 : p->leaves;
+    p->min_workers = p->dp == 1 ? least : least < 2 || mu_sim_below(sim, 2) ? 2 : 1;
+    p->max_workers = 64;
+    p->spares = 0;
+    p->buddies = true;
+    p->checkpoints = true;
+    p->optimizer_us = mu_sim_between(sim, 20, 300) * MU_SIM_MS;
+    p->W(KILL_TWO) = 2;
+    p->W(RESET_LINK) = 3;
+    p->W(TERM_WORKER) = 2;
+    p->W(KILL_COORD) = 1;
+    p->hosts_vanish = mu_sim_below(sim, 3) == 0;
+}
+
+/* One loss at any instant: nobody goes back. */
+static void buddy_one(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    buddies(sim, p);
+    for (int fault = 0; fault < MU_SIM_FAULT_COUNT; fault++)
+        p->weight[fault] = 0;
+    p->W(KILL_WORKER) = 1;
+    p->one_fault = true;
+    p->faults_start_us = mu_sim_between(sim, 200, 3000) * MU_SIM_MS;
+    p->fault_mean_us = 4 * MU_SIM_S;
+}
+
 /* More workers than a mesh takes: the binomial tree. */
 static void wide(struct mu_sim *sim, struct mu_sim_params *p)
 {
@@ -498,6 +538,8 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"holders", "the only holders of something leave", 8, holders},
     {"reshard", "the coordinator dies in the middle of a change of layout", 8, reshard},
     {"grid-all", "all of it together, in layouts of several columns", 8, grid_everything},
+    {"buddies", "mirrors of what one worker alone would hold: deaths of one or two, growth, departures", 8, buddies},
+    {"buddy-one", "with mirrors, one death at any instant: no step is replayed", 8, buddy_one},
     {"big", "1,000 to 4,000 workers, few steps, tree exchange", 0, big},
 };
 const uint32_t mu_sim_profile_count = sizeof mu_sim_profiles / sizeof mu_sim_profiles[0];

@@ -28,13 +28,15 @@ uint64_t mu_sim_share_chunks(const struct mu_sim *sim, const struct mu_layout *l
 
 struct mu_sim_mask mu_sim_share_mask(const struct mu_sim *sim, const struct mu_layout *layout, uint32_t rank)
 {
-    return (struct mu_sim_mask){mu_sim_share_chunks(sim, layout, rank, MU_SHARE_PARAMS),
-                                mu_sim_share_chunks(sim, layout, rank, MU_SHARE_MOMENTS)};
+    uint64_t mirror = mu_sim_share_chunks(sim, layout, rank, MU_SHARE_MIRROR);
+    return (struct mu_sim_mask){mu_sim_share_chunks(sim, layout, rank, MU_SHARE_PARAMS) | mirror,
+                                mu_sim_share_chunks(sim, layout, rank, MU_SHARE_MOMENTS) | mirror};
 }
 
 struct mu_sim_mask mu_sim_update_mask(const struct mu_sim *sim, const struct mu_layout *layout, uint32_t rank)
 {
-    uint64_t chunks = mu_sim_share_chunks(sim, layout, rank, layout->sharded ? MU_SHARE_OWNED : MU_SHARE_PARAMS);
+    uint64_t chunks = mu_sim_share_chunks(sim, layout, rank, layout->sharded ? MU_SHARE_OWNED : MU_SHARE_PARAMS) |
+                      mu_sim_share_chunks(sim, layout, rank, MU_SHARE_MIRROR);
     return (struct mu_sim_mask){chunks, chunks};
 }
 
@@ -49,7 +51,8 @@ struct mu_sim_mask mu_sim_held_mask(const struct mu_sim *sim, const struct mu_he
         const struct mu_held_share *share = &held->shares[i];
         struct mu_sim_mask all = mu_sim_share_mask(sim, &share->layout, share->rank);
         if (share->owned_only)
-            all.params = mu_sim_share_chunks(sim, &share->layout, share->rank, MU_SHARE_OWNED);
+            all.params = mu_sim_share_chunks(sim, &share->layout, share->rank, MU_SHARE_OWNED) |
+                         mu_sim_share_chunks(sim, &share->layout, share->rank, MU_SHARE_MIRROR);
         mask = mu_sim_mask_or(mask, all);
     }
     return mask;

@@ -132,6 +132,7 @@ struct mu_sim_params {
     uint32_t layers, slices, channels, vocab; /* of the model */
     uint32_t tp, pp, dp;                      /* of the job; 0: the planner chooses */
     bool sharded, restless;                   /* restless: another layout after every change, see choose.c */
+    bool buddies, one_fault;                  /* one_fault: and no step may be replayed for it */
     uint64_t memory_bytes;                    /* of a worker's device */
     bool same_names, no_names, mixed_hosts, hosts_vanish, strangers, may_fail, nobody_lost, undisturbed;
 };
@@ -253,6 +254,7 @@ enum mu_sim_frame_kind {
     MU_SIM_FRAME_TIED,     /* from the last stage to the first: the gradient of the tied embedding's head */
     MU_SIM_FRAME_ROOTS,    /* replicas. Mesh: to everybody; tree: from child to parent */
     MU_SIM_FRAME_SUM,      /* tree: from parent to child */
+    MU_SIM_FRAME_MIRROR,   /* to the buddy: the whole gradient of what it mirrors */
     MU_SIM_FRAME_VOTE,     /* all ranks. Mesh: to everybody; tree: up */
     MU_SIM_FRAME_RESULT,   /* tree: down */
     MU_SIM_FRAME_GATHER,   /* replicas: updated parameters of the own chunks */
@@ -290,6 +292,8 @@ enum {
     MU_SIM_ROLE_PREVIOUS = 256,
     MU_SIM_ROLE_FIRST = 512, /* first stage, for the last one: tied embedding */
     MU_SIM_ROLE_LAST = 1024,
+    MU_SIM_ROLE_BUDDY = 2048,   /* mirrors what this rank updates */
+    MU_SIM_ROLE_GUARDED = 4096, /* this rank mirrors what it updates */
 };
 
 struct mu_sim_link_end {
@@ -327,9 +331,9 @@ struct mu_sim_engine {
     uint64_t last_post_us, last_order_us; /* FIFO from engine to agent, and from agent to engine */
     /* what it holds */
     struct mu_held held;
-    struct mu_sim_state state;    /* of held.step: what held.shares say, and copies of the tied embedding */
-    struct mu_sim_state incoming; /* of the start step, when that is another one */
-    uint64_t gradient;
+    struct mu_sim_state state;          /* of held.step: what held.shares say, and copies of the tied embedding */
+    struct mu_sim_state incoming;       /* of the start step, when that is another one */
+    uint64_t gradient, mirror_gradient; /* the second one as the guarded rank sent it */
     /* the generation */
     uint64_t generation;
     struct mu_assign *assign; /* own copy, one block */
@@ -340,7 +344,8 @@ struct mu_sim_engine {
     struct mu_coords at;        /* working only */
     struct mu_sim_mask share;   /* what it is to hold */
     struct mu_sim_mask wants;   /* the same, and on the last stage the copy of the tied embedding */
-    struct mu_sim_mask updates; /* what it updates: its share, or its own chunks when sharded */
+    struct mu_sim_mask updates; /* what it updates: its share, or its own chunks when sharded; and what it mirrors */
+    uint64_t mirror;            /* of that, what it updates for the rank that it guards */
     uint64_t stage_chunks;      /* of its stage, all slices */
     bool has_base;              /* own part of the start state is at hand */
     bool gathered;              /* parameters of the whole share, and the copy, are at hand */
@@ -356,7 +361,7 @@ struct mu_sim_engine {
     uint32_t root_count, root_capacity;
     uint64_t vote; /* own or minimum of the subtree */
     uint64_t step_started_us;
-    bool sum_sent, vote_sent;
+    bool sum_sent, reduced, vote_sent;
 };
 
 struct mu_sim_worker {

@@ -282,6 +282,7 @@ static void fill_spec(struct mu_sim *sim)
     spec->parallel.pp = p->pp;
     spec->parallel.dp = p->dp;
     spec->parallel.optimizer_sharding = p->sharded;
+    spec->parallel.redundancy = p->buddies ? MU_REDUNDANCY_BUDDY : MU_REDUNDANCY_NONE;
     strcpy(spec->data.path, "/data/sim.txt");
     spec->batch.sequences = p->leaves;
     spec->batch.micro = 1;

@@ -220,8 +220,6 @@ static const struct bad bads[] = {
      "f.yaml:8: parallel.recompute: value all is not allowed: none, selective or full", ""},
     {"redundancy: none", "redundancy: raid", "f.yaml:8: parallel.redundancy: value raid is not allowed: none or buddy",
      ""},
-    {"redundancy: none", "redundancy: buddy",
-     "f.yaml:8: parallel.redundancy: value buddy is not allowed: this version supports none", "checkpoints"},
     /* degrees */
     {"tp: auto", "tp: 2", "f.yaml:8: parallel.tp: value 2 is not allowed: a divisor of parallel.slices (1); use 1", ""},
     {"tp: auto", "tp: 0", "f.yaml:8: parallel.tp: value 0 is not allowed: auto, or a whole number from 1", "leave"},

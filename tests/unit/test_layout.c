@@ -152,6 +152,82 @@ static void test_layout_shares_follow_the_definition(void **state)
     }
 }
 
+/* Everybody guards one and is guarded by one; a mirror is what the guarded rank updates, without what the buddy updates
+ * for itself; between them the groups leave nothing with one holder. */
+static void test_layout_mirrors_follow_the_definition(void **state)
+{
+    (void)state;
+    for (int round = 0; round < 200; round++) {
+        struct mu_model_spec model;
+        struct mu_layout layout;
+        random_grid(&model, &layout);
+        uint32_t working = mu_layout_working(&layout), group = mu_layout_buddy_group(&layout);
+        assert_int_equal(group, layout.dp == 1 ? working : layout.sharded ? layout.dp : 1);
+        layout.buddy_shift = random_below(group);
+        uint8_t *guarded = malloc(model.chunk_count), *own = malloc(model.chunk_count),
+                *mirror = malloc(model.chunk_count);
+        uint32_t *holders = calloc(model.chunk_count, sizeof *holders);
+        assert_true(guarded && own && mirror && holders);
+        for (uint32_t rank = 0; rank < mu_layout_world(&layout); rank++) {
+            uint32_t mine = mu_layout_guarded(&layout, rank),
+                     chunks = mark(&model, &layout, rank, MU_SHARE_MIRROR, mirror);
+            if (layout.buddy_shift == 0 || rank >= working) {
+                assert_int_equal(mine, MU_LAYOUT_NOBODY);
+                assert_int_equal(mu_layout_buddy(&layout, rank), MU_LAYOUT_NOBODY);
+                assert_int_equal(chunks, 0);
+                continue;
+            }
+            assert_true(mine < working && mine != rank);
+            assert_int_equal(mu_layout_buddy(&layout, mine), rank);
+            struct mu_coords a = mu_layout_coords(&layout, rank), b = mu_layout_coords(&layout, mine);
+            assert_true(layout.dp == 1 || (a.t == b.t && a.p == b.p));
+            mark(&model, &layout, mine, MU_SHARE_OWNED, guarded);
+            mark(&model, &layout, rank, layout.sharded ? MU_SHARE_OWNED : MU_SHARE_PARAMS, own);
+            for (uint32_t c = 0; c < model.chunk_count; c++) {
+                assert_int_equal(mirror[c], guarded[c] && !own[c]);
+                holders[c] += mirror[c] + own[c];
+            }
+        }
+        for (uint32_t c = 0; c < model.chunk_count && layout.buddy_shift > 0; c++)
+            assert_true(holders[c] >= 2);
+        free(guarded);
+        free(own);
+        free(mirror);
+        free(holders);
+    }
+}
+
+static void test_layout_buddies_are_on_other_hosts_where_a_shift_allows(void **state)
+{
+    (void)state;
+    uint32_t apart;
+    /* Hosts side by side, or in turn: the shift finds another host for everybody. */
+    static const uint32_t cases[][8] = {
+        {1, 1, 2, 2, 3, 3}, {1, 2, 3, 1, 2, 3}, {1, 2, 2, 1, 3, 3}, {1, 1, 1, 2, 2, 2}, {1, 2, 1, 2, 1, 2}};
+    struct mu_layout layout = {.tp = 1, .pp = 1, .dp = 6, .sharded = true, .stage_first = {0, 6}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        layout.buddy_shift = mu_layout_buddy_shift(&layout, cases[i], &apart);
+        assert_int_equal(apart, 6);
+        for (uint32_t rank = 0; rank < 6; rank++)
+            assert_int_not_equal(cases[i][rank], cases[i][mu_layout_buddy(&layout, rank)]);
+    }
+    /* One host: the next one. More than half of all on one host: as many as can be. */
+    static const uint32_t one[8] = {4, 4, 4, 4, 4, 4, 4, 4}, most[8] = {1, 1, 1, 1, 2, 1};
+    assert_int_equal(mu_layout_buddy_shift(&layout, one, &apart), 1);
+    assert_int_equal(apart, 0);
+    assert_int_equal(mu_layout_buddy_shift(&layout, most, &apart), 1);
+    assert_int_equal(apart, 2);
+    /* dp = 1: all ranks are one group; no group: no buddies. */
+    layout = (struct mu_layout){.tp = 2, .pp = 2, .dp = 1, .stage_first = {0, 3, 6}};
+    static const uint32_t pairs[4] = {1, 1, 2, 2};
+    assert_int_equal(mu_layout_buddy_shift(&layout, pairs, &apart), 2);
+    assert_int_equal(apart, 4);
+    layout.dp = 2;
+    assert_int_equal(mu_layout_buddy_shift(&layout, one, &apart), 0);
+    layout = (struct mu_layout){.tp = 1, .pp = 1, .dp = 1, .sharded = true, .stage_first = {0, 6}};
+    assert_int_equal(mu_layout_buddy_shift(&layout, one, &apart), 0);
+}
+
 static void test_layout_data_parallel_shares_are_those_of_equal_chunks(void **state)
 {
     (void)state;
@@ -382,6 +458,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layout_shares_follow_the_definition),
+        cmocka_unit_test(test_layout_mirrors_follow_the_definition),
+        cmocka_unit_test(test_layout_buddies_are_on_other_hosts_where_a_shift_allows),
         cmocka_unit_test(test_layout_data_parallel_shares_are_those_of_equal_chunks),
         cmocka_unit_test(test_layout_largest_share_fits_its_runs),
         cmocka_unit_test(test_layout_ranks_and_coordinates_agree),

@@ -34,8 +34,8 @@ static struct mu_job_spec gpt2(uint32_t layers, uint32_t heads, uint32_t channel
 
 static uint64_t sum_of(const struct mu_memory_need *n)
 {
-    return n->state_bytes + n->copy_bytes + n->gradient_bytes + n->staging_bytes + n->activation_bytes +
-           n->exchange_bytes + n->snapshot_bytes + n->scratch_bytes + n->process_bytes;
+    return n->state_bytes + n->copy_bytes + n->mirror_bytes + n->gradient_bytes + n->staging_bytes +
+           n->activation_bytes + n->exchange_bytes + n->snapshot_bytes + n->scratch_bytes + n->process_bytes;
 }
 
 /* 124,439,808 parameters in 1922 chunks; no gaps. */
@@ -107,6 +107,35 @@ static void test_memory_sharded_moments_are_divided(void **state)
     assert_int_equal(need.state_bytes, 124439808ull * 4 + 2 * 481ull * CHUNK_BYTES);
     assert_int_equal(need.total_bytes, sum_of(&need));
     assert_int_equal(need.peak_bytes, need.total_bytes + need.state_bytes);
+}
+
+/* A mirror is counted at least as large as it is, whoever guards whom, and not at all without buddies. */
+static void test_memory_counts_mirrors(void **state)
+{
+    (void)state;
+    struct mu_job_spec s = gpt2(12, 12, 768, 1024, 1);
+    s.model.slices = 4;
+    struct mu_model_spec model;
+    mu_model_spec_init(&model, &s.model);
+    struct mu_layout layouts[] = {
+        {.tp = 1, .pp = 3, .dp = 1, .buddy_shift = 1, .stage_first = {0, 3, 8, 12}},
+        {.tp = 2, .pp = 2, .dp = 1, .buddy_shift = 3, .stage_first = {0, 2, 12}},
+        {.tp = 2, .pp = 1, .dp = 3, .buddy_shift = 2, .sharded = true, .stage_first = {0, 12}},
+    };
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+        for (uint32_t rank = 0; rank < mu_layout_working(&layouts[i]); rank++) {
+            uint64_t elements = mu_layout_elements(&model, &layouts[i], rank, MU_SHARE_MIRROR);
+            s.parallel.redundancy = MU_REDUNDANCY_NONE;
+            assert_int_equal(mu_memory_of_rank(&s, &layouts[i], rank, 1).mirror_bytes, 0);
+            s.parallel.redundancy = MU_REDUNDANCY_BUDDY;
+            struct mu_memory_need need = mu_memory_of_rank(&s, &layouts[i], rank, 1);
+            assert_true(elements > 0);
+            assert_true(need.mirror_bytes >= elements * (layouts[i].sharded ? 8 : 16));
+            assert_int_equal(need.total_bytes, sum_of(&need));
+        }
+    }
+    struct mu_layout replicas = {.tp = 2, .pp = 1, .dp = 3, .stage_first = {0, 12}};
+    assert_int_equal(mu_memory_of_rank(&s, &replicas, 0, 1).mirror_bytes, 0);
 }
 
 /* What the model says of a rank's state is what the layout says it holds. */
@@ -214,6 +243,7 @@ int main(void)
         cmocka_unit_test(test_memory_small_models_reserve_for_any_split),
         cmocka_unit_test(test_memory_sharded_moments_are_divided),
         cmocka_unit_test(test_memory_columns_are_those_of_the_layout),
+        cmocka_unit_test(test_memory_counts_mirrors),
         cmocka_unit_test(test_memory_activations_follow_stages_and_recomputation),
         cmocka_unit_test(test_memory_llama_counts_gate_and_grouped_heads),
         cmocka_unit_test(test_memory_depth_bound_of_many_replicas_holds),

@@ -124,6 +124,11 @@ static bool open_group(struct rank *rank, struct rank_state *s)
     return true;
 }
 
+static uint32_t replica_of(const struct exchange *x, uint32_t rank)
+{
+    return rank == MU_LAYOUT_NOBODY ? MU_REDUCE_NO_BUDDY : mu_layout_coords(&x->layout, rank).d;
+}
+
 static bool make_reduce(struct rank *rank, struct rank_state *s)
 {
     struct exchange *x = rank->exchange;
@@ -148,6 +153,8 @@ static bool make_reduce(struct rank *rank, struct rank_state *s)
                                       .run_count =
                                           mu_layout_runs(&x->model, &x->layout, rank->rank, MU_SHARE_PARAMS, runs),
                                       .sharded = x->layout.sharded,
+                                      .buddy = replica_of(x, mu_layout_buddy(&x->layout, rank->rank)),
+                                      .guarded = replica_of(x, mu_layout_guarded(&x->layout, rank->rank)),
                                       .world = x->world,
                                       .rank = rank->rank,
                                       .tree = x->tree,
@@ -187,6 +194,19 @@ static void sum_own_leaves(struct rank_state *s, const struct exchange *x, uint6
     }
 }
 
+/* The rank's own update of what it mirrors. */
+static void update_mirror(const struct exchange *x, uint32_t rank, float *params, const float *updated)
+{
+    struct mu_chunk_run runs[MU_RUNS_MAX];
+    uint32_t count = mu_layout_runs(&x->model, &x->layout, rank, MU_SHARE_MIRROR, runs);
+    for (uint32_t i = 0; i < count; i++) {
+        for (uint32_t c = runs[i].first; c < runs[i].first + runs[i].count; c++) {
+            struct mu_chunk chunk = mu_model_chunk(&x->model, c);
+            memcpy(params + chunk.offset, updated + chunk.offset, chunk.size * sizeof *params);
+        }
+    }
+}
+
 /* Elements of a share that differ: the first one's number, or UINT64_MAX. Gaps between cells do not count. */
 static uint64_t first_difference(const struct exchange *x, uint32_t rank, enum mu_share share, const float *is,
                                  const float *wanted)
@@ -219,6 +239,7 @@ static bool gather(struct rank *rank, struct rank_state *s, uint64_t step, struc
         memcpy(s->params + offset, x->expected[step] + offset, size * sizeof(float));
         status = mu_reduce_gather_send(s->reduce, part, err);
     }
+    update_mirror(x, rank->rank, s->params, x->expected[step]); /* the gather leaves it alone */
     if (status == MU_OK)
         status = mu_reduce_gather_finish(s->reduce, err);
     if (status != MU_OK)
@@ -257,6 +278,8 @@ static bool one_step(struct rank *rank, struct rank_state *s, uint64_t step)
     }
     uint64_t wrong = first_difference(x, rank->rank, x->layout.sharded ? MU_SHARE_OWNED : MU_SHARE_PARAMS, s->stack[0],
                                       x->expected[step]);
+    if (wrong == UINT64_MAX)
+        wrong = first_difference(x, rank->rank, MU_SHARE_MIRROR, s->stack[0], x->expected[step]);
     if (wrong != UINT64_MAX) {
         snprintf(rank->trouble, sizeof rank->trouble, "step %d: sum of element %llu differs", (int)step,
                  (unsigned long long)wrong);
@@ -314,6 +337,7 @@ struct layout {
     uint32_t threads;
     uint32_t tp, pp, idle; /* 0: 1, 1, none */
     bool sharded;
+    uint32_t buddy_shift;
     const uint32_t *leaf_counts; /* NULL: equal */
     uint64_t staging_bytes;
     uint32_t segment_chunks;
@@ -329,6 +353,7 @@ static void check_layout(const struct mu_model_config *config, const struct layo
     x->layout.pp = layout->pp ? layout->pp : 1;
     x->layout.idle = layout->idle;
     x->layout.sharded = layout->sharded;
+    x->layout.buddy_shift = layout->buddy_shift;
     for (uint32_t p = 0; p <= x->layout.pp; p++)
         x->layout.stage_first[p] = (uint16_t)(p * config->layers / x->layout.pp);
     x->world = mu_layout_world(&x->layout);
@@ -466,6 +491,41 @@ static void test_reduce_sharded_sums_at_owners_and_gathers_to_all(void **state)
         &(struct layout){.world = 4, .leaves = 9, .mesh = true, .threads = 1, .sharded = true, .segment_chunks = 3});
 }
 
+static void test_reduce_sharded_sums_go_to_buddies_too(void **state)
+{
+    (void)state;
+    static const uint32_t uneven[] = {0, 7, 1, 3};
+    for (uint32_t world = 2; world <= 5; world++) {
+        for (uint32_t shift = 1; shift < world; shift++)
+            check_layout(&medium, &(struct layout){.world = world,
+                                                   .leaves = 11,
+                                                   .mesh = true,
+                                                   .threads = 1 + world % 2,
+                                                   .sharded = true,
+                                                   .buddy_shift = shift,
+                                                   .leaf_counts = world == 4 ? uneven : NULL,
+                                                   .staging_bytes = shift == 1 ? 1 : 1 << 28});
+    }
+    check_layout(&tiny, &(struct layout){.world = 12,
+                                         .leaves = 12,
+                                         .mesh = true,
+                                         .threads = 1,
+                                         .sharded = true,
+                                         .buddy_shift = 5,
+                                         .staging_bytes = 1 << 20});
+    check_layout(&sliced, &(struct layout){.world = 3,
+                                           .leaves = 7,
+                                           .mesh = true,
+                                           .threads = 1,
+                                           .tp = 2,
+                                           .pp = 2,
+                                           .idle = 1,
+                                           .sharded = true,
+                                           .buddy_shift = 2,
+                                           .staging_bytes = 1 << 28,
+                                           .segment_chunks = 2});
+}
+
 static void test_reduce_columns_of_a_layout_give_the_tree_sum(void **state)
 {
     (void)state;
@@ -504,6 +564,7 @@ int main(void)
         cmocka_unit_test(test_reduce_long_segments_give_the_tree_sum),
         cmocka_unit_test(test_reduce_large_world_along_the_tree_gives_the_tree_sum),
         cmocka_unit_test(test_reduce_sharded_sums_at_owners_and_gathers_to_all),
+        cmocka_unit_test(test_reduce_sharded_sums_go_to_buddies_too),
         cmocka_unit_test(test_reduce_columns_of_a_layout_give_the_tree_sum),
         cmocka_unit_test(test_reduce_more_ranks_than_chunks_gives_the_tree_sum),
     };

@@ -92,6 +92,8 @@ static void world_new(struct world *w, struct mu_model_spec model, struct mu_lay
         mark(w, &layout, rank, MU_SHARE_PARAMS, w->needs[PARAMS] + row);
         mark(w, &layout, rank, MU_SHARE_COPY, w->needs[PARAMS] + row);
         mark(w, &layout, rank, MU_SHARE_MOMENTS, w->needs[MOMENTS] + row);
+        mark(w, &layout, rank, MU_SHARE_MIRROR, w->needs[PARAMS] + row);
+        mark(w, &layout, rank, MU_SHARE_MIRROR, w->needs[MOMENTS] + row);
     }
 }
 
@@ -116,6 +118,8 @@ static void hold(struct world *w, uint32_t rank, const struct mu_layout *layout,
         (struct mu_held_share){.layout = *layout, .rank = old_rank, .owned_only = owned_only};
     mark(w, layout, old_rank, owned_only ? MU_SHARE_OWNED : MU_SHARE_PARAMS, w->has[PARAMS] + row);
     mark(w, layout, old_rank, MU_SHARE_MOMENTS, w->has[MOMENTS] + row);
+    mark(w, layout, old_rank, MU_SHARE_MIRROR, w->has[PARAMS] + row);
+    mark(w, layout, old_rank, MU_SHARE_MIRROR, w->has[MOMENTS] + row);
     if (!owned_only && !holder->stale_copies)
         mark(w, layout, old_rank, MU_SHARE_COPY, w->copy + row);
 }
@@ -282,6 +286,8 @@ static struct mu_layout random_layout(uint64_t *seed, uint32_t layers, uint32_t 
         uint32_t first = layout.stage_first[p - 1] + 1u, last = layers - (layout.pp - p);
         layout.stage_first[p] = (uint16_t)(first + below(seed, last - first + 1));
     }
+    if (below(seed, 2))
+        layout.buddy_shift = below(seed, mu_layout_buddy_group(&layout));
     return layout;
 }
 
@@ -318,6 +324,73 @@ static void test_any_mixture_of_shares_becomes_any_layout(void **state)
     }
     print_message("%u plans with moves, %u with something missing\n", planned, missing);
     assert_true(planned > 300 && missing > 100);
+}
+
+/* Any one member of a layout with mirrors may go: the others have everything, rolled forward or not. Without mirrors
+ * they have not where one holds something alone. */
+static void test_any_one_rank_is_lost_without_loss_when_it_has_a_buddy(void **state)
+{
+    (void)state;
+    uint64_t seed = 77;
+    uint32_t checked = 0, torn = 0;
+    for (int round = 0; round < 600; round++) {
+        uint32_t slices = 1u << below(&seed, 4), layers = 1 + below(&seed, 5);
+        struct mu_model_spec model = make_model(round % 2 ? MU_FAMILY_GPT2 : MU_FAMILY_LLAMA, layers, slices);
+        struct mu_layout layout = random_layout(&seed, layers, slices, below(&seed, 2));
+        layout.idle = 0;
+        uint32_t group = mu_layout_buddy_group(&layout), working = mu_layout_working(&layout);
+        if (group == 1)
+            continue;
+        layout.buddy_shift = round % 4 ? 1 + below(&seed, group - 1) : 0;
+        bool rolled = below(&seed, 2);
+        for (uint32_t lost = 0; lost < working; lost++) {
+            struct world w;
+            world_new(&w, model, layout);
+            for (uint32_t rank = 0; rank < working; rank++) {
+                w.holders[rank].stale_copies = rolled;
+                if (rank != lost)
+                    hold(&w, rank, &layout, rank, rolled && layout.sharded);
+            }
+            bool whole = mu_reshard_complete(&model, w.holders, w.size);
+            assert_true(whole || layout.buddy_shift == 0);
+            torn += !whole;
+            check(&w); /* the newcomer at the lost rank gets its share and its mirror */
+            checked++;
+            world_free(&w);
+        }
+    }
+    assert_true(checked > 500 && torn > 100);
+}
+
+/* Where every buddy is on another host, any one host may go. */
+static void test_any_one_host_is_lost_without_loss_when_buddies_are_apart(void **state)
+{
+    (void)state;
+    uint64_t seed = 99;
+    uint32_t checked = 0;
+    for (int round = 0; round < 400; round++) {
+        uint32_t slices = 1u << below(&seed, 3), layers = 1 + below(&seed, 5);
+        struct mu_model_spec model = make_model(MU_FAMILY_GPT2, layers, slices);
+        struct mu_layout layout = random_layout(&seed, layers, slices, below(&seed, 2));
+        uint32_t working = mu_layout_working(&layout), host_of[WORLD_MAX], hosts = 2 + below(&seed, 3), apart;
+        layout.idle = 0;
+        for (uint32_t rank = 0; rank < working; rank++)
+            host_of[rank] = round % 2 ? rank % hosts : rank * hosts / working;
+        layout.buddy_shift = mu_layout_buddy_shift(&layout, host_of, &apart);
+        if (layout.buddy_shift == 0 || apart < working)
+            continue;
+        for (uint32_t lost = 0; lost < hosts; lost++) {
+            struct world w;
+            world_new(&w, model, layout);
+            for (uint32_t rank = 0; rank < working; rank++)
+                if (host_of[rank] != lost)
+                    hold(&w, rank, &layout, rank, layout.sharded);
+            assert_true(mu_reshard_complete(&model, w.holders, w.size));
+            world_free(&w);
+            checked++;
+        }
+    }
+    assert_true(checked > 100);
 }
 
 /* All of the old world alive, spread over the first ranks of the new one; then every chunk has a source. */
@@ -616,6 +689,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_any_mixture_of_shares_becomes_any_layout),
+        cmocka_unit_test(test_any_one_rank_is_lost_without_loss_when_it_has_a_buddy),
+        cmocka_unit_test(test_any_one_host_is_lost_without_loss_when_buddies_are_apart),
         cmocka_unit_test(test_every_layout_becomes_every_other),
         cmocka_unit_test(test_nothing_moves_when_nothing_changes),
         cmocka_unit_test(test_a_lost_replica_is_filled_from_the_others_evenly),

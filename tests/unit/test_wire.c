@@ -122,7 +122,7 @@ static void test_largest_assign_fits_its_limit(void **state)
     assign->layout.pp = MU_STAGES_MAX / 2;
     assign->layout.dp = MU_COUNTED_REPLICAS_MAX;
     assign->layout.sharded = false;
-    assign->layout.idle = 0;
+    assign->layout.idle = assign->layout.buddy_shift = 0;
     for (uint16_t stage = 0; stage <= MU_STAGES_MAX / 2; stage++)
         assign->layout.stage_first[stage] = (uint16_t)(stage * 8);
     assign->rank = MU_COUNTED_REPLICAS_MAX * MU_STAGES_MAX / 2 - 1;
@@ -242,7 +242,7 @@ static void test_spec_of_llama_comes_through(void **state)
     assert_int_equal(mu_wire_spec_from_pb(pb, &back, &err), MU_ERR_INVALID);
     assert_non_null(strstr(err.text, "parallel.recompute"));
     pb->parallel->recompute = MUSTER__V1__RECOMPUTE__RECOMPUTE_NONE;
-    pb->parallel->redundancy = MUSTER__V1__REDUNDANCY__REDUNDANCY_BUDDY;
+    pb->parallel->redundancy = (Muster__V1__Redundancy)9;
     assert_int_equal(mu_wire_spec_from_pb(pb, &back, &err), MU_ERR_INVALID);
     assert_non_null(strstr(err.text, "parallel.redundancy"));
     mu_wire_arena_fini(&arena);

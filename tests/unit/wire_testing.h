@@ -101,6 +101,7 @@ static void some_layout(struct mu_layout *layout)
     layout->idle = layout->tp * layout->pp * layout->dp + 3 <= MU_WORKERS_MAX ? below(4) : 0;
     for (uint32_t stage = 0; stage < layout->pp; stage++) /* at most 4 MU_STAGES_MAX = MU_LAYERS_MAX */
         layout->stage_first[stage + 1] = (uint16_t)(layout->stage_first[stage] + 1 + below(4));
+    layout->buddy_shift = below(mu_layout_buddy_group(layout));
 }
 
 static void some_held(struct mu_held *held)
