@@ -470,4 +470,5 @@ def test_a_full_store_refuses_changes_and_training_goes_on():
         check(cluster.job().workers_lost == 0, "the worker suffered")
 
 
-
+if __name__ == "__main__":
+    main([test for name, test in list(globals().items()) if name.startswith("test_")])
