@@ -241,6 +241,24 @@ static uint64_t mirror_bytes(const struct mu_job_spec *spec, const struct mu_mod
     return 4 * most * ELEMENT;
 }
 
+/* Two blocks each way for each stage beside this one; the first stage receives the tied head's gradient of a leaf while
+ * it may still add up the one before. */
+static uint64_t exchange_bytes(const struct mu_job_spec *spec, const struct mu_model_spec *model,
+                               const struct mu_layout *layout, uint32_t stage)
+{
+    if (layout->pp == 1)
+        return 0;
+    uint64_t rows = (uint64_t)spec->batch.micro * spec->batch.length / layout->tp;
+    uint64_t beside = (uint64_t)(stage > 0) + (stage + 1 < layout->pp);
+    uint64_t elements = 4 * rows * model->config.channels * beside;
+    if (stage == 0 && mu_model_is_tied(&model->config)) {
+        struct part head = {0};
+        add_cells(&head, &model->extents[MU_CELL_E], model->config.slices / layout->tp);
+        elements += (spec->batch.accumulate > layout->pp - 1 ? 1 : 2) * head.elements;
+    }
+    return elements * ELEMENT;
+}
+
 struct mu_memory_need mu_memory_of_stage(const struct mu_job_spec *spec, const struct mu_model_spec *model,
                                          const struct mu_layout *layout, uint32_t stage,
                                          const struct mu_memory_sums *sums, uint32_t threads)
@@ -259,7 +277,6 @@ struct mu_memory_need mu_memory_of_stage(const struct mu_job_spec *spec, const s
         staging = held;
     uint64_t micros = (uint64_t)spec->batch.accumulate * sums->leaves_most;
     uint32_t slots = mu_pipeline_slots(layout->pp, stage, micros < MU_STAGES_MAX ? (uint32_t)micros : MU_STAGES_MAX);
-    uint64_t rows = (uint64_t)spec->batch.micro * spec->batch.length * model->config.channels * ELEMENT;
     struct mu_memory_need need = {
         .state_bytes = held + 2 * (layout->sharded ? owned : held),
         .copy_bytes = copy.elements * ELEMENT,
@@ -267,7 +284,7 @@ struct mu_memory_need mu_memory_of_stage(const struct mu_job_spec *spec, const s
         .gradient_bytes = (eager ? sums->any_depth : sums->depth) * (held + copy.elements * ELEMENT),
         .staging_bytes = staging < MU_MEMORY_STAGING_BYTES ? staging : MU_MEMORY_STAGING_BYTES,
         .activation_bytes = activations(spec, model, layout, stage, slots) * ELEMENT,
-        .exchange_bytes = layout->pp > 1 ? 4 * rows / layout->tp : 0,
+        .exchange_bytes = exchange_bytes(spec, model, layout, stage),
         .snapshot_bytes = spec->checkpoint.path[0] ? 3 * (eager ? held : owned) : 0,
         .scratch_bytes = threads * MU_MEMORY_SCRATCH_BYTES,
         .process_bytes = MU_MEMORY_PROCESS_BYTES,

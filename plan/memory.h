@@ -24,7 +24,8 @@
  *                + n C / 32 T             partial sums of the norms' gradients
  *                + A (o C + n)            first stage: gradient of the embedding's output of each micro-batch of a leaf
  *                + T / t shared + ...     T > 1: gradients of shared cells, one for each own slice of the tokens
- *   exchange     4 o C [pp > 1]           messages between stages, two each way
+ *   exchange     4 o C                    for each stage beside this one: messages, two each way
+ *                + 1 or 2 E slices        first stage of several, tied: the head's gradient of a leaf (2: A < pp)
  *   snapshot     3 O                      own share of a checkpoint, copied at the boundary, written in the background
  *
  * With selective recomputation the cheap outputs exist once, not S L times; with full recomputation each of the S L
