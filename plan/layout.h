@@ -53,12 +53,12 @@ struct mu_chunk_run {
     uint32_t first, count;
 };
 
-/* A rank's share that somebody holds. */
+/* A rank's share that somebody holds, and in a layout with buddies what the rank mirrors: always of the same step. */
 struct mu_held_share {
     struct mu_layout layout;
     uint32_t rank;
-    bool owned_only; /* parameters of the OWNED chunks only: a sharded update was rolled forward, or its parameters were
-                        not gathered to the end */
+    bool owned_only; /* parameters of the OWNED and mirrored chunks only: a sharded update was rolled forward, or its
+                        parameters were not gathered to the end */
 };
 
 enum mu_share {

@@ -42,7 +42,7 @@ enum { MU_HELD_SHARES_MAX = 8 };
 struct mu_held {
     bool has_state;    /* parameters and moments of the shares below after `step` updates */
     bool has_gradient; /* also the complete reduced gradient of the update step -> step + 1, of all that shares[0]
-                          updates */
+                          updates and mirrors */
     bool has_result;   /* `result` is known: of the update step -> step + 1 (pending), or of step - 1 -> step (the last
                           one applied) */
     uint64_t step;
