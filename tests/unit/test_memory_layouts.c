@@ -160,7 +160,7 @@ static void test_memory_columns_are_those_of_the_layout(void **state)
             assert_true(need.state_bytes >= 3 * held && need.copy_bytes >= copy);
         }
         assert_int_equal(need.copy_bytes > 0, at.p == 2);
-        uint64_t messages = (at.p == 1 ? 8 : 4) / 2 * 1024ull * 768 * 4, head = 2 * 12565ull * 768 * 4;
+        uint64_t messages = (at.p == 1 ? 4ull : 2ull) * 1024 * 768 * 4, head = 2 * 12565ull * 768 * 4;
         assert_int_equal(need.exchange_bytes, messages + (at.p == 0 ? 2 * head : 0));
         assert_int_equal(need.total_bytes, sum_of(&need));
         most = need.total_bytes > most ? need.total_bytes : most;
