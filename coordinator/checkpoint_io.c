@@ -139,13 +139,14 @@ static enum mu_status check_piece(const struct mu_checkpoint_task *task, uint32_
     status = mu_piece_list(path, &identity, &entries, &entry_count, err);
     if (status)
         return status;
+    /* Not the generation: a writer may be parked in an older one, with the same state of the step. */
     if (strcmp(identity.job, checkpoint->job) != 0 || identity.seq != checkpoint->number ||
-        identity.step != checkpoint->step || identity.generation != checkpoint->generation)
+        identity.step != checkpoint->step)
         status = mu_fail(err, MU_ERR_CORRUPT,
                          "checkpoint piece '%s' is of job %s, checkpoint %" PRIu64 ", step %" PRIu64
-                         ", generation %" PRIu64 "; wanted %s, %" PRIu64 ", %" PRIu64 ", %" PRIu64,
-                         path, identity.job, identity.seq, identity.step, identity.generation, checkpoint->job,
-                         checkpoint->number, checkpoint->step, checkpoint->generation);
+                         "; wanted %s, %" PRIu64 ", %" PRIu64,
+                         path, identity.job, identity.seq, identity.step, checkpoint->job, checkpoint->number,
+                         checkpoint->step);
     else
         status = check_entries(path, model, part, entries, entry_count, err);
     free(entries);

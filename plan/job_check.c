@@ -224,8 +224,8 @@ static enum mu_status check_model(const struct mu_job_spec *spec, struct mu_erro
         (status = check_family(m, err)))
         return status;
     if (m->slices < 1 || m->slices > MU_SLICES_MAX || !slices_allowed(spec, m->slices))
-        return refuse(err, spec, "parallel.slices", m->slices, MU_SLICES_MAX, slices_allowed, "a power of two, at most",
-                      MU_SLICES_MAX);
+        return refuse(err, spec, "parallel.slices", m->slices, MU_SLICES_MAX, slices_allowed,
+                      "a power of two up to the limit", MU_SLICES_MAX);
     return check_heads(spec, err);
 }
 
@@ -363,6 +363,17 @@ static bool tp_allowed(const struct mu_job_spec *spec, uint64_t value)
     return spec->model.slices % value == 0;
 }
 
+/* A degree that is given (not 0, which is auto). */
+static enum mu_status check_degree(struct mu_error *err, const char *field, uint32_t degree, uint32_t max,
+                                   const char *reason)
+{
+    if (degree <= max)
+        return MU_OK;
+    return mu_fail(err, MU_ERR_INVALID,
+                   "%s: value %" PRIu32 " is not allowed: auto, or 1 to %" PRIu32 ", since %s; use %" PRIu32, field,
+                   degree, max, reason, max);
+}
+
 static enum mu_status check_degrees(const struct mu_job_spec *spec, uint32_t stages_max, struct mu_error *err)
 {
     uint32_t tp = spec->parallel.tp, leaves = mu_job_leaves(spec);
@@ -370,16 +381,15 @@ static enum mu_status check_degrees(const struct mu_job_spec *spec, uint32_t sta
     if (tp > 0 && spec->model.slices % tp != 0)
         return refuse(err, spec, "parallel.tp", tp, spec->model.slices, tp_allowed, "a divisor of parallel.slices",
                       spec->model.slices);
-    if ((status = check_uint(err, "parallel.pp", spec->parallel.pp, 0, stages_max,
-                             "a stage has at least one layer; leave it out for auto")) ||
-        (status = check_uint(err, "parallel.dp", spec->parallel.dp, 0, leaves,
-                             "each replica computes at least one of the leaves; leave it out for auto")))
+    if ((status = check_degree(err, "parallel.pp", spec->parallel.pp, stages_max, "a stage has at least one layer")) ||
+        (status =
+             check_degree(err, "parallel.dp", spec->parallel.dp, leaves, "each replica computes at least one leaf")))
         return status;
     if (spec->parallel.optimizer_sharding && spec->parallel.dp > MU_MESH_WORLD_MAX)
         return mu_fail(err, MU_ERR_INVALID,
                        "parallel.dp: value %" PRIu32
-                       " is not allowed: at most %d with optimizer_sharding; use a smaller dp, or tp or pp",
-                       spec->parallel.dp, MU_MESH_WORLD_MAX);
+                       " is not allowed: at most %d with optimizer_sharding; use %d, and tp or pp for more workers",
+                       spec->parallel.dp, MU_MESH_WORLD_MAX, MU_MESH_WORLD_MAX);
     return MU_OK;
 }
 

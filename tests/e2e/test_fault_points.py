@@ -183,6 +183,25 @@ def coordinator_scenario(point, reference, stop=False):
         check(cluster.restarts == (0 if stop else 1), f"the coordinator was started again {cluster.restarts} times")
 
 
+def returns_during_preparation():
+    """The only holder of a part, stopped at the end of its steps, comes back while the others prepare to go on without it: it
+    writes a piece of the last checkpoint from the generation it was lost from."""
+    changes = dict(steps=100, checkpoint_every=5, leaves=3, model__family=pb.MODEL_FAMILY_LLAMA, model__layers=5, model__heads=4,
+                   model__kv_heads=2, model__hidden=44, model__slices=2, model__dropout=0.0)
+    reference = undisturbed(changes)
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, parallel__tp=2, parallel__pp=2, parallel__optimizer_sharding=True, **changes))
+        faults = ["worker.prepare.connect:2,sleep=700", "worker.finished,stop", None, None]
+        workers = [cluster.start_worker(name=f"w{i}", fault=fault) for i, fault in enumerate(faults)]
+        cluster.wait_event("generation_go")
+        cluster.start_worker()
+        cluster.wait_event("worker_lost")
+        workers[1].kill(signal.SIGCONT)
+        cluster.wait_event("worker_returned")
+        finish(cluster, reference)
+
+
 def main():
     full = "--full" in sys.argv
     wanted = [a for a in sys.argv[1:] if not a.startswith("-")]
@@ -205,6 +224,7 @@ def main():
             cases.append((f"coordinator stopped at {point}", lambda p=point: patiently(coordinator_scenario, p, reference, True)))
         for hit in ("", ":2", ":3") if full else ("",):
             cases.append((f"coordinator killed at {point}{hit}", lambda p=point + hit: patiently(coordinator_scenario, p, reference)))
+    cases.append(("worker returns during a preparation", returns_during_preparation))
     passed = failed = 0
     for name, case in cases:
         if wanted and not any(word in name for word in wanted):

@@ -106,9 +106,9 @@ static void tear_down(struct fixture *f)
     nftw(f->root, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-static void write_piece(struct fixture *f, uint32_t number, uint64_t step)
+static void write_piece_in(struct fixture *f, uint32_t number, uint64_t step, uint64_t generation)
 {
-    struct mu_checkpoint_identity identity = {.job = "job", .seq = 4, .step = step, .generation = 3};
+    struct mu_checkpoint_identity identity = {.job = "job", .seq = 4, .step = step, .generation = generation};
     struct mu_piece_entry entries[64];
     struct mu_piece_result result;
     struct mu_error err;
@@ -127,6 +127,11 @@ static void write_piece(struct fixture *f, uint32_t number, uint64_t step)
         fail_msg("%s", err.text);
     piece->size_bytes = result.size_bytes;
     piece->checksum = result.xxh3;
+}
+
+static void write_piece(struct fixture *f, uint32_t number, uint64_t step)
+{
+    write_piece_in(f, number, step, 3);
 }
 
 static void write_all(struct fixture *f)
@@ -208,6 +213,25 @@ static void test_pieces_of_any_layout_are_published(void **state)
         assert_true(report.piece_count > 0 && report.piece_count <= f.checkpoint.piece_count);
         tear_down(&f);
     }
+}
+
+/* Who came back with its state of the last step is parked in the generation that it was lost from. */
+static void test_a_piece_of_an_older_generation_is_published(void **state)
+{
+    (void)state;
+    struct fixture f;
+    char text[MU_ERROR_TEXT_SIZE];
+    struct mu_checkpoint_report report;
+    struct mu_error err;
+    set_up(&f);
+    write_all(&f);
+    write_piece_in(&f, 1, 42, 1);
+    if (publish(&f, false, text, NULL) != MU_OK)
+        fail_msg("%s", text);
+    if (mu_checkpoint_verify(f.checkpoint.dir, &report, &err) != MU_OK)
+        fail_msg("%s", err.text);
+    assert_int_equal(report.piece_count, PIECES);
+    tear_down(&f);
 }
 
 static void test_layout_that_does_not_fit_is_not_published(void **state)
@@ -340,6 +364,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole_checkpoint_is_published_and_verifies),
         cmocka_unit_test(test_pieces_of_any_layout_are_published),
+        cmocka_unit_test(test_a_piece_of_an_older_generation_is_published),
         cmocka_unit_test(test_layout_that_does_not_fit_is_not_published),
         cmocka_unit_test(test_missing_cut_or_foreign_pieces_are_not_published),
         cmocka_unit_test(test_delete_removes_a_committed_and_an_aborted_directory),

@@ -251,7 +251,7 @@ static void test_job_families_have_their_own_rules(void **state)
 static void test_job_what_slices_cannot_cut_is_refused_with_nearest_values(void **state)
 {
     (void)state;
-    BAD(s.model.slices = 3, "parallel.slices", "3", "a power of two, at most (64); use 2 or 4");
+    BAD(s.model.slices = 3, "parallel.slices", "3", "a power of two up to the limit (64); use 2 or 4");
     BAD(s.model.slices = 65, "parallel.slices", "65", "use 64");
     BAD(s.model.slices = 128, "parallel.slices", "128", "use 64");
     BAD(s.model.slices = 4, "model.heads", "6", "a multiple of parallel.slices (4); use 4 or 8");
@@ -283,9 +283,9 @@ static void test_job_bad_parallel_is_named(void **state)
     (void)state;
     BAD((s.model.slices = 2, s.parallel.tp = 4), "parallel.tp", "4", "a divisor of parallel.slices (2); use 2");
     BAD_LLAMA(s.parallel.tp = 3, "parallel.tp", "3", "use 2 or 4");
-    BAD(s.parallel.pp = 7, "parallel.pp", "7", "0 to 6");
-    BAD((s.model.layers = 200, s.parallel.pp = 129), "parallel.pp", "129", "0 to 128");
-    BAD(s.parallel.dp = 9, "parallel.dp", "9", "0 to 8");
+    BAD(s.parallel.pp = 7, "parallel.pp", "7", "auto, or 1 to 6");
+    BAD((s.model.layers = 200, s.parallel.pp = 129), "parallel.pp", "129", "auto, or 1 to 128");
+    BAD(s.parallel.dp = 9, "parallel.dp", "9", "auto, or 1 to 8");
     BAD((s.batch.sequences = 400, s.parallel.dp = 33, s.parallel.optimizer_sharding = true), "parallel.dp", "33",
         "at most 32 with optimizer_sharding");
     BAD((s.workers.max = 47, s.parallel.pp = 6, s.parallel.dp = 8), "workers.max", "47", "at least tp * pp * dp = 48");
