@@ -141,11 +141,17 @@ static enum mu_status read_positive(struct job_file_reader *r, const char *field
     if (!text || (word && strcmp(text, word) == 0))
         return MU_OK;
     char allowed[80];
-    snprintf(allowed, sizeof allowed, "%s%sa whole number from 1 to %" PRIu32, word ? word : "", word ? ", or " : "",
-             UINT32_MAX);
-    size_t length = strlen(text);
-    if (length > 0 && strspn(text, "0123456789") == length && strspn(text, "0") < length)
-        return read_u32(r, field, text, ret_value);
+    snprintf(allowed, sizeof allowed, "%s%sa whole number of at least 1", word ? word : "", word ? ", or " : "");
+    size_t length = strlen(text), digits = strspn(text, "0123456789");
+    errno = 0;
+    unsigned long long value = strtoull(text, NULL, 10);
+    if (length > 0 && digits == length && value >= 1) {
+        if (errno == 0 && value <= UINT32_MAX) {
+            *ret_value = (uint32_t)value;
+            return MU_OK;
+        }
+        snprintf(allowed, sizeof allowed, "at most %" PRIu32, UINT32_MAX);
+    }
     return job_file_refuse(r, field, text, allowed,
                            word ? "write one of these, or leave the field out" : "leave the field out for its default");
 }

@@ -98,6 +98,7 @@ struct job {
     bool reformed;                        /* a generation ran before: the next Go is a continuation */
     uint64_t broken_us;                   /* when the first loss of this break was noticed; 0: planned change */
     char waiting_text[MU_TEXT_SIZE];      /* said last about why it waits */
+    bool saving_first;                    /* WAITING for a checkpoint, because who leaves alone holds something */
     uint32_t told_short;                  /* WAITING: ready workers that were too few when this was last looked at */
     char broken_text[MU_EVENT_TEXT_SIZE]; /* what was lost, for the line that says who continues */
 

@@ -167,6 +167,7 @@ void request_plan(struct mu_coord *coord, struct job *job)
         }
     }
     bool wait, draining_stay = draining_must_stay(coord, job, &wait);
+    job->saving_first = wait;
     if (wait) {
         wait_for_workers(coord, job, "the only holder of its state is leaving; saving it first");
         return; /* waiting_tick orders the checkpoint; planning goes on from there */

@@ -20,7 +20,7 @@ static void view_waiting(const struct job *job, char out[MU_TEXT_SIZE])
     const struct mu_job_spec *spec = &job->record.spec;
     char texts[3][12];
     uint32_t needed = fewest_ranks(job);
-    if (job->ready_count >= needed)
+    if (job->ready_count >= needed || job->saving_first)
         copy_text(out, MU_TEXT_SIZE, job->waiting_text);
     else
         format_into(out, MU_TEXT_SIZE,

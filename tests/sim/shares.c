@@ -105,8 +105,8 @@ void mu_sim_state_take(struct mu_sim_state *to, const struct mu_sim_state *from,
 
 void mu_sim_union_add(struct mu_sim_union *u, const struct mu_held *held)
 {
-    if (!held->has_state)
-        return;
+    if (!held->has_state && !held->has_result)
+        return; /* an idle rank holds nothing, but knows the result of the vote */
     u->held = mu_sim_grow(u->held, u->count, &u->capacity, sizeof *u->held);
     u->held[u->count++] = held;
 }
@@ -135,6 +135,8 @@ bool mu_sim_union_newest(const struct mu_sim *sim, const struct mu_sim_union *u,
 {
     bool found = false;
     for (uint32_t i = 0; i < u->count; i++) {
+        if (!u->held[i]->has_state)
+            continue;
         for (uint64_t step = u->held[i]->step; step <= u->held[i]->step + u->held[i]->has_gradient; step++) {
             if ((!found || step > *ret_step) && is_complete(sim, u, step)) {
                 *ret_step = step;

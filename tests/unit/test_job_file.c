@@ -222,7 +222,7 @@ static const struct bad bads[] = {
      ""},
     /* degrees */
     {"tp: auto", "tp: 2", "f.yaml:8: parallel.tp: value 2 is not allowed: a divisor of parallel.slices (1); use 1", ""},
-    {"tp: auto", "tp: 0", "f.yaml:8: parallel.tp: value 0 is not allowed: auto, or a whole number from 1", "leave"},
+    {"tp: auto", "tp: 0", "f.yaml:8: parallel.tp: value 0 is not allowed: auto, or a whole number of at least 1", "leave"},
     {"tp: auto", "tp: all", "f.yaml:8: parallel.tp: value all is not allowed: auto, or a whole number from 1", ""},
     {"tp: auto", "tp: -1", "f.yaml:8: parallel.tp: value -1 is not allowed: auto, or a whole number from 1", ""},
     {"pp: auto", "pp: 7", "f.yaml:8: parallel.pp: value 7 is not allowed: auto, or 1 to 6", ""},
