@@ -31,17 +31,6 @@ void holds_own_share(const struct job *job, struct worker *worker, uint64_t step
     held->shares[0] = (struct mu_held_share){.layout = job->layout, .rank = worker->rank};
 }
 
-/* Somebody knows the result of the update from `step`: then every rank that has its gradient can apply it. */
-static bool result_is_known(struct mu_coord *coord, const struct job *job, uint64_t step)
-{
-    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
-        const struct mu_held *held = &w->status.held;
-        if (!w->lost && held->has_result && held->result.step == step)
-            return true;
-    }
-    return false;
-}
-
 /* What of `held` is, or becomes by rolling forward, state of `step`. */
 static uint32_t shares_at(const struct mu_held *held, uint64_t step, bool may_roll_forward,
                           struct mu_held_share out[MU_HELD_SHARES_MAX])
@@ -66,11 +55,24 @@ static bool is_everything(const struct mu_held_share *share)
 
 typedef bool holder_filter(const struct worker *worker, const struct worker *but);
 
+/* One of them knows the result of the update from `step`: then every rank that has its gradient can apply it. (What
+ * only one knows who leaves is gone with him.) */
+static bool result_is_known(struct mu_coord *coord, const struct job *job, uint64_t step, holder_filter *counts,
+                            const struct worker *but)
+{
+    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
+        const struct mu_held *held = &w->status.held;
+        if (!w->lost && counts(w, but) && held->has_result && held->result.step == step)
+            return true;
+    }
+    return false;
+}
+
 /* Do those that the filter lets through have everything of `step`? */
 static bool are_whole(struct mu_coord *coord, const struct job *job, uint64_t step, holder_filter *counts,
                       const struct worker *but)
 {
-    bool may_roll_forward = step > 0 && result_is_known(coord, job, step - 1);
+    bool may_roll_forward = step > 0 && result_is_known(coord, job, step - 1, counts, but);
     uint32_t count = 0, used = 0;
     for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
         if (w->lost || !counts(w, but))
