@@ -36,6 +36,7 @@ struct mu_worker {
     struct mu_job_spec spec; /* of job_uid; given to LOAD_JOB */
     uint32_t chunk_count;    /* of its model */
     bool loading, loaded;
+    bool told_loaded; /* the last Hello said so */
     struct mu_hash128 numeric_identity, data_hash;
     struct mu_identity_parts identity_parts;
 
@@ -133,6 +134,7 @@ static void send_hello(struct mu_worker *worker, const struct mu_worker_sink *si
     hello->incarnation = worker->incarnation;
     hello->job_uid = worker->job_uid;
     hello->prepared_job = worker->loaded;
+    worker->told_loaded = worker->loaded;
     hello->numeric_identity = worker->numeric_identity;
     hello->identity_parts = worker->identity_parts;
     hello->data_hash = worker->data_hash;
@@ -252,6 +254,8 @@ static void on_welcome(struct mu_worker *worker, const struct mu_coord_message *
         emit(sink, &(struct mu_worker_action){.kind = MU_WA_LOAD_JOB,
                                               .load = {.spec = &worker->spec, .uid = worker->job_uid}});
     }
+    if (worker->loaded && !worker->told_loaded) /* the job was loaded between Hello and Welcome */
+        send_hello(worker, sink);
     if (worker->status_due && !MU_MUTANT(MU_MUT_LOSE_STATUS)) /* it changed after the Hello was sent */
         send_status(worker, sink);
     for (uint32_t i = 0; i < worker->piece_count; i++)
