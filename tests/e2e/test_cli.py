@@ -7,9 +7,11 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 
 from harness import BUILD, ROOT, SLOW, Cluster, Failure, check, main, pb, tiny_job, undisturbed
@@ -425,6 +427,26 @@ def test_up_runs_a_job_and_leaves_nothing_behind():
         folder = re.search(r"logs in (\S+);", out).group(1)
         check(not os.path.exists(folder), f"{folder} is left behind")
         check(not processes_with("mu-up-temporary"), "processes are left behind")
+
+
+def test_the_tiny_job_has_the_hash_that_the_documents_show():
+    layouts = ("tp: auto, pp: auto", "tp: 2, pp: 2", "tp: 1, pp: 2, optimizer_sharding: true, recompute: full")
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(os.path.join(ROOT, "examples"), folder, dirs_exist_ok=True)
+        with open(os.path.join(folder, "tiny.yaml")) as file:
+            text = file.read()
+        shown = set()
+        for i, layout in enumerate(layouts):
+            path = os.path.join(folder, f"tiny{i}.yaml")
+            with open(path, "w") as file:
+                file.write(text.replace(layouts[0], layout))
+            out = run("up", path, "--workers", "4", "--threads", "1", limit_s=60)
+            shown.add(re.search(r"^weights sha256 ([0-9a-f]{64})$", out, re.MULTILINE).group(1))
+        check(len(shown) == 1, f"layouts differ: {shown}")
+        (sha,) = shown
+        for name in ("README.md", "docs/numerics.md"):
+            with open(os.path.join(ROOT, name)) as file:
+                check(f"weights sha256 {sha}" in file.read(), f"{name} does not show {sha}")
 
 
 def test_up_is_interrupted_in_good_order_and_goes_on():
