@@ -114,6 +114,7 @@ Muster__V1__Checkpoint *mu_view_checkpoint(struct mu_wire_arena *arena, const st
     pb->committed_wall_us = record->wall_us;
     pb->text = mu_wire_put_text(arena, record->text, sizeof record->text);
     pb->nonce = mu_wire_put_id(arena, record->nonce);
+    pb->verified = record->verified;
     return pb;
 }
 

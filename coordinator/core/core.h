@@ -44,6 +44,7 @@ struct mu_coord_config {
     uint32_t prepare_limit_ms;             /* without progress while preparing */
     uint32_t hang_floor_ms;                /* a running worker that makes no progress for max(this, 20 steps) hangs */
     uint32_t link_retry_ms;                /* a bad link is tried again after so long */
+    uint32_t scrub_again_s;                /* a verified checkpoint is read again after so long */
     uint32_t crash_limit, crash_window_ms; /* more deaths than this within the window: quarantine */
 };
 
@@ -132,6 +133,7 @@ struct mu_checkpoint_record {
     uint64_t not_before_step;
     enum mu_checkpoint_state state;
     uint64_t wall_us; /* committed at */
+    bool verified;    /* COMMITTED: every byte was read and found right since it was written */
     uint64_t size_bytes;
     char dir[MU_PATH_SIZE]; /* <path>/<seq>-<step as ordered>-<nonce>, final, chosen at the intent; the manifest has the
                                exact step */
@@ -194,6 +196,7 @@ enum mu_coord_event_kind {
     MU_CE_PLANNED,
     MU_CE_PUBLISHED, /* the manifest of a checkpoint is on disk and verified, or not */
     MU_CE_DELETED,   /* the directory of a DELETING, BAD or aborted checkpoint is gone, or not */
+    MU_CE_SCRUBBED,  /* a committed checkpoint was re-read: MU_OK, MU_ERR_CORRUPT, or not possible to say */
     MU_CE_SUBMIT,
     MU_CE_CANCEL,
     MU_CE_DRAIN,
@@ -227,7 +230,7 @@ struct mu_coord_event {
             uint64_t step;         /* PUBLISHED: as in the manifest */
             uint64_t size_bytes;
             const char *text;
-        } checkpoint_io; /* PUBLISHED, DELETED */
+        } checkpoint_io; /* PUBLISHED, DELETED, SCRUBBED */
         struct {
             uint64_t cookie; /* comes back in REPLY */
             const struct mu_job_spec *spec;
@@ -251,6 +254,7 @@ enum mu_coord_action_kind {
     MU_CA_PLAN,
     MU_CA_PUBLISH,
     MU_CA_DELETE,
+    MU_CA_SCRUB, /* one at a time over all jobs, until its SCRUBBED */
     MU_CA_EVENT, /* give to watchers; its PERSIST was emitted just before */
     MU_CA_REPLY,
 };
@@ -277,7 +281,7 @@ struct mu_coord_action {
             bool probe;  /* PUBLISH after a restart: pieces are unknown; answer OK only if a valid manifest is there
                             already */
         } checkpoint_io; /* PUBLISH: prove tiling, verify files, write the manifest (idempotent); DELETE: remove the
-                            directory */
+                            directory; SCRUB: re-read every byte, slowly, behind everything else */
         const struct mu_event_record *event;
         struct {
             uint64_t cookie;

@@ -55,7 +55,7 @@ struct worker {
 };
 
 struct checkpoint {
-    bool loaded;                        /* a generation started from it: every byte was verified */
+    uint64_t scrub_due_us;              /* lease clock: to be re-read then; 0: at once */
     struct mu_checkpoint_record record; /* pieces point to the job's `pieces` while it is the open intent */
 };
 
@@ -167,6 +167,10 @@ struct mu_coord {
         uint64_t name_hash, lease_us;
     } deaths[DEATHS_KEPT]; /* ring */
     uint64_t death_count;
+
+    struct mu_id scrub_job; /* uid of the job whose checkpoint is being re-read */
+    uint64_t scrub_number;  /* which one; 0: none */
+    uint64_t scrub_next_us; /* lease clock: when the next one is due; UINT64_MAX: none */
 
     uint64_t last_event;
     struct mu_coord_counters counters;
@@ -298,6 +302,13 @@ void on_published(struct mu_coord *coord, struct job *job, uint64_t number, enum
 void on_deleted(struct mu_coord *coord, struct job *job, uint64_t number, enum mu_status status, const char *text);
 void mark_checkpoint_bad(struct mu_coord *coord, struct job *job, uint64_t number, const char *text);
 void probe_intents(struct mu_coord *coord, struct job *job); /* after a restart */
+void retain_checkpoints(struct mu_coord *coord, struct job *job);
+
+/* scrub.c */
+void scrub_start(struct mu_coord *coord);
+void scrub_next(struct mu_coord *coord); /* something may be due */
+void note_verified(struct mu_coord *coord, struct checkpoint *checkpoint);
+void on_scrubbed(struct mu_coord *coord, struct job *job, uint64_t number, enum mu_status status, const char *text);
 
 /* requests.c */
 void on_submit(struct mu_coord *coord, uint64_t cookie, const struct mu_job_spec *spec);

@@ -472,16 +472,18 @@ static void go(struct mu_coord *coord, struct job *job)
     persist_job(coord, job);
     persist_generation(coord, job);
     struct checkpoint *start = find_checkpoint(job, job->plan_checkpoint);
+    bool loaded = start != NULL; /* by all: then every byte of it was read and verified */
     for (uint32_t rank = 0; rank < job->world; rank++) {
         struct worker *worker = member_at(coord, job, rank);
-        if (start && worker->source == MU_SOURCE_CHECKPOINT)
-            start->loaded = true;
+        loaded = loaded && (worker->source == MU_SOURCE_CHECKPOINT || mu_layout_is_idle(&job->layout, rank));
         worker->arrived = false;
         worker->status.phase = MU_PHASE_RUNNING;
         holds_own_share(job, worker, job->start_step);
         worker->progress_us = lease_now(coord);
         send_go(coord, job, worker);
     }
+    if (loaded && start->record.state == MU_CKPT_COMMITTED)
+        note_verified(coord, start);
     tell_go(coord, job);
     release_drained(coord, job, true);
     settle(coord, job);

@@ -75,8 +75,11 @@ struct box {
     uint64_t published; /* newest checkpoint whose manifest is on disk */
     uint64_t published_step;
     uint32_t deletes;
-    enum mu_status publish_result;
-    bool too_many_moves; /* plans that move state move it in more pieces than an Assign can name */
+    enum mu_status publish_result, scrub_result;
+    uint32_t scrubs;
+    bool hold_scrubs;     /* re-reading takes for ever */
+    char scrub_order[64]; /* numbers, "1 2 3 " */
+    bool too_many_moves;  /* plans that move state move it in more pieces than an Assign can name */
     enum mu_status reply;
     uint64_t reply_checkpoint;
     char reply_text[MU_EVENT_TEXT_SIZE];
@@ -236,6 +239,23 @@ static void box_io(struct box *box, const struct mu_coord_action *action)
     }
 }
 
+static void box_scrub(struct box *box, const struct mu_coord_action *action)
+{
+    const struct mu_checkpoint_record *record = action->checkpoint_io.checkpoint;
+    assert_int_equal(record->state, MU_CKPT_COMMITTED);
+    box->scrubs++;
+    size_t length = strlen(box->scrub_order);
+    snprintf(box->scrub_order + length, sizeof box->scrub_order - length, "%u ", (unsigned)record->number);
+    if (box->hold_scrubs)
+        return;
+    struct box_item *item = box_put(box, BOX_IO, 0);
+    item->io.kind = MU_CE_SCRUBBED;
+    memcpy(item->io.checkpoint_io.job, record->job, sizeof item->io.checkpoint_io.job);
+    item->io.checkpoint_io.checkpoint = record->number;
+    item->io.checkpoint_io.status = box->scrub_result;
+    item->io.checkpoint_io.text = "piece 0 has another checksum";
+}
+
 static void box_on_action(void *ctx, const struct mu_coord_action *action)
 {
     struct box *box = ctx;
@@ -261,6 +281,9 @@ static void box_on_action(void *ctx, const struct mu_coord_action *action)
     case MU_CA_PUBLISH:
     case MU_CA_DELETE:
         box_io(box, action);
+        break;
+    case MU_CA_SCRUB:
+        box_scrub(box, action);
         break;
     case MU_CA_EVENT: {
         size_t length = strlen(box->events);
