@@ -28,10 +28,14 @@
 
 enum {
     MU_EVENT_TEXT_SIZE = 320,
-    MU_CHECKPOINTS_MAX = 128,       /* per job, known at one time */
-    MU_BAD_LINKS_MAX = 64,          /* per job */
-    MU_TIMINGS_KEPT = 64,           /* step reports kept per worker for GetTimings */
-    MU_PIECES_MAX = 4096,           /* per checkpoint */
+    MU_CHECKPOINTS_MAX = 128, /* per job, known at one time */
+    MU_BAD_LINKS_MAX = 64,    /* per job */
+    MU_TIMINGS_KEPT = 64,     /* step reports kept per worker for GetTimings */
+    MU_PIECES_MAX = 4096,     /* per checkpoint */
+    MU_SUSPECT_STEPS = 16,    /* after a load: what begins to be not finite within so many is the checkpoint's fault, */
+    MU_SUSPECT_REPORTS = 5,   /* when so many reports in a row say so (one such step is skipped by all and harmless) */
+    MU_SUSPECT_UNPREPARED =
+        3, /* so many generations that could not be prepared from a checkpoint, with all peers there */
     MU_CHECKPOINT_ATTEMPTS_MAX = 3, /* a checkpoint that is given up is ordered again at once until so many were */
 };
 

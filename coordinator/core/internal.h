@@ -55,6 +55,8 @@ struct worker {
 };
 
 struct checkpoint {
+    uint32_t unprepared;                /* generations that could not be prepared from it, through no peer's fault */
+    uint64_t failed_generation;         /* the last of them */
     uint64_t scrub_due_us;              /* lease clock: to be re-read then; 0: at once */
     struct mu_checkpoint_record record; /* pieces point to the job's `pieces` while it is the open intent */
 };
@@ -123,6 +125,9 @@ struct job {
 
     struct checkpoint checkpoints[MU_CHECKPOINTS_MAX]; /* ascending by number */
     uint32_t checkpoint_count;
+    uint64_t suspect;               /* number of the one that the state was loaded from not long ago; 0: none */
+    uint64_t suspect_step;          /* its step */
+    uint32_t unfinite_reports;      /* in a row, the newest included */
     uint64_t intent;                /* number of the open one; 0: none */
     bool untaken;                   /* it cannot become complete, unless its manifest is there already */
     bool publishing;                /* PUBLISH is out for it (or a probe, after a restart) */
@@ -309,6 +314,11 @@ void scrub_start(struct mu_coord *coord);
 void scrub_next(struct mu_coord *coord); /* something may be due */
 void note_verified(struct mu_coord *coord, struct checkpoint *checkpoint);
 void on_scrubbed(struct mu_coord *coord, struct job *job, uint64_t number, enum mu_status status, const char *text);
+
+/* suspect.c */
+void suspect_go(struct mu_coord *coord, struct job *job);                                      /* a generation goes */
+void suspect_result(struct mu_coord *coord, struct job *job, uint32_t step_count);             /* a step was done */
+void suspect_unprepared(struct mu_coord *coord, struct job *job, const struct worker *worker); /* its own failure */
 
 /* requests.c */
 void on_submit(struct mu_coord *coord, uint64_t cookie, const struct mu_job_spec *spec);

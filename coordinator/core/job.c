@@ -472,6 +472,7 @@ static void go(struct mu_coord *coord, struct job *job)
     persist_job(coord, job);
     persist_generation(coord, job);
     struct checkpoint *start = find_checkpoint(job, job->plan_checkpoint);
+    suspect_go(coord, job);
     bool loaded = start != NULL; /* by all: then every byte of it was read and verified */
     for (uint32_t rank = 0; rank < job->world; rank++) {
         struct worker *worker = member_at(coord, job, rank);
@@ -501,6 +502,8 @@ static void member_parked(struct mu_coord *coord, struct job *job, struct worker
         mark_checkpoint_bad(coord, job, status->bad_checkpoint, status->text);
     if (status->park_reason == MU_PARK_ENGINE || (status->park_reason == MU_PARK_PREPARE && !status->bad_checkpoint &&
                                                   status->peer_failure == MU_PEER_FAILURE_NONE)) {
+        if (status->park_reason == MU_PARK_PREPARE)
+            suspect_unprepared(coord, job, worker);
         format_into(text, sizeof text, "worker %s cannot go on: %s", worker->name, status->text);
         note_break(coord, job, text);
         declare_lost(coord, worker, "%s", status->text);

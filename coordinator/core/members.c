@@ -452,6 +452,7 @@ static void on_step(struct mu_coord *coord, struct worker *worker, const struct 
         job->progress_us = lease_now(coord);
         job->result = report->result;
         job->has_result = true;
+        suspect_result(coord, job, report->step_count);
     }
     if (worker->rank == 0 && report->total_us > 0 && report->step_count > 0) {
         double rate = (double)report->tokens / ((double)report->total_us * 1e-6);

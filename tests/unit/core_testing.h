@@ -13,7 +13,7 @@
 #include "proto/wire.h"
 #include "worker/core/core.h"
 
-enum { BOX_WORKERS_MAX = 16, BOX_ASSIGNS_MAX = 512, BOX_TEXT_SIZE = 1 << 16 };
+enum { BOX_WORKERS_MAX = 16, BOX_ASSIGNS_MAX = 4096, BOX_TEXT_SIZE = 1 << 16 };
 
 struct box_worker {
     struct mu_worker *core; /* NULL: not there */
@@ -77,6 +77,8 @@ struct box {
     uint32_t deletes;
     enum mu_status publish_result, scrub_result;
     uint32_t scrubs;
+    bool unfinite;        /* what a step says of itself */
+    bool fail_prepare;    /* everybody who is to start from a checkpoint, for a reason of his own */
     bool hold_scrubs;     /* re-reading takes for ever */
     char scrub_order[64]; /* numbers, "1 2 3 " */
     bool too_many_moves;  /* plans that move state move it in more pieces than an Assign can name */
@@ -426,8 +428,13 @@ static void box_prepare(struct box *box, uint32_t index, const struct mu_worker_
         worker->moves_in += assign->moves[i].to == assign->rank;
         worker->moves_out += assign->moves[i].from == assign->rank;
     }
-    if (!worker->hold_prepared)
+    if (box->fail_prepare && assign->source == MU_SOURCE_CHECKPOINT) {
+        struct mu_worker_event parked = box_parked(worker, MU_PARK_PREPARE);
+        strcpy(parked.parked.text, "the accelerator has no room");
+        box_engine_later(box, index, &parked);
+    } else if (!worker->hold_prepared) {
         box_prepared(box, index);
+    }
 }
 
 struct box_turn {
@@ -642,7 +649,7 @@ static bool box_train(struct box *box, uint64_t steps)
 {
     if (!box_all_run(box))
         return false;
-    struct mu_step_result result = {.loss = 1, .grad_norm = 1, .finite = true, .command = UINT64_MAX};
+    struct mu_step_result result = {.loss = 1, .grad_norm = 1, .finite = !box->unfinite, .command = UINT64_MAX};
     for (uint32_t i = 0; i < BOX_WORKERS_MAX; i++) {
         struct box_worker *worker = &box->workers[i];
         if (!worker->running)

@@ -215,6 +215,132 @@ static void test_a_generation_that_loaded_every_byte_verifies_too(void **state)
     box_fini(&box);
 }
 
+/* All workers die and two new ones load the newest checkpoint. */
+static void load_again(struct box *box)
+{
+    static uint32_t next;
+    for (uint32_t i = 0; i < BOX_WORKERS_MAX; i++) {
+        if (box->workers[i].core)
+            box_kill_worker(box, i);
+    }
+    box_advance(box, 3000);
+    next = next + 2 < BOX_WORKERS_MAX - 1 ? next + 2 : 2;
+    add_workers(box, next, 2);
+    box_advance(box, 3000);
+}
+
+static void train(struct box *box, int steps)
+{
+    for (int i = 0; i < steps; i++) {
+        assert_true(box_train(box, STEPS));
+        box_advance(box, 500); /* so that each step is reported by itself */
+    }
+}
+
+/* Two checkpoints, the newer of which was just loaded. */
+static void begin_from_second(struct box *box)
+{
+    begin(box, 5);
+    train(box, 2);
+    save(box);
+    train(box, 3);
+    save(box);
+    train(box, 2);
+    load_again(box);
+    assert_true(box_all_run(box) && box_said(box, "state from checkpoint 2"));
+    box->events[0] = 0;
+}
+
+static void test_state_that_is_not_finite_after_a_load_condemns_its_checkpoint(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin_from_second(&box);
+    uint64_t first_step = 0;
+    struct mu_checkpoint_record record;
+    assert_true(mu_coord_checkpoint_view(box.coord, box.name, 0, &record));
+    first_step = record.step;
+    train(&box, 2); /* a corrupt moment takes a few updates */
+    save(&box);     /* of the same state */
+    box.unfinite = true;
+    train(&box, MU_SUSPECT_REPORTS - 1);
+    expect_list(&box, "1v 2v 3v ");
+    assert_true(box_train(&box, STEPS));
+    box.unfinite = false;
+    box_advance(&box, 3000);
+    expect_list(&box, "1v 2b 3b ");
+    assert_true(
+        box_said(&box, "checkpoint_bad: checkpoint 2 is bad (loss or gradient norm is not finite in 5 reports"));
+    assert_true(box_said(&box, "state from checkpoint 1")); /* though everybody holds a newer state */
+    assert_true(box_all_run(&box));
+    assert_true(box_view(&box).steps_done == first_step);
+    train(&box, 30);
+    expect_list(&box, "1v 2b 3b ");
+    box_fini(&box);
+}
+
+static void test_single_steps_that_are_not_finite_condemn_nothing(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin_from_second(&box);
+    for (uint32_t i = 0; i < 3 * MU_SUSPECT_REPORTS; i++) { /* skipped by everybody, in every run alike */
+        box.unfinite = i % MU_SUSPECT_REPORTS != 0;
+        train(&box, 1);
+    }
+    box.unfinite = false;
+    train(&box, 4);
+    box.unfinite = true; /* too long after the load to be its fault */
+    train(&box, 3 * MU_SUSPECT_REPORTS);
+    expect_list(&box, "1v 2v ");
+    assert_int_equal(box_view(&box).phase, MU_JP_STEPPING);
+    box_fini(&box);
+}
+
+static void test_without_an_older_checkpoint_the_job_fails_and_never_starts_anew(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin(&box, 5);
+    save(&box);
+    load_again(&box);
+    assert_true(box_said(&box, "state from checkpoint 1"));
+    box.unfinite = true;
+    train(&box, MU_SUSPECT_REPORTS);
+    box_advance(&box, 3000);
+    struct mu_job_view view = box_view(&box);
+    assert_int_equal(view.record.state, MU_JOB_FAILED);
+    assert_non_null(strstr(view.record.text, "a silent fresh start is refused"));
+    expect_list(&box, "1b ");
+    box_fini(&box);
+}
+
+static void test_checkpoint_that_nobody_can_start_from_is_given_up(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin_from_second(&box);
+    box.config.crash_limit = 1000; /* not what this is about */
+    box_kill_coord(&box);
+    box_start_coord(&box);
+    box_advance(&box, 3000);
+    box.fail_prepare = true;
+    expect_list(&box, "1v 2v ");
+    for (uint32_t i = 0; i < MU_SUSPECT_UNPREPARED; i++)
+        load_again(&box);
+    expect_list(&box, "1v 2b ");
+    assert_true(box_said(&box, "3 generations could not be prepared from it, the last time: the accelerator has no"));
+    for (uint32_t i = 0; i < 2; i++)
+        load_again(&box);
+    expect_list(&box, "1v 2b "); /* there is no older one: the workers are to be mended, not the job given up */
+    box.fail_prepare = false;
+    load_again(&box);
+    struct mu_checkpoint_record record;
+    assert_true(mu_coord_checkpoint_view(box.coord, box.name, 0, &record));
+    assert_true(box_all_run(&box) && box_view(&box).steps_done == record.step);
+    box_fini(&box);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -224,6 +350,10 @@ int main(void)
         cmocka_unit_test(test_bad_newest_one_is_told_and_replaced),
         cmocka_unit_test(test_one_that_cannot_be_read_is_not_bad_and_tried_again),
         cmocka_unit_test(test_a_generation_that_loaded_every_byte_verifies_too),
+        cmocka_unit_test(test_state_that_is_not_finite_after_a_load_condemns_its_checkpoint),
+        cmocka_unit_test(test_single_steps_that_are_not_finite_condemn_nothing),
+        cmocka_unit_test(test_without_an_older_checkpoint_the_job_fails_and_never_starts_anew),
+        cmocka_unit_test(test_checkpoint_that_nobody_can_start_from_is_given_up),
         cmocka_unit_test(test_verified_ones_are_read_again_long_after),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
