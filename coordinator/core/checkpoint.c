@@ -264,6 +264,7 @@ uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_
     job->publishing = job->untaken = false;
     job->checkpoint_wanted = false;
     job->checkpoint_attempt = 0;
+    interval_ordered(coord, job);
     persist_job(coord, job);
     persist_checkpoint(coord, record);
     for (uint32_t piece = 0; piece < writers; piece++)
@@ -285,10 +286,13 @@ void checkpoint_policy(struct mu_coord *coord, struct job *job)
         order_checkpoint(coord, job, 0, false);
         return;
     }
-    if (spec->checkpoint.every == 0)
+    const uint64_t every = interval_steps(job);
+    if (every == 0)
         return;
-    if (job->next_due_step <= job->steps_done)
-        job->next_due_step = (job->steps_done / spec->checkpoint.every + 1) * spec->checkpoint.every;
+    if (interval_is_auto(job))
+        job->next_due_step = interval_due(job);
+    else if (job->next_due_step <= job->steps_done)
+        job->next_due_step = (job->steps_done / every + 1) * every;
     uint64_t due = job->next_due_step;
     /* Ordered a little ahead, so that every rank has the command before the boundary at which it is due. */
     uint64_t lead = 2 + (job->seconds_per_step > 0 ? (uint64_t)(0.3 / job->seconds_per_step) : 0);
@@ -299,7 +303,8 @@ void checkpoint_policy(struct mu_coord *coord, struct job *job)
             coord, MU_EVENT_ERROR, "checkpoint_failed", job, NULL,
             "no checkpoint can be ordered for step %llu: too many are kept (%u), or the layout has more than %d pieces",
             (unsigned long long)due, job->checkpoint_count, MU_PIECES_MAX);
-    job->next_due_step = due + spec->checkpoint.every;
+    job->next_due_step = due + every;
+    job->interval.base = due;
 }
 
 void resend_checkpoint(struct mu_coord *coord, struct job *job, struct worker *worker)
@@ -629,6 +634,7 @@ static void commit(struct mu_coord *coord, struct job *job, struct checkpoint *c
           (unsigned long long)record->number, (unsigned long long)step, (double)size_bytes * 1e-6);
     job->intent = 0;
     job->publishing = false;
+    interval_committed(coord, job);
     retain_checkpoints(coord, job);
     scrub_next(coord);
     job_tick(coord, job);

@@ -182,7 +182,7 @@ void mu_coord_start(struct mu_coord *coord, uint64_t now_us, uint64_t wall_us, c
     }
     for (uint32_t i = 0; i < coord->job_count; i++) {
         struct job *job = &coord->jobs[i];
-        job->phase_since_us = job->progress_us = lease_now(coord);
+        job->phase_since_us = job->progress_us = job->interval.counted_us = lease_now(coord);
         probe_intents(coord, job);
     }
     scrub_start(coord);

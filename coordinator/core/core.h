@@ -344,6 +344,9 @@ struct mu_job_view {
     bool has_result;
     double tokens_per_second; /* over the last reports */
     uint64_t last_checkpoint, last_checkpoint_step, last_checkpoint_wall_us;
+    uint64_t checkpoint_every; /* chosen where the job leaves it to the coordinator; 0: not (yet) */
+    double checkpoint_stall_s, checkpoint_write_s, checkpoint_failure_s;
+    char checkpoint_every_reason[MU_TEXT_SIZE];
     uint64_t eval_step;
     double eval_loss; /* valid when eval_step > 0 */
     uint64_t workers_lost, generations, replayed_steps;

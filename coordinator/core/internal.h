@@ -75,6 +75,18 @@ struct moves {
     uint32_t count;
 };
 
+/* What is known of the cost of checkpoints: see interval.c. */
+struct interval {
+    uint64_t steps, told_steps; /* 0: nothing was measured yet */
+    double cost_s, write_s, failure_s;
+    double stall_s, slow_s;         /* of the newest checkpoint: longest copy; steps longer than usual, summed */
+    double step_s;                  /* a step while nothing is written */
+    uint64_t ordered_us, taken_us;  /* lease clock; 0: not */
+    uint64_t worker_us, counted_us; /* workers * time, up to then (lease clock) */
+    uint64_t base;                  /* step of the last one that was due */
+    char reason[MU_TEXT_SIZE];
+};
+
 struct job {
     bool used;
     struct mu_job_record record;
@@ -125,17 +137,18 @@ struct job {
 
     struct checkpoint checkpoints[MU_CHECKPOINTS_MAX]; /* ascending by number */
     uint32_t checkpoint_count;
-    uint64_t suspect;               /* number of the one that the state was loaded from not long ago; 0: none */
-    uint64_t suspect_step;          /* its step */
-    uint32_t unfinite_reports;      /* in a row, the newest included */
-    uint64_t intent;                /* number of the open one; 0: none */
-    bool untaken;                   /* it cannot become complete, unless its manifest is there already */
-    bool publishing;                /* PUBLISH is out for it (or a probe, after a restart) */
-    bool checkpoint_wanted;         /* on request, or one was given up and is to be ordered again */
-    uint32_t checkpoint_failures;   /* in a row */
-    uint32_t checkpoint_attempt;    /* of the next one ordered: how many were given up before it */
-    uint64_t checkpoint_retry_us;   /* after a failed one at the end: not before (lease clock) */
-    uint64_t next_due_step;         /* by policy */
+    uint64_t suspect;             /* number of the one that the state was loaded from not long ago; 0: none */
+    uint64_t suspect_step;        /* its step */
+    uint32_t unfinite_reports;    /* in a row, the newest included */
+    uint64_t intent;              /* number of the open one; 0: none */
+    bool untaken;                 /* it cannot become complete, unless its manifest is there already */
+    bool publishing;              /* PUBLISH is out for it (or a probe, after a restart) */
+    bool checkpoint_wanted;       /* on request, or one was given up and is to be ordered again */
+    uint32_t checkpoint_failures; /* in a row */
+    uint32_t checkpoint_attempt;  /* of the next one ordered: how many were given up before it */
+    uint64_t checkpoint_retry_us; /* after a failed one at the end: not before (lease clock) */
+    uint64_t next_due_step;       /* by policy */
+    struct interval interval;
     struct mu_piece_record *pieces; /* [MU_PIECES_MAX], of the open intent */
     uint32_t *piece_slots;          /* writers */
 
@@ -319,6 +332,16 @@ void on_scrubbed(struct mu_coord *coord, struct job *job, uint64_t number, enum 
 void suspect_go(struct mu_coord *coord, struct job *job);                                      /* a generation goes */
 void suspect_result(struct mu_coord *coord, struct job *job, uint32_t step_count);             /* a step was done */
 void suspect_unprepared(struct mu_coord *coord, struct job *job, const struct worker *worker); /* its own failure */
+
+/* interval.c */
+bool interval_is_auto(const struct job *job);
+uint64_t interval_steps(const struct job *job); /* between checkpoints; 0: none, or not known yet */
+uint64_t interval_due(const struct job *job);   /* where it is automatic and interval_steps is not 0 */
+void interval_count_workers(struct mu_coord *coord, struct job *job); /* before phase or world change */
+void interval_report(struct mu_coord *coord, struct job *job, const struct worker *worker,
+                     const struct mu_step_report *report);
+void interval_ordered(struct mu_coord *coord, struct job *job);
+void interval_committed(struct mu_coord *coord, struct job *job);
 
 /* requests.c */
 void on_submit(struct mu_coord *coord, uint64_t cookie, const struct mu_job_spec *spec);

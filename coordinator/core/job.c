@@ -65,6 +65,7 @@ struct job *add_job(struct mu_coord *coord, const char *name)
 
 void set_phase(struct mu_coord *coord, struct job *job, enum mu_job_phase phase)
 {
+    interval_count_workers(coord, job);
     job->phase = phase;
     job->phase_since_us = lease_now(coord);
 }
@@ -349,6 +350,8 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     job->command_base = job->record.command.number;
     job->generations++;
     job->next_due_step = 0;
+    if (job->interval.base > plan->start_step)
+        job->interval.base = plan->start_step;
     memcpy(job->secret, secret, sizeof job->secret);
     set_phase(coord, job, MU_JP_PREPARING);
     persist_job(coord, job);

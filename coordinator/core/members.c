@@ -459,6 +459,7 @@ static void on_step(struct mu_coord *coord, struct worker *worker, const struct 
         job->tokens_per_second = job->tokens_per_second > 0 ? 0.7 * job->tokens_per_second + 0.3 * rate : rate;
         job->seconds_per_step = (double)report->total_us * 1e-6 / report->step_count;
     }
+    interval_report(coord, job, worker, report);
     if (job->phase == MU_JP_STEPPING)
         checkpoint_policy(coord, job);
 }

@@ -122,7 +122,7 @@ BAD_JOBS = (
     ("path: ckpt, ", "", [":9:", "checkpoint.path", "missing"]),
     ("kind: shared", "kind: local", [":9:", "checkpoint.kind"]),
     ("keep: 3", "keep: 0", [":9:", "checkpoint.keep", "0"]),
-    ("every: 10, keep", "every: auto, keep", [":9:", "checkpoint.every", "auto"]),
+    ("every: 10, keep", "every: often, keep", [":9:", "checkpoint.every", "often"]),
     ("eval: {every: 10, ", "eval: {", [":10:", "eval.every", "missing"]),
     ("sequences: 4", "sequences: 0", [":10:", "eval.sequences", "0"]),
     ("numerics: exact", "numerics: fuzzy", [":11:", "numerics", "fuzzy", "exact"]),

@@ -77,11 +77,12 @@ struct box {
     uint32_t deletes;
     enum mu_status publish_result, scrub_result;
     uint32_t scrubs;
-    bool unfinite;        /* what a step says of itself */
-    bool fail_prepare;    /* everybody who is to start from a checkpoint, for a reason of his own */
-    bool hold_scrubs;     /* re-reading takes for ever */
-    char scrub_order[64]; /* numbers, "1 2 3 " */
-    bool too_many_moves;  /* plans that move state move it in more pieces than an Assign can name */
+    uint32_t step_us, copy_us; /* of each step, and of a copy for a checkpoint; 0: one millisecond, none */
+    bool unfinite;             /* what a step says of itself */
+    bool fail_prepare;         /* everybody who is to start from a checkpoint, for a reason of his own */
+    bool hold_scrubs;          /* re-reading takes for ever */
+    char scrub_order[64];      /* numbers, "1 2 3 " */
+    bool too_many_moves;       /* plans that move state move it in more pieces than an Assign can name */
     enum mu_status reply;
     uint64_t reply_checkpoint;
     char reply_text[MU_EVENT_TEXT_SIZE];
@@ -674,7 +675,9 @@ static bool box_train(struct box *box, uint64_t steps)
                                             .step_count = 1,
                                             .leaf_count = idle ? 0 : 1,
                                             .tokens = 10,
-                                            .total_us = 1000,
+                                            .total_us = (box->step_us ? box->step_us : 1000) +
+                                                        (decision.take_snapshot ? box->copy_us : 0),
+                                            .snapshot_us = decision.take_snapshot ? box->copy_us : 0,
                                             .forward_us = 100};
         box_engine_later(box, i, &step);
         if (decision.take_snapshot)

@@ -39,7 +39,8 @@ static void save(struct box *box)
     event.request.cookie = 5;
     event.request.job = box->name;
     box_step(box, &event);
-    assert_int_equal(box->reply, MU_OK);
+    if (box->reply != MU_OK)
+        fail_msg("%s", box->reply_text);
     box_settle(box);
     for (int i = 0; i < 5 && box->published == before; i++)
         assert_true(box_train(box, STEPS));
@@ -341,6 +342,154 @@ static void test_checkpoint_that_nobody_can_start_from_is_given_up(void **state)
     box_fini(&box);
 }
 
+/* ---- the interval ---- */
+
+static void begin_auto(struct box *box, uint32_t step_us, uint32_t copy_us)
+{
+    struct mu_job_spec spec;
+    box_spec(&spec, 1, 1);
+    spec.steps = 100000;
+    strcpy(spec.checkpoint.path, "/ckpt");
+    spec.checkpoint.every = MU_EVERY_AUTO;
+    spec.checkpoint.keep = 2;
+    box_init(box, &spec);
+    box->step_us = step_us;
+    box->copy_us = copy_us;
+    add_workers(box, 0, 2);
+    assert_true(box_all_run(box));
+}
+
+/* One step, in the time that it takes. */
+static void step(struct box *box)
+{
+    assert_true(box_train(box, 100000));
+    box_advance(box, (box->step_us + 9999) / 1000);
+}
+
+static uint64_t steps_to_next(struct box *box, uint32_t most)
+{
+    uint64_t before = box->published, last = box->published_step;
+    for (uint32_t i = 0; i < most && box->published == before; i++)
+        step(box);
+    assert_true(box->published == before + 1);
+    return box->published_step - last;
+}
+
+static double root(double x)
+{
+    double y = x > 1 ? x : 1;
+    for (int i = 0; i < 200; i++)
+        y = 0.5 * (y + x / y);
+    return y;
+}
+
+/* Daly's formula, written out once more. */
+static double daly_s(double cost_s, double between_s)
+{
+    double r = cost_s / (2 * between_s);
+    return root(2 * cost_s * between_s) * (1 + root(r) / 3 + r / 9) - cost_s;
+}
+
+static void expect_near(double value, double wanted, double tolerance)
+{
+    if (!(value > wanted - tolerance && value < wanted + tolerance))
+        fail_msg("%f, wanted %f", value, wanted);
+}
+
+static void test_interval_follows_what_was_measured(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin_auto(&box, 1000000, 200000);
+    assert_true(box_view(&box).checkpoint_every == 0);
+    uint64_t first = steps_to_next(&box, 100); /* nothing is known: a minute */
+    assert_true(first >= 58 && first <= 66);
+    for (int i = 0; i < 3; i++)
+        step(&box);
+    struct mu_job_view view = box_view(&box);
+    expect_near(view.checkpoint_stall_s, 0.2, 0.001);
+    expect_near(view.checkpoint_failure_s, 30 * 86400 / 2.0, 1); /* nothing was lost: 30 days of each of two workers */
+    double wanted = daly_s(0.2, 30 * 86400 / 2.0);               /* 720 s */
+    expect_near((double)view.checkpoint_every, wanted, 0.01 * wanted + 1);
+    assert_true(box_said(&box, "checkpoint_interval: a checkpoint every 7"));
+    assert_non_null(strstr(view.checkpoint_every_reason, "one delays by 0.200 s"));
+    assert_non_null(
+        strstr(view.checkpoint_every_reason, "2 workers fail every 360.0 h (none lost in 0.0 worker hours)"));
+    expect_near((double)steps_to_next(&box, 1000), wanted, 0.02 * wanted);
+    box_fini(&box);
+}
+
+static void test_losses_make_the_interval_shorter(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin_auto(&box, 1000000, 200000);
+    steps_to_next(&box, 100);
+    uint64_t calm = box_view(&box).checkpoint_every;
+    box.events[0] = 0;
+    box_kill_worker(&box, 0);
+    box_advance(&box, 8000);
+    add_workers(&box, 5, 1);
+    for (int i = 0; i < 5; i++) { /* to the boundary at which they join */
+        box_train(&box, 100000);
+        box_advance(&box, 1000);
+    }
+    save(&box);
+    for (int i = 0; i < 3; i++)
+        step(&box);
+    struct mu_job_view view = box_view(&box);
+    assert_true(view.workers_lost == 1 && view.checkpoint_every < calm / 10);
+    assert_true(box_said(&box, "checkpoint_interval: "));
+    assert_non_null(strstr(view.checkpoint_every_reason, "1 lost in 0.0 worker hours"));
+    assert_true(view.checkpoint_failure_s > 50 && view.checkpoint_failure_s < 90); /* two workers for a minute or so */
+    double wanted = daly_s(view.checkpoint_stall_s, view.checkpoint_failure_s);
+    expect_near((double)view.checkpoint_every, wanted, 0.02 * wanted + 1);
+    box_fini(&box);
+}
+
+static void test_interval_is_never_shorter_than_writing_takes(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin_auto(&box, 1000000, 1);
+    steps_to_next(&box, 100);
+    uint64_t quick = box_view(&box).checkpoint_every;
+    assert_true(quick > 40 && quick < 60); /* a cost of 1 ms, the least that counts */
+    for (uint32_t i = 0; i < 2; i++)
+        box.workers[i].hold_pieces = true;
+    uint64_t before = box.published;
+    for (uint32_t i = 0; i < 160; i++)
+        step(&box);
+    assert_true(box.published == before);
+    for (uint32_t i = 0; i < 2; i++) {
+        box.workers[i].hold_pieces = false;
+        box_piece(&box, i);
+    }
+    box_settle(&box);
+    assert_true(box.published == before + 1);
+    struct mu_job_view view = box_view(&box);
+    assert_true(view.checkpoint_write_s > 80 && view.checkpoint_every >= (uint64_t)view.checkpoint_write_s);
+    assert_non_null(strstr(view.checkpoint_every_reason, "s to write, the least"));
+    box_fini(&box);
+}
+
+static void test_interval_begins_anew_after_a_restart(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin_auto(&box, 1000000, 200000);
+    steps_to_next(&box, 100);
+    assert_true(box_view(&box).checkpoint_every > 0);
+    box_kill_coord(&box);
+    box_start_coord(&box);
+    box_advance(&box, 3000);
+    assert_true(box_view(&box).checkpoint_every == 0);
+    uint64_t next = steps_to_next(&box, 100);
+    assert_true(next >= 55 && next <= 70);
+    assert_true(box_view(&box).checkpoint_every > 0);
+    box_fini(&box);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -354,6 +503,10 @@ int main(void)
         cmocka_unit_test(test_single_steps_that_are_not_finite_condemn_nothing),
         cmocka_unit_test(test_without_an_older_checkpoint_the_job_fails_and_never_starts_anew),
         cmocka_unit_test(test_checkpoint_that_nobody_can_start_from_is_given_up),
+        cmocka_unit_test(test_interval_follows_what_was_measured),
+        cmocka_unit_test(test_losses_make_the_interval_shorter),
+        cmocka_unit_test(test_interval_is_never_shorter_than_writing_takes),
+        cmocka_unit_test(test_interval_begins_anew_after_a_restart),
         cmocka_unit_test(test_verified_ones_are_read_again_long_after),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
