@@ -57,6 +57,7 @@ struct worker {
 struct checkpoint {
     uint32_t unprepared;                /* generations that could not be prepared from it, through no peer's fault */
     uint64_t failed_generation;         /* the last of them */
+    bool unreadable;                    /* when it was last to be re-read; told */
     uint64_t scrub_due_us;              /* lease clock: to be re-read then; 0: at once */
     struct mu_checkpoint_record record; /* pieces point to the job's `pieces` while it is the open intent */
 };

@@ -15,6 +15,7 @@ static uint64_t again_us(const struct mu_coord *coord)
 void note_verified(struct mu_coord *coord, struct checkpoint *checkpoint)
 {
     checkpoint->scrub_due_us = again_us(coord);
+    checkpoint->unreadable = false;
     if (checkpoint->record.verified)
         return;
     checkpoint->record.verified = true;
@@ -91,20 +92,17 @@ void on_scrubbed(struct mu_coord *coord, struct job *job, uint64_t number, enum 
         if (status == MU_OK) {
             bool first = !checkpoint->record.verified;
             note_verified(coord, checkpoint);
-            if (first) {
-                event(coord, MU_EVENT_INFO, "checkpoint_verified", job, NULL,
-                      "checkpoint %llu at step %llu was re-read and is whole", (unsigned long long)number,
-                      (unsigned long long)checkpoint->record.step);
+            if (first)
                 retain_checkpoints(coord, job); /* an older one may have been kept for being the last verified */
-            }
         } else if (status == MU_ERR_CORRUPT) {
             found_bad(coord, job, checkpoint, text ? text : mu_status_name(status));
         } else {
             checkpoint->scrub_due_us = lease_now(coord) + RETRY_US;
-            if (status != MU_ERR_BUSY)
+            if (status != MU_ERR_BUSY && !checkpoint->unreadable)
                 event(coord, MU_EVENT_WARNING, "checkpoint_unreadable", job, NULL,
                       "checkpoint %llu could not be re-read, which says nothing about it; tried again in %d s: %s",
                       (unsigned long long)number, RETRY_US / 1000000, text ? text : mu_status_name(status));
+            checkpoint->unreadable = status != MU_ERR_BUSY; /* told once: its directory may be gone for good */
         }
     }
     scrub_next(coord);

@@ -83,7 +83,6 @@ static void test_each_checkpoint_is_re_read_after_its_commit(void **state)
     begin(&box, 3);
     save(&box);
     expect_list(&box, "1v ");
-    assert_true(box_said(&box, "checkpoint_verified: checkpoint 1 "));
     save(&box);
     expect_list(&box, "1v 2v ");
     assert_string_equal(box.scrub_order, "1 2 ");
@@ -167,11 +166,15 @@ static void test_one_that_cannot_be_read_is_not_bad_and_tried_again(void **state
     save(&box);
     expect_list(&box, "1c ");
     assert_true(box_said(&box, "checkpoint_unreadable: checkpoint 1 could not be re-read"));
-    box.scrub_result = MU_OK;
     box_advance(&box, 590000);
     assert_int_equal(box.scrubs, 1);
+    box.events[0] = 0;
     box_advance(&box, 20000);
     assert_int_equal(box.scrubs, 2);
+    assert_false(box_said(&box, "checkpoint_unreadable")); /* said once */
+    expect_list(&box, "1c ");
+    box.scrub_result = MU_OK;
+    box_advance(&box, 610000);
     expect_list(&box, "1v ");
     box_fini(&box);
 }
