@@ -311,16 +311,18 @@ static enum mu_status read_policy(struct job_file_reader *r, const struct job_te
     if (!c->path)
         return job_file_missing(r, "checkpoint.path",
                                 "give a directory, or leave the whole group out for a job without checkpoints");
-    if (c->every && strcmp(c->every, "auto") == 0)
-        return job_file_refuse(r, "checkpoint.every", c->every, "a number of steps in this version",
-                               "write one, e.g. 100");
+    bool every_auto = c->every && strcmp(c->every, "auto") == 0;
+    if (every_auto)
+        ret_spec->checkpoint.every = MU_EVERY_AUTO;
     int kind = MU_CHECKPOINT_SHARED;
     if ((status = read_path(r, "checkpoint.path", c->path, ret_spec->checkpoint.path)) ||
         (status = read_choice(r, "checkpoint.kind", c->kind, kinds, "shared", &kind)) ||
-        (status = read_u64(r, "checkpoint.every", c->every, &ret_spec->checkpoint.every)) ||
+        (!every_auto && (status = read_u64(r, "checkpoint.every", c->every, &ret_spec->checkpoint.every))) ||
         (status = read_u32(r, "checkpoint.keep", c->keep, &ret_spec->checkpoint.keep)) ||
         (status = read_u64(r, "checkpoint.keep_every", c->keep_every, &ret_spec->checkpoint.keep_every)))
         return status;
+    if (!every_auto && ret_spec->checkpoint.every == MU_EVERY_AUTO)
+        return job_file_refuse(r, "checkpoint.every", c->every, "auto, or 0 to 1099511627776", "use auto");
     ret_spec->checkpoint.kind = (enum mu_checkpoint_kind)kind;
     return MU_OK;
 }

@@ -16,14 +16,15 @@
 #include "storage/catalog.h"
 #include "storage/job_json.h"
 #include "storage/manifest.h"
+#include "storage/scrub.h"
 
-enum task_kind { TASK_PUBLISH, TASK_PROBE, TASK_DELETE, TASK_SWEEP, TASK_END };
+enum task_kind { TASK_PUBLISH, TASK_PROBE, TASK_DELETE, TASK_SWEEP, TASK_SCRUB, TASK_END };
 
 struct mu_checkpoint_task {
     enum task_kind kind;
     struct mu_job_spec spec; /* PUBLISH */
     struct mu_hash128 numeric_identity;
-    struct mu_checkpoint_record checkpoint; /* PUBLISH, PROBE, DELETE */
+    struct mu_checkpoint_record checkpoint; /* PUBLISH, PROBE, DELETE, SCRUB */
     struct mu_piece_record *pieces;
     char root[MU_PATH_SIZE], job[MU_JOB_NAME_SIZE]; /* SWEEP */
     uint64_t before;
@@ -37,6 +38,10 @@ struct mu_checkpoint_io {
     struct mu_queue *queue;
     pthread_t thread;
     atomic_bool ending;
+    /* of the thread alone */
+    struct mu_checkpoint_task *scrubbing; /* NULL: none */
+    struct mu_scrub *scrub;
+    int pause_ms; /* before its next block */
 };
 
 /* A checkpoint's directory in its parts. */
@@ -324,6 +329,7 @@ static struct mu_checkpoint_task *new_task(enum task_kind kind, const struct mu_
         task->checkpoint.pieces = NULL;
         done->posted.kind = MU_POSTED_CHECKPOINT;
         done->deleted = kind == TASK_DELETE;
+        done->scrubbed = kind == TASK_SCRUB;
         memcpy(done->job, checkpoint->job, sizeof done->job);
         done->checkpoint = checkpoint->number;
         task->done = done;
@@ -366,6 +372,11 @@ struct mu_checkpoint_task *mu_checkpoint_task_delete(const struct mu_checkpoint_
     return new_task(TASK_DELETE, checkpoint);
 }
 
+struct mu_checkpoint_task *mu_checkpoint_task_scrub(const struct mu_checkpoint_record *checkpoint)
+{
+    return new_task(TASK_SCRUB, checkpoint);
+}
+
 struct mu_checkpoint_task *mu_checkpoint_task_sweep(const char *root, const char *job, uint64_t before,
                                                     const uint64_t *known, size_t known_count)
 {
@@ -388,6 +399,56 @@ struct mu_checkpoint_task *mu_checkpoint_task_sweep(const char *root, const char
 
 /* ---- thread ---- */
 
+static void answer(struct mu_checkpoint_io *io, struct mu_checkpoint_task *task, enum mu_status status)
+{
+    struct mu_checkpoint_done *done = task->done;
+    if (!done)
+        return;
+    done->result.status = status;
+    task->done = NULL;
+    mu_rpc_server_post(io->server, &done->posted.item);
+}
+
+static void end_scrub(struct mu_checkpoint_io *io, enum mu_status status)
+{
+    answer(io, io->scrubbing, status);
+    mu_checkpoint_task_free(io->scrubbing);
+    mu_scrub_free(io->scrub);
+    io->scrubbing = NULL;
+    io->scrub = NULL;
+}
+
+/* Takes the task. */
+static void begin_scrub(struct mu_checkpoint_io *io, struct mu_checkpoint_task *task)
+{
+    if (io->scrubbing) {
+        answer(io, task,
+               mu_fail(&task->done->result, MU_ERR_BUSY, "another checkpoint is being re-read at this moment"));
+        mu_checkpoint_task_free(task);
+        return;
+    }
+    const struct mu_checkpoint_record *checkpoint = &task->checkpoint;
+    io->scrubbing = task;
+    io->pause_ms = 0;
+    enum mu_status status = mu_scrub_new(checkpoint->dir, checkpoint->job, checkpoint->number, checkpoint->nonce,
+                                         &io->scrub, &task->done->result);
+    if (status)
+        end_scrub(io, status);
+}
+
+static void scrub_block(struct mu_checkpoint_io *io)
+{
+    struct mu_checkpoint_done *done = io->scrubbing->done;
+    size_t read_bytes = 0;
+    bool complete = false;
+    enum mu_status status = mu_scrub_step(io->scrub, &read_bytes, &complete, &done->result);
+    io->pause_ms = (int)((uint64_t)read_bytes * 1000 / MU_SCRUB_BYTES_PER_SECOND);
+    done->step = io->scrubbing->checkpoint.step;
+    done->size_bytes = mu_scrub_bytes(io->scrub);
+    if (status || complete)
+        end_scrub(io, status);
+}
+
 static void run_task(struct mu_checkpoint_io *io, struct mu_checkpoint_task *task)
 {
     struct mu_checkpoint_done *done = task->done;
@@ -405,26 +466,33 @@ static void run_task(struct mu_checkpoint_io *io, struct mu_checkpoint_task *tas
     case TASK_SWEEP:
         sweep(task);
         break;
+    case TASK_SCRUB:
     case TASK_END:
         break;
     }
-    if (!done)
-        return;
-    done->result.status = status;
-    task->done = NULL;
-    mu_rpc_server_post(io->server, &done->posted.item);
+    answer(io, task, status);
 }
 
 static void *io_thread(void *arg)
 {
     struct mu_checkpoint_io *io = arg;
     for (bool running = true; running;) {
-        struct mu_checkpoint_task *task = mu_queue_pop(io->queue, -1);
+        struct mu_checkpoint_task *task = mu_queue_pop(io->queue, io->scrubbing ? io->pause_ms : -1);
+        if (!task) {
+            scrub_block(io);
+            continue;
+        }
         running = task->kind != TASK_END;
+        if (task->kind == TASK_SCRUB && !atomic_load(&io->ending)) {
+            begin_scrub(io, task);
+            continue;
+        }
         if (!atomic_load(&io->ending))
             run_task(io, task);
         mu_checkpoint_task_free(task);
     }
+    mu_checkpoint_task_free(io->scrubbing); /* unanswered, as what is dropped from the queue */
+    mu_scrub_free(io->scrub);
     return NULL;
 }
 

@@ -194,7 +194,9 @@ static void on_planned(struct mu_driver *driver, struct mu_planned *planned)
 
 static void on_checkpoint_done(struct mu_driver *driver, struct mu_checkpoint_done *done)
 {
-    struct mu_coord_event event = {.kind = done->deleted ? MU_CE_DELETED : MU_CE_PUBLISHED};
+    struct mu_coord_event event = {.kind = done->scrubbed  ? MU_CE_SCRUBBED
+                                           : done->deleted ? MU_CE_DELETED
+                                                           : MU_CE_PUBLISHED};
     memcpy(event.checkpoint_io.job, done->job, sizeof event.checkpoint_io.job);
     event.checkpoint_io.checkpoint = done->checkpoint;
     event.checkpoint_io.status = done->result.status;
@@ -202,7 +204,7 @@ static void on_checkpoint_done(struct mu_driver *driver, struct mu_checkpoint_do
     event.checkpoint_io.size_bytes = done->size_bytes;
     event.checkpoint_io.text = done->result.status == MU_OK ? NULL : done->result.text;
     mu_driver_step(driver, &event);
-    if (!done->deleted && done->result.status == MU_OK)
+    if (!done->deleted && !done->scrubbed && done->result.status == MU_OK)
         sweep_after_commit(driver, done->job);
     free(done);
 }

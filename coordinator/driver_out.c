@@ -235,8 +235,9 @@ static void emit_task(struct mu_driver *driver, const struct mu_coord_action *ac
     const struct mu_job_record *job = action->checkpoint_io.job;
     const struct mu_checkpoint_record *checkpoint = action->checkpoint_io.checkpoint;
     struct held_task *held = malloc(sizeof *held);
-    struct mu_checkpoint_task *task = action->kind == MU_CA_DELETE
-                                          ? mu_checkpoint_task_delete(checkpoint)
+    struct mu_checkpoint_task *task = action->kind == MU_CA_DELETE ? mu_checkpoint_task_delete(checkpoint)
+                                      : action->kind == MU_CA_SCRUB
+                                          ? mu_checkpoint_task_scrub(checkpoint)
                                           : mu_checkpoint_task_publish(job, checkpoint, action->checkpoint_io.probe);
     if (!held || !task) {
         free(held);
@@ -272,6 +273,7 @@ void mu_driver_emit(void *ctx, const struct mu_coord_action *action)
         break;
     case MU_CA_PUBLISH:
     case MU_CA_DELETE:
+    case MU_CA_SCRUB:
         emit_task(driver, action);
         break;
     case MU_CA_EVENT:

@@ -34,6 +34,7 @@ static const char usage_text[] =
     "  --prepare-limit-ms N     a worker that makes no progress while preparing is lost after (default %u)\n"
     "  --hang-floor-ms N        a running worker without progress is never called hanging before (default %u)\n"
     "  --link-retry-ms N        a link that failed between living workers is tried again after (default %u)\n"
+    "  --scrub-again-s N        a checkpoint that was re-read is re-read again after (default %u)\n"
     "  --crash-limit N          more deaths of one worker than this within the window: quarantine (default %u)\n"
     "  --crash-window-ms N      that window (default %u)\n"
     "  --max-workers N          most workers attached at a time (default %u)\n"
@@ -72,15 +73,16 @@ enum {
     OPT_VERSION,
     OPT_HELP
 };
-enum { NUMBER_OPTIONS = 15, TEXT_OPTIONS = 7, MS_MAX = 24 * 3600 * 1000 };
+enum { NUMBER_OPTIONS = 16, TEXT_OPTIONS = 7, MS_MAX = 24 * 3600 * 1000 };
 
 static void print_usage(const struct options *options, FILE *to)
 {
     const struct mu_driver_config *d = &options->driver;
     const struct mu_coord_config *c = &d->core;
     fprintf(to, usage_text, c->heartbeat_ms, c->suspect_ms, c->lost_ms, c->reattach_grace_ms, c->settle_ms,
-            c->prepare_limit_ms, c->hang_floor_ms, c->link_retry_ms, c->crash_limit, c->crash_window_ms, c->max_workers,
-            c->max_jobs, d->events_kept, (unsigned)(d->reserve_bytes >> 20), d->pollers);
+            c->prepare_limit_ms, c->hang_floor_ms, c->link_retry_ms, c->scrub_again_s, c->crash_limit,
+            c->crash_window_ms, c->max_workers, c->max_jobs, d->events_kept, (unsigned)(d->reserve_bytes >> 20),
+            d->pollers);
 }
 
 static bool parse_number(const struct number_option *option, const char *text)
@@ -178,6 +180,7 @@ static void parse_options(struct options *options, int argc, char **argv)
         {"prepare-limit-ms", &core->prepare_limit_ms, 1, MS_MAX},
         {"hang-floor-ms", &core->hang_floor_ms, 1, MS_MAX},
         {"link-retry-ms", &core->link_retry_ms, 0, MS_MAX},
+        {"scrub-again-s", &core->scrub_again_s, 1, 100000000},
         {"crash-limit", &core->crash_limit, 1, 1000000},
         {"crash-window-ms", &core->crash_window_ms, 1, MS_MAX},
         {"max-workers", &core->max_workers, 1, MU_WORKERS_MAX},

@@ -225,6 +225,7 @@ static enum mu_status put_checkpoint(struct mu_wire_arena *arena, const struct m
     pb->not_before_step = checkpoint->not_before_step;
     pb->state = (Muster__V1__CheckpointState)((int)checkpoint->state + 1);
     pb->wall_us = checkpoint->wall_us;
+    pb->verified = checkpoint->verified;
     pb->size_bytes = checkpoint->size_bytes;
     pb->text = mu_wire_put_text(arena, checkpoint->text, sizeof checkpoint->text);
     pb->attempt = checkpoint->attempt;
@@ -441,6 +442,7 @@ static enum mu_status get_checkpoint(struct mu_wire_arena *arena, const Muster__
     out->command = pb->command;
     out->not_before_step = pb->not_before_step;
     out->wall_us = pb->wall_us;
+    out->verified = pb->verified;
     out->size_bytes = pb->size_bytes;
     return get_pieces(arena, pb, out, err);
 }

@@ -52,6 +52,12 @@ Muster__V1__Job *mu_view_job(struct mu_wire_arena *arena, const struct mu_job_vi
     pb->ended_wall_us = view->record.ended_wall_us;
     pb->weights_sha256 = mu_wire_put_bytes32(view->record.weights_sha256);
     pb->leaves = mu_job_leaves(&view->record.spec);
+    pb->checkpoint_every = view->checkpoint_every;
+    pb->checkpoint_stall_seconds = view->checkpoint_stall_s;
+    pb->checkpoint_write_seconds = view->checkpoint_write_s;
+    pb->checkpoint_failure_seconds = view->checkpoint_failure_s;
+    pb->checkpoint_every_reason =
+        mu_wire_put_text(arena, view->checkpoint_every_reason, sizeof view->checkpoint_every_reason);
     return pb;
 }
 
@@ -114,6 +120,7 @@ Muster__V1__Checkpoint *mu_view_checkpoint(struct mu_wire_arena *arena, const st
     pb->committed_wall_us = record->wall_us;
     pb->text = mu_wire_put_text(arena, record->text, sizeof record->text);
     pb->nonce = mu_wire_put_id(arena, record->nonce);
+    pb->verified = record->verified;
     return pb;
 }
 

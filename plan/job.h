@@ -34,7 +34,8 @@ enum {
     MU_SEQUENCES_MAX = 1 << 24,          /* global batch, evaluation set */
     MU_KEEP_MAX = 100000,                /* checkpoints kept */
 };
-#define MU_STEPS_MAX (1ull << 40) /* also the bound of warmup and of every `every` */
+#define MU_STEPS_MAX  (1ull << 40) /* also the bound of warmup and of every `every` */
+#define MU_EVERY_AUTO UINT64_MAX   /* checkpoint.every: the coordinator chooses it */
 
 enum mu_model_family { MU_FAMILY_GPT2 = 1, MU_FAMILY_LLAMA = 2 };
 enum mu_token_format { MU_TOKENS_BYTES = 1, MU_TOKENS_LLMC = 2, MU_TOKENS_MEGATRON = 3 };
@@ -88,7 +89,7 @@ struct mu_job_spec {
     struct {
         char path[MU_PATH_SIZE]; /* absolute directory; empty = no checkpoints */
         enum mu_checkpoint_kind kind;
-        uint64_t every;      /* steps between checkpoints; 0 = only on request and at the end */
+        uint64_t every;      /* steps between checkpoints; 0 = only on request and at the end; MU_EVERY_AUTO */
         uint32_t keep;       /* newest N are kept (>= 1) */
         uint64_t keep_every; /* also keep those whose step is a multiple; 0 = none */
     } checkpoint;

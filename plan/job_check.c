@@ -445,17 +445,30 @@ static enum mu_status check_checkpoint(const struct mu_job_spec *spec, struct mu
                        (int)spec->checkpoint.kind);
     if (spec->checkpoint.path[0] && (status = check_path(err, "checkpoint.path", spec->checkpoint.path)))
         return status;
-    if ((status = check_uint(err, "checkpoint.every", every, 0, MU_STEPS_MAX, "use 0 for none between")) ||
+    if ((every != MU_EVERY_AUTO &&
+         (status = check_uint(err, "checkpoint.every", every, 0, MU_STEPS_MAX, "use 0 for none between"))) ||
         (status = check_uint(err, "checkpoint.keep", spec->checkpoint.keep, 1, MU_KEEP_MAX,
                              "the newest checkpoint is always kept")) ||
         (status = check_uint(err, "checkpoint.keep_every", keep_every, 0, MU_STEPS_MAX, "use 0 for none")))
         return status;
+    if (!spec->checkpoint.path[0] && every == MU_EVERY_AUTO)
+        return mu_fail(
+            err, MU_ERR_INVALID,
+            "checkpoint.every: value auto is not allowed: 0 when there is no checkpoint.path; give a path or "
+            "leave every out");
+    if (every == MU_EVERY_AUTO && keep_every > 0)
+        return mu_fail(
+            err, MU_ERR_INVALID,
+            "checkpoint.keep_every: value %" PRIu64
+            " is not allowed: 0 with checkpoint.every auto, whose checkpoints fall on no multiples; leave it "
+            "out, or give every a number",
+            keep_every);
     if (!spec->checkpoint.path[0] && every > 0)
         return mu_fail(err, MU_ERR_INVALID,
                        "checkpoint.every: value %" PRIu64
                        " is not allowed: 0 when there is no checkpoint.path; give a path or leave every out",
                        every);
-    if (every > 0 && keep_every % every != 0)
+    if (every > 0 && every != MU_EVERY_AUTO && keep_every % every != 0)
         return mu_fail(err, MU_ERR_INVALID,
                        "checkpoint.keep_every: value %" PRIu64
                        " is not allowed: a multiple of checkpoint.every (%" PRIu64

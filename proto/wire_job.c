@@ -74,7 +74,8 @@ static void fill_policies(struct spec_pb *pb, const struct mu_job_spec *spec)
     pb->workers.spares = spec->workers.spares;
     muster__v1__checkpoint_policy__init(&pb->checkpoint);
     pb->checkpoint.kind = (Muster__V1__CheckpointKind)spec->checkpoint.kind;
-    pb->checkpoint.every = spec->checkpoint.every;
+    pb->checkpoint.every_auto = spec->checkpoint.every == MU_EVERY_AUTO;
+    pb->checkpoint.every = pb->checkpoint.every_auto ? 0 : spec->checkpoint.every;
     pb->checkpoint.keep = spec->checkpoint.keep;
     pb->checkpoint.keep_every = spec->checkpoint.keep_every;
     muster__v1__eval_policy__init(&pb->eval);
@@ -202,7 +203,9 @@ static void read_policies(const Muster__V1__JobSpec *pb, struct mu_job_spec *spe
     if (pb->checkpoint) {
         spec->checkpoint.kind =
             (enum mu_checkpoint_kind)given_or((int)pb->checkpoint->kind, (int)spec->checkpoint.kind);
-        spec->checkpoint.every = pb->checkpoint->every;
+        spec->checkpoint.every = pb->checkpoint->every_auto ? MU_EVERY_AUTO : pb->checkpoint->every;
+        if (!pb->checkpoint->every_auto && spec->checkpoint.every == MU_EVERY_AUTO)
+            spec->checkpoint.every--; /* a number that is far too large, and is refused as one */
         spec->checkpoint.keep = given_or_u32(pb->checkpoint->keep, spec->checkpoint.keep);
         spec->checkpoint.keep_every = pb->checkpoint->keep_every;
     }

@@ -7,7 +7,7 @@
 
 #include "storage/json_load.h"
 
-enum kind { KIND_TEXT, KIND_BOOL, KIND_U32, KIND_U64, KIND_U64_TEXT, KIND_F32, KIND_F64, KIND_CHOICE };
+enum kind { KIND_TEXT, KIND_BOOL, KIND_U32, KIND_U64, KIND_U64_TEXT, KIND_EVERY, KIND_F32, KIND_F64, KIND_CHOICE };
 
 struct choice {
     const char *name;
@@ -81,7 +81,7 @@ static const struct field fields[] = {
     FIELD(workers, spares, KIND_U32),
     FIELD(checkpoint, path, KIND_TEXT),
     CHOICE(checkpoint, kind, kinds),
-    FIELD(checkpoint, every, KIND_U64),
+    FIELD(checkpoint, every, KIND_EVERY), /* a number, or "auto" */
     FIELD(checkpoint, keep, KIND_U32),
     FIELD(checkpoint, keep_every, KIND_U64),
     FIELD(eval, every, KIND_U64),
@@ -110,6 +110,10 @@ static json_t *value_to_json(const struct field *field, const void *at)
         return json_boolean(*(const bool *)at);
     case KIND_U32:
         return json_integer(*(const uint32_t *)at);
+    case KIND_EVERY:
+        if (*(const uint64_t *)at == MU_EVERY_AUTO)
+            return json_string("auto");
+        return json_integer((json_int_t) * (const uint64_t *)at);
     case KIND_U64:
         return json_integer((json_int_t) * (const uint64_t *)at);
     case KIND_U64_TEXT:
@@ -233,6 +237,12 @@ static enum mu_status value_from_json(const struct field *field, const json_t *v
         if (status == MU_OK)
             *(uint32_t *)at = (uint32_t)number;
         return status;
+    case KIND_EVERY:
+        if (json_is_string(value) && strcmp(json_string_value(value), "auto") == 0) {
+            *(uint64_t *)at = MU_EVERY_AUTO;
+            return MU_OK;
+        }
+        return integer_from_json(field, value, INT64_MAX, at, err);
     case KIND_U64:
         return integer_from_json(field, value, INT64_MAX, at, err);
     case KIND_U64_TEXT:

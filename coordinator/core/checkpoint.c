@@ -1,8 +1,8 @@
 /* Checkpoints: intent -> pieces -> manifest -> committed -> deleted.
  *
- *   (none) --order--> INTENT --all pieces written, manifest on disk--> COMMITTED --retention--> DELETING --directory
- * gone--> (none) |writer lost, piece failed, cancelled               |cannot be loaded
- *                       +-----------------> DELETING                       +--> BAD
+ *   (none) --order--> INTENT --all written, manifest on disk--> COMMITTED --retention--> DELETING --gone--> (none)
+ *                       |writer lost, piece failed, cancelled     |cannot be loaded, re-read and found wrong
+ *                       +-----------------> DELETING              +--> BAD
  *
  * Piece reports are acknowledged only when the checkpoint is committed or given up: until then the writers keep and
  * repeat them, so a restart of the coordinator loses none. One intent per job at a time. */
@@ -264,6 +264,7 @@ uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_
     job->publishing = job->untaken = false;
     job->checkpoint_wanted = false;
     job->checkpoint_attempt = 0;
+    interval_ordered(coord, job);
     persist_job(coord, job);
     persist_checkpoint(coord, record);
     for (uint32_t piece = 0; piece < writers; piece++)
@@ -285,10 +286,13 @@ void checkpoint_policy(struct mu_coord *coord, struct job *job)
         order_checkpoint(coord, job, 0, false);
         return;
     }
-    if (spec->checkpoint.every == 0)
+    const uint64_t every = interval_steps(job);
+    if (every == 0)
         return;
-    if (job->next_due_step <= job->steps_done)
-        job->next_due_step = (job->steps_done / spec->checkpoint.every + 1) * spec->checkpoint.every;
+    if (interval_is_auto(job))
+        job->next_due_step = interval_due(job);
+    else if (job->next_due_step <= job->steps_done)
+        job->next_due_step = (job->steps_done / every + 1) * every;
     uint64_t due = job->next_due_step;
     /* Ordered a little ahead, so that every rank has the command before the boundary at which it is due. */
     uint64_t lead = 2 + (job->seconds_per_step > 0 ? (uint64_t)(0.3 / job->seconds_per_step) : 0);
@@ -299,7 +303,8 @@ void checkpoint_policy(struct mu_coord *coord, struct job *job)
             coord, MU_EVENT_ERROR, "checkpoint_failed", job, NULL,
             "no checkpoint can be ordered for step %llu: too many are kept (%u), or the layout has more than %d pieces",
             (unsigned long long)due, job->checkpoint_count, MU_PIECES_MAX);
-    job->next_due_step = due + spec->checkpoint.every;
+    job->next_due_step = due + every;
+    job->interval.base = due;
 }
 
 void resend_checkpoint(struct mu_coord *coord, struct job *job, struct worker *worker)
@@ -549,7 +554,18 @@ void on_piece(struct mu_coord *coord, struct worker *worker, const struct mu_pie
     }
 }
 
-/* Whatever the policy keeps, there must be room for the next ones: the oldest goes, loudly. */
+static const struct checkpoint *newest_verified(const struct job *job)
+{
+    for (uint32_t i = job->checkpoint_count; i-- > 0;) {
+        const struct mu_checkpoint_record *record = &job->checkpoints[i].record;
+        if (record->state == MU_CKPT_COMMITTED && record->verified)
+            return &job->checkpoints[i];
+    }
+    return NULL;
+}
+
+/* Whatever the policy keeps, there must be room for the next ones: the oldest goes, loudly, but never the last verified
+ * one. */
 static void make_room(struct mu_coord *coord, struct job *job)
 {
     enum { ROOM = 16 };
@@ -559,7 +575,8 @@ static void make_room(struct mu_coord *coord, struct job *job)
             job->checkpoints[i].record.state == MU_CKPT_COMMITTED || job->checkpoints[i].record.state == MU_CKPT_BAD;
     for (uint32_t i = 0; i < job->checkpoint_count && kept > MU_CHECKPOINTS_MAX - ROOM; i++) {
         struct checkpoint *checkpoint = &job->checkpoints[i];
-        if (checkpoint->record.state != MU_CKPT_COMMITTED && checkpoint->record.state != MU_CKPT_BAD)
+        if ((checkpoint->record.state != MU_CKPT_COMMITTED && checkpoint->record.state != MU_CKPT_BAD) ||
+            checkpoint == newest_verified(job))
             continue;
         event(coord, MU_EVENT_WARNING, "checkpoint_dropped", job, NULL,
               "checkpoint %llu at step %llu is deleted though the job file keeps it: a job has at most %d",
@@ -570,7 +587,7 @@ static void make_room(struct mu_coord *coord, struct job *job)
     }
 }
 
-static void retain(struct mu_coord *coord, struct job *job)
+void retain_checkpoints(struct mu_coord *coord, struct job *job)
 {
     struct mu_checkpoint_info list[MU_CHECKPOINTS_MAX];
     uint32_t index[MU_CHECKPOINTS_MAX];
@@ -583,7 +600,7 @@ static void retain(struct mu_coord *coord, struct job *job)
         uint64_t seq = checkpoint->record.number;
         list[count++] = (struct mu_checkpoint_info){.seq = MU_MUTANT(MU_MUT_RETENTION_DELETES_NEWEST) ? ~seq : seq,
                                                     .step = checkpoint->record.step,
-                                                    .verified = checkpoint->loaded,
+                                                    .verified = checkpoint->record.verified,
                                                     .quarantined = checkpoint->record.state == MU_CKPT_BAD};
     }
     const struct mu_retention_policy policy = {.keep = job->record.spec.checkpoint.keep,
@@ -617,7 +634,9 @@ static void commit(struct mu_coord *coord, struct job *job, struct checkpoint *c
           (unsigned long long)record->number, (unsigned long long)step, (double)size_bytes * 1e-6);
     job->intent = 0;
     job->publishing = false;
-    retain(coord, job);
+    interval_committed(coord, job);
+    retain_checkpoints(coord, job);
+    scrub_next(coord);
     job_tick(coord, job);
 }
 
@@ -677,10 +696,13 @@ void mark_checkpoint_bad(struct mu_coord *coord, struct job *job, uint64_t numbe
     if (!checkpoint || checkpoint->record.state != MU_CKPT_COMMITTED)
         return;
     checkpoint->record.state = MU_CKPT_BAD;
+    checkpoint->record.verified = false;
     copy_text(checkpoint->record.text, sizeof checkpoint->record.text, text);
     persist_checkpoint(coord, &checkpoint->record);
-    event(coord, MU_EVENT_ERROR, "checkpoint_bad", job, NULL,
-          "checkpoint %llu cannot be loaded (%s); falling back to an older one", (unsigned long long)number, text);
+    const struct checkpoint *newest = newest_committed(job);
+    bool newer = newest && newest->record.number > number;
+    event(coord, MU_EVENT_ERROR, "checkpoint_bad", job, NULL, "checkpoint %llu is bad (%s); %s",
+          (unsigned long long)number, text, newer ? "newer ones are not affected" : "an older one takes its place");
 }
 
 void probe_intents(struct mu_coord *coord, struct job *job)

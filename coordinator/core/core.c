@@ -18,6 +18,7 @@ void mu_coord_config_init(struct mu_coord_config *config)
         .prepare_limit_ms = 60000,
         .hang_floor_ms = 30000,
         .link_retry_ms = 10000,
+        .scrub_again_s = 604800, /* a week */
         .crash_limit = 5,
         .crash_window_ms = 600000,
     };
@@ -36,6 +37,8 @@ enum mu_status mu_coord_config_check(const struct mu_coord_config *config, struc
     if (config->reattach_grace_ms < 100 || config->reattach_grace_ms > config->lost_ms)
         return mu_fail(err, MU_ERR_INVALID, "--reattach-grace-ms %u is not allowed: 100 to --lost-ms (%u)",
                        config->reattach_grace_ms, config->lost_ms);
+    if (config->scrub_again_s < 1)
+        return mu_fail(err, MU_ERR_INVALID, "--scrub-again-s %u is not allowed: at least 1", config->scrub_again_s);
     if (config->max_jobs == 0 || config->max_jobs > UINT16_MAX)
         return mu_fail(err, MU_ERR_INVALID, "--max-jobs %u is not allowed: 1 to 65535", config->max_jobs);
     if (config->max_workers == 0 || config->max_workers > MU_WORKERS_MAX || config->max_members > config->max_workers)
@@ -70,6 +73,7 @@ struct mu_coord *mu_coord_new(const struct mu_coord_config *config)
         return NULL;
     coord->config = *config;
     coord->free_worker = NONE;
+    coord->scrub_next_us = UINT64_MAX;
     coord->workers = calloc(config->max_workers, sizeof coord->workers[0]);
     coord->member_records = calloc(config->max_members, sizeof coord->member_records[0]);
     coord->plan_members = calloc(config->max_members, sizeof coord->plan_members[0]);
@@ -129,6 +133,8 @@ uint64_t mu_coord_next_deadline(const struct mu_coord *coord)
     }
     if (any_live && coord->next_scan_us < next)
         next = coord->next_scan_us;
+    if (!coord->scrub_number && coord->scrub_next_us < next)
+        next = coord->scrub_next_us;
     return next == UINT64_MAX ? next : next + coord->forgiven_us;
 }
 
@@ -155,6 +161,8 @@ static void tick(struct mu_coord *coord)
         if (coord->jobs[i].used && !is_over(&coord->jobs[i]))
             job_tick(coord, &coord->jobs[i]);
     }
+    if (lease_now(coord) >= coord->scrub_next_us)
+        scrub_next(coord);
 }
 
 void mu_coord_start(struct mu_coord *coord, uint64_t now_us, uint64_t wall_us, const struct mu_coord_sink *sink)
@@ -174,9 +182,10 @@ void mu_coord_start(struct mu_coord *coord, uint64_t now_us, uint64_t wall_us, c
     }
     for (uint32_t i = 0; i < coord->job_count; i++) {
         struct job *job = &coord->jobs[i];
-        job->phase_since_us = job->progress_us = lease_now(coord);
+        job->phase_since_us = job->progress_us = job->interval.counted_us = lease_now(coord);
         probe_intents(coord, job);
     }
+    scrub_start(coord);
     coord->next_scan_us = lease_now(coord);
     coord->deadline_us = mu_coord_next_deadline(coord);
     coord->sink = NULL;
@@ -211,6 +220,10 @@ void mu_coord_step(struct mu_coord *coord, const struct mu_coord_event *event, c
         if (job)
             on_deleted(coord, job, event->checkpoint_io.checkpoint, event->checkpoint_io.status,
                        event->checkpoint_io.text);
+        break;
+    case MU_CE_SCRUBBED:
+        on_scrubbed(coord, find_job(coord, event->checkpoint_io.job), event->checkpoint_io.checkpoint,
+                    event->checkpoint_io.status, event->checkpoint_io.text);
         break;
     case MU_CE_SUBMIT:
         on_submit(coord, event->submit.cookie, event->submit.spec);

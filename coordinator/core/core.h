@@ -28,10 +28,14 @@
 
 enum {
     MU_EVENT_TEXT_SIZE = 320,
-    MU_CHECKPOINTS_MAX = 128,       /* per job, known at one time */
-    MU_BAD_LINKS_MAX = 64,          /* per job */
-    MU_TIMINGS_KEPT = 64,           /* step reports kept per worker for GetTimings */
-    MU_PIECES_MAX = 4096,           /* per checkpoint */
+    MU_CHECKPOINTS_MAX = 128, /* per job, known at one time */
+    MU_BAD_LINKS_MAX = 64,    /* per job */
+    MU_TIMINGS_KEPT = 64,     /* step reports kept per worker for GetTimings */
+    MU_PIECES_MAX = 4096,     /* per checkpoint */
+    MU_SUSPECT_STEPS = 16,    /* after a load: what begins to be not finite within so many is the checkpoint's fault, */
+    MU_SUSPECT_REPORTS = 5,   /* when so many reports in a row say so (one such step is skipped by all and harmless) */
+    MU_SUSPECT_UNPREPARED =
+        3, /* so many generations that could not be prepared from a checkpoint, with all peers there */
     MU_CHECKPOINT_ATTEMPTS_MAX = 3, /* a checkpoint that is given up is ordered again at once until so many were */
 };
 
@@ -44,6 +48,7 @@ struct mu_coord_config {
     uint32_t prepare_limit_ms;             /* without progress while preparing */
     uint32_t hang_floor_ms;                /* a running worker that makes no progress for max(this, 20 steps) hangs */
     uint32_t link_retry_ms;                /* a bad link is tried again after so long */
+    uint32_t scrub_again_s;                /* a verified checkpoint is read again after so long */
     uint32_t crash_limit, crash_window_ms; /* more deaths than this within the window: quarantine */
 };
 
@@ -132,6 +137,7 @@ struct mu_checkpoint_record {
     uint64_t not_before_step;
     enum mu_checkpoint_state state;
     uint64_t wall_us; /* committed at */
+    bool verified;    /* COMMITTED: every byte was read and found right since it was written */
     uint64_t size_bytes;
     char dir[MU_PATH_SIZE]; /* <path>/<seq>-<step as ordered>-<nonce>, final, chosen at the intent; the manifest has the
                                exact step */
@@ -194,6 +200,7 @@ enum mu_coord_event_kind {
     MU_CE_PLANNED,
     MU_CE_PUBLISHED, /* the manifest of a checkpoint is on disk and verified, or not */
     MU_CE_DELETED,   /* the directory of a DELETING, BAD or aborted checkpoint is gone, or not */
+    MU_CE_SCRUBBED,  /* a committed checkpoint was re-read: MU_OK, MU_ERR_CORRUPT, or not possible to say */
     MU_CE_SUBMIT,
     MU_CE_CANCEL,
     MU_CE_DRAIN,
@@ -227,7 +234,7 @@ struct mu_coord_event {
             uint64_t step;         /* PUBLISHED: as in the manifest */
             uint64_t size_bytes;
             const char *text;
-        } checkpoint_io; /* PUBLISHED, DELETED */
+        } checkpoint_io; /* PUBLISHED, DELETED, SCRUBBED */
         struct {
             uint64_t cookie; /* comes back in REPLY */
             const struct mu_job_spec *spec;
@@ -251,6 +258,7 @@ enum mu_coord_action_kind {
     MU_CA_PLAN,
     MU_CA_PUBLISH,
     MU_CA_DELETE,
+    MU_CA_SCRUB, /* one at a time over all jobs, until its SCRUBBED */
     MU_CA_EVENT, /* give to watchers; its PERSIST was emitted just before */
     MU_CA_REPLY,
 };
@@ -277,7 +285,7 @@ struct mu_coord_action {
             bool probe;  /* PUBLISH after a restart: pieces are unknown; answer OK only if a valid manifest is there
                             already */
         } checkpoint_io; /* PUBLISH: prove tiling, verify files, write the manifest (idempotent); DELETE: remove the
-                            directory */
+                            directory; SCRUB: re-read every byte, slowly, behind everything else */
         const struct mu_event_record *event;
         struct {
             uint64_t cookie;
@@ -336,6 +344,9 @@ struct mu_job_view {
     bool has_result;
     double tokens_per_second; /* over the last reports */
     uint64_t last_checkpoint, last_checkpoint_step, last_checkpoint_wall_us;
+    uint64_t checkpoint_every; /* chosen where the job leaves it to the coordinator; 0: not (yet) */
+    double checkpoint_stall_s, checkpoint_write_s, checkpoint_failure_s;
+    char checkpoint_every_reason[MU_TEXT_SIZE];
     uint64_t eval_step;
     double eval_loss; /* valid when eval_step > 0 */
     uint64_t workers_lost, generations, replayed_steps;

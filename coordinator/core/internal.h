@@ -55,7 +55,10 @@ struct worker {
 };
 
 struct checkpoint {
-    bool loaded;                        /* a generation started from it: every byte was verified */
+    uint32_t unprepared;                /* generations that could not be prepared from it, through no peer's fault */
+    uint64_t failed_generation;         /* the last of them */
+    bool unreadable;                    /* when it was last to be re-read; told */
+    uint64_t scrub_due_us;              /* lease clock: to be re-read then; 0: at once */
     struct mu_checkpoint_record record; /* pieces point to the job's `pieces` while it is the open intent */
 };
 
@@ -71,6 +74,18 @@ struct moves {
     uint32_t *by_from;     /* their indices, ascending by (from, index) */
     uint32_t *first_from;  /* [world + 1]: where those of a rank begin in by_from */
     uint32_t count;
+};
+
+/* What is known of the cost of checkpoints: see interval.c. */
+struct interval {
+    uint64_t steps, told_steps; /* 0: nothing was measured yet */
+    double cost_s, write_s, failure_s;
+    double stall_s, slow_s;         /* of the newest checkpoint: longest copy; steps longer than usual, summed */
+    double step_s;                  /* a step while nothing is written */
+    uint64_t ordered_us, taken_us;  /* lease clock; 0: not */
+    uint64_t worker_us, counted_us; /* workers * time, up to then (lease clock) */
+    uint64_t base;                  /* step of the last one that was due */
+    char reason[MU_TEXT_SIZE];
 };
 
 struct job {
@@ -124,14 +139,18 @@ struct job {
 
     struct checkpoint checkpoints[MU_CHECKPOINTS_MAX]; /* ascending by number */
     uint32_t checkpoint_count;
-    uint64_t intent;                /* number of the open one; 0: none */
-    bool untaken;                   /* it cannot become complete, unless its manifest is there already */
-    bool publishing;                /* PUBLISH is out for it (or a probe, after a restart) */
-    bool checkpoint_wanted;         /* on request, or one was given up and is to be ordered again */
-    uint32_t checkpoint_failures;   /* in a row */
-    uint32_t checkpoint_attempt;    /* of the next one ordered: how many were given up before it */
-    uint64_t checkpoint_retry_us;   /* after a failed one at the end: not before (lease clock) */
-    uint64_t next_due_step;         /* by policy */
+    uint64_t suspect;             /* number of the one that the state was loaded from not long ago; 0: none */
+    uint64_t suspect_step;        /* its step */
+    uint32_t unfinite_reports;    /* in a row, the newest included */
+    uint64_t intent;              /* number of the open one; 0: none */
+    bool untaken;                 /* it cannot become complete, unless its manifest is there already */
+    bool publishing;              /* PUBLISH is out for it (or a probe, after a restart) */
+    bool checkpoint_wanted;       /* on request, or one was given up and is to be ordered again */
+    uint32_t checkpoint_failures; /* in a row */
+    uint32_t checkpoint_attempt;  /* of the next one ordered: how many were given up before it */
+    uint64_t checkpoint_retry_us; /* after a failed one at the end: not before (lease clock) */
+    uint64_t next_due_step;       /* by policy */
+    struct interval interval;
     struct mu_piece_record *pieces; /* [MU_PIECES_MAX], of the open intent */
     uint32_t *piece_slots;          /* writers */
 
@@ -168,6 +187,10 @@ struct mu_coord {
         uint64_t name_hash, lease_us;
     } deaths[DEATHS_KEPT]; /* ring */
     uint64_t death_count;
+
+    struct mu_id scrub_job; /* uid of the job whose checkpoint is being re-read */
+    uint64_t scrub_number;  /* which one; 0: none */
+    uint64_t scrub_next_us; /* lease clock: when the next one is due; UINT64_MAX: none */
 
     uint64_t last_event;
     struct mu_coord_counters counters;
@@ -299,6 +322,28 @@ void on_published(struct mu_coord *coord, struct job *job, uint64_t number, enum
 void on_deleted(struct mu_coord *coord, struct job *job, uint64_t number, enum mu_status status, const char *text);
 void mark_checkpoint_bad(struct mu_coord *coord, struct job *job, uint64_t number, const char *text);
 void probe_intents(struct mu_coord *coord, struct job *job); /* after a restart */
+void retain_checkpoints(struct mu_coord *coord, struct job *job);
+
+/* scrub.c */
+void scrub_start(struct mu_coord *coord);
+void scrub_next(struct mu_coord *coord); /* something may be due */
+void note_verified(struct mu_coord *coord, struct checkpoint *checkpoint);
+void on_scrubbed(struct mu_coord *coord, struct job *job, uint64_t number, enum mu_status status, const char *text);
+
+/* suspect.c */
+void suspect_go(struct mu_coord *coord, struct job *job);                                      /* a generation goes */
+void suspect_result(struct mu_coord *coord, struct job *job, uint32_t step_count);             /* a step was done */
+void suspect_unprepared(struct mu_coord *coord, struct job *job, const struct worker *worker); /* its own failure */
+
+/* interval.c */
+bool interval_is_auto(const struct job *job);
+uint64_t interval_steps(const struct job *job); /* between checkpoints; 0: none, or not known yet */
+uint64_t interval_due(const struct job *job);   /* where it is automatic and interval_steps is not 0 */
+void interval_count_workers(struct mu_coord *coord, struct job *job); /* before phase or world change */
+void interval_report(struct mu_coord *coord, struct job *job, const struct worker *worker,
+                     const struct mu_step_report *report);
+void interval_ordered(struct mu_coord *coord, struct job *job);
+void interval_committed(struct mu_coord *coord, struct job *job);
 
 /* requests.c */
 void on_submit(struct mu_coord *coord, uint64_t cookie, const struct mu_job_spec *spec);

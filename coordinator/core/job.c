@@ -65,6 +65,7 @@ struct job *add_job(struct mu_coord *coord, const char *name)
 
 void set_phase(struct mu_coord *coord, struct job *job, enum mu_job_phase phase)
 {
+    interval_count_workers(coord, job);
     job->phase = phase;
     job->phase_since_us = lease_now(coord);
 }
@@ -349,6 +350,8 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     job->command_base = job->record.command.number;
     job->generations++;
     job->next_due_step = 0;
+    if (job->interval.base > plan->start_step)
+        job->interval.base = plan->start_step;
     memcpy(job->secret, secret, sizeof job->secret);
     set_phase(coord, job, MU_JP_PREPARING);
     persist_job(coord, job);
@@ -472,16 +475,19 @@ static void go(struct mu_coord *coord, struct job *job)
     persist_job(coord, job);
     persist_generation(coord, job);
     struct checkpoint *start = find_checkpoint(job, job->plan_checkpoint);
+    suspect_go(coord, job);
+    bool loaded = start != NULL; /* by all: then every byte of it was read and verified */
     for (uint32_t rank = 0; rank < job->world; rank++) {
         struct worker *worker = member_at(coord, job, rank);
-        if (start && worker->source == MU_SOURCE_CHECKPOINT)
-            start->loaded = true;
+        loaded = loaded && (worker->source == MU_SOURCE_CHECKPOINT || mu_layout_is_idle(&job->layout, rank));
         worker->arrived = false;
         worker->status.phase = MU_PHASE_RUNNING;
         holds_own_share(job, worker, job->start_step);
         worker->progress_us = lease_now(coord);
         send_go(coord, job, worker);
     }
+    if (loaded && start->record.state == MU_CKPT_COMMITTED)
+        note_verified(coord, start);
     tell_go(coord, job);
     release_drained(coord, job, true);
     settle(coord, job);
@@ -499,6 +505,8 @@ static void member_parked(struct mu_coord *coord, struct job *job, struct worker
         mark_checkpoint_bad(coord, job, status->bad_checkpoint, status->text);
     if (status->park_reason == MU_PARK_ENGINE || (status->park_reason == MU_PARK_PREPARE && !status->bad_checkpoint &&
                                                   status->peer_failure == MU_PEER_FAILURE_NONE)) {
+        if (status->park_reason == MU_PARK_PREPARE)
+            suspect_unprepared(coord, job, worker);
         format_into(text, sizeof text, "worker %s cannot go on: %s", worker->name, status->text);
         note_break(coord, job, text);
         declare_lost(coord, worker, "%s", status->text);

@@ -452,12 +452,14 @@ static void on_step(struct mu_coord *coord, struct worker *worker, const struct 
         job->progress_us = lease_now(coord);
         job->result = report->result;
         job->has_result = true;
+        suspect_result(coord, job, report->step_count);
     }
     if (worker->rank == 0 && report->total_us > 0 && report->step_count > 0) {
         double rate = (double)report->tokens / ((double)report->total_us * 1e-6);
         job->tokens_per_second = job->tokens_per_second > 0 ? 0.7 * job->tokens_per_second + 0.3 * rate : rate;
         job->seconds_per_step = (double)report->total_us * 1e-6 / report->step_count;
     }
+    interval_report(coord, job, worker, report);
     if (job->phase == MU_JP_STEPPING)
         checkpoint_policy(coord, job);
 }

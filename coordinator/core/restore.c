@@ -109,7 +109,7 @@ static enum mu_status restore_checkpoint(struct mu_coord *coord, const struct mu
     uint32_t at = job->checkpoint_count++;
     for (; at > 0 && job->checkpoints[at - 1].record.number > record->number; at--)
         job->checkpoints[at] = job->checkpoints[at - 1];
-    job->checkpoints[at].loaded = false;
+    job->checkpoints[at] = (struct checkpoint){0};
     struct mu_checkpoint_record *own = &job->checkpoints[at].record;
     *own = *record;
     own->layout = layout;

@@ -56,6 +56,13 @@ static void view_job(const struct mu_coord *coord, const struct job *job, struct
         ret->last_checkpoint_step = newest->record.step;
         ret->last_checkpoint_wall_us = newest->record.wall_us;
     }
+    if (interval_is_auto(job) && job->interval.steps) {
+        ret->checkpoint_every = job->interval.steps;
+        ret->checkpoint_stall_s = job->interval.cost_s;
+        ret->checkpoint_write_s = job->interval.write_s;
+        ret->checkpoint_failure_s = job->interval.failure_s;
+        memcpy(ret->checkpoint_every_reason, job->interval.reason, sizeof ret->checkpoint_every_reason);
+    }
     ret->eval_step = job->eval_step;
     ret->eval_loss = job->eval_loss;
     ret->workers_lost = job->workers_lost;

@@ -11,7 +11,7 @@ import struct
 import subprocess
 
 import grpc
-from harness import BUILD, SLOW, Cluster, api, check, main, needs_mounts, pb, reference, refused_worker, rpc_error, run, tiny_job
+from harness import BUILD, FAST, SLOW, Cluster, api, check, main, needs_mounts, pb, reference, refused_worker, rpc_error, run, tiny_job
 
 MUSTER = os.path.join(BUILD, "cli/muster")
 STEPS = 150
@@ -122,7 +122,7 @@ BAD_JOBS = (
     ("path: ckpt, ", "", [":9:", "checkpoint.path", "missing"]),
     ("kind: shared", "kind: local", [":9:", "checkpoint.kind"]),
     ("keep: 3", "keep: 0", [":9:", "checkpoint.keep", "0"]),
-    ("every: 10, keep", "every: auto, keep", [":9:", "checkpoint.every", "auto"]),
+    ("every: 10, keep", "every: often, keep", [":9:", "checkpoint.every", "often"]),
     ("eval: {every: 10, ", "eval: {", [":10:", "eval.every", "missing"]),
     ("sequences: 4", "sequences: 0", [":10:", "eval.sequences", "0"]),
     ("numerics: exact", "numerics: fuzzy", [":11:", "numerics", "fuzzy", "exact"]),
@@ -427,6 +427,33 @@ def test_when_no_checkpoint_can_be_loaded_the_job_fails_and_does_not_start_anew(
         run(cluster, "watch", "tiny", "--after", str(cluster.events[-1].number), code=1, fragments=["job tiny failed: ", over.text])
         for checkpoint in saved:
             check(os.path.exists(piece_of(checkpoint)), "what may still be mended was deleted")
+
+
+def wait_verified(cluster, number):
+    cluster.wait_until(lambda: any(c.number == number and c.verified for c in cluster.checkpoints()), 20,
+                       f"checkpoint {number} was not re-read")
+
+
+def test_a_bit_that_flips_later_is_found_without_anybody_loading_it():
+    """Re-reading in the background finds it, tells it, and has the newest one replaced."""
+    with Cluster() as cluster:
+        cluster.start_coordinator(flags=[*FAST, "--scrub-again-s", "1"])
+        cluster.submit(tiny_job(cluster, steps=100 * LONG, checkpoint_every=0, checkpoint__keep=10))
+        cluster.start_worker()
+        cluster.wait_step(5)
+        for number in (1, 2):
+            check(cluster.checkpoint() == number, "number")
+            wait_verified(cluster, number)
+        older, newest = committed(cluster)
+        check(older.verified and newest.verified, "not shown as verified")
+        flip(piece_of(newest), os.path.getsize(piece_of(newest)) // 2)
+        bad = cluster.wait_event("checkpoint_bad")
+        check(piece_of(newest) in bad.text and "checkpoint 2 " in bad.text and "re-reading" in bad.text, bad.text)
+        wait_verified(cluster, 3)
+        states = {c.number: (c.state, c.verified) for c in cluster.checkpoints()}
+        check(states == {1: (pb.CHECKPOINT_STATE_COMMITTED, True), 2: (pb.CHECKPOINT_STATE_BAD, False),
+                         3: (pb.CHECKPOINT_STATE_COMMITTED, True)}, f"{states}")
+        check(cluster.job().generation == 1, "training was disturbed")
 
 
 # ---- the coordinator's own disk ----

@@ -544,5 +544,22 @@ def test_generate_is_a_function_of_checkpoint_prompt_and_seed():
         refused(FAILURE, ["manifest.json"], *words)
 
 
+def test_an_automatic_interval_is_chosen_told_and_shown():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        address = ("--coordinator", cluster.address)
+        run("submit", job_file(cluster, steps=100000, every="auto"), *address)
+        check(cluster.job().spec.checkpoint.every_auto and cluster.job().checkpoint_every == 0, "nothing is chosen before anything is known")
+        cluster.start_worker()
+        cluster.wait_step(50)
+        run("checkpoint", "tiny", *address)
+        event = cluster.wait_event("checkpoint_interval")
+        check("a checkpoint every " in event.text and "1 worker fails" in event.text and "none lost" in event.text, event.text)
+        job = json.loads(run("-o", "json", *address, "status", "tiny"))
+        shown = cluster.job()
+        check(shown.checkpoint_every > 0 and shown.checkpoint_failure_seconds == 30 * 24 * 3600, f"{shown}")
+        check("checkpoint_every_reason" in job and int(job["checkpoint_every"]) > 0, f"{sorted(job)}")
+
+
 if __name__ == "__main__":
     main([value for name, value in list(globals().items()) if name.startswith("test_")])

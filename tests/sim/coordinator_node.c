@@ -94,19 +94,33 @@ static enum mu_status probe(struct mu_sim *sim, const struct mu_checkpoint_recor
     return mu_sim_files_load(sim, record->dir, ret_step, &values) ? MU_OK : MU_ERR_NOT_FOUND;
 }
 
-enum { IO_PUBLISH, IO_PROBE, IO_DELETE };
+static enum mu_status reread(struct mu_sim *sim, const struct mu_checkpoint_record *record)
+{
+    uint64_t step;
+    struct mu_sim_values values;
+    if (mu_sim_files_load(sim, record->dir, &step, &values))
+        return MU_OK;
+    return mu_sim_files_find(&sim->files, record->dir) ? MU_ERR_CORRUPT : MU_ERR_NOT_FOUND;
+}
+
+enum { IO_PUBLISH, IO_PROBE, IO_DELETE, IO_SCRUB };
 
 static void io_happens(struct mu_sim *sim, struct mu_sim_event *event)
 {
     const struct mu_record *record = event->payload;
-    bool publish = event->a != IO_DELETE;
+    bool publish = event->a == IO_PUBLISH || event->a == IO_PROBE, scrub = event->a == IO_SCRUB;
     bool dead = !node(sim)->alive || node(sim)->life != event->b;
     if (dead && mu_sim_below(sim, 2))
         return;
-    struct io_done done = {
-        .kind = publish ? MU_CE_PUBLISHED : MU_CE_DELETED, .checkpoint = record->checkpoint->number, .text = ""};
+    struct io_done done = {.kind = publish ? MU_CE_PUBLISHED
+                                   : scrub ? MU_CE_SCRUBBED
+                                           : MU_CE_DELETED,
+                           .checkpoint = record->checkpoint->number,
+                           .text = ""};
     if (event->a == IO_PROBE) {
         done.status = probe(sim, record->checkpoint, &done.step);
+    } else if (scrub) {
+        done.status = reread(sim, record->checkpoint);
     } else if (publish) {
         done.status = mu_sim_files_publish(sim, record->checkpoint, &done.text);
         done.step = record->checkpoint->step;
@@ -114,9 +128,12 @@ static void io_happens(struct mu_sim *sim, struct mu_sim_event *event)
         mu_sim_oracle_deleted(sim, record->checkpoint->dir);
         done.status = mu_sim_files_delete(sim, record->checkpoint->dir);
     }
-    mu_sim_trace(sim, "coord %s of checkpoint %" PRIu64 ": %s %s", publish ? "publish" : "delete", done.checkpoint,
-                 mu_status_name(done.status), done.text);
-    if (mu_sim_point(sim, -1, publish ? MU_SIM_POINT_PUBLISH : MU_SIM_POINT_DELETE) || dead)
+    mu_sim_trace(sim, "coord %s of checkpoint %" PRIu64 ": %s %s",
+                 publish ? "publish"
+                 : scrub ? "scrub"
+                         : "delete",
+                 done.checkpoint, mu_status_name(done.status), done.text);
+    if ((!scrub && mu_sim_point(sim, -1, publish ? MU_SIM_POINT_PUBLISH : MU_SIM_POINT_DELETE)) || dead)
         return;
     struct io_done *payload = mu_sim_alloc(sizeof *payload);
     *payload = done;
@@ -142,10 +159,12 @@ static void release(struct mu_sim *sim, struct mu_sim_output *output)
         break;
     case MU_CA_PUBLISH:
     case MU_CA_DELETE:
+    case MU_CA_SCRUB:
         mu_sim_after(sim, mu_sim_delay(sim, sim->params.io_us), MU_SIM_NODE_NONE, io_happens, output->record,
-                     output->kind == MU_CA_DELETE ? IO_DELETE
-                     : output->probe              ? IO_PROBE
-                                                  : IO_PUBLISH,
+                     output->kind == MU_CA_DELETE  ? IO_DELETE
+                     : output->kind == MU_CA_SCRUB ? IO_SCRUB
+                     : output->probe               ? IO_PROBE
+                                                   : IO_PUBLISH,
                      node(sim)->life);
         output->record = NULL;
         break;
@@ -293,6 +312,7 @@ static void fill_output(struct mu_sim_output *output, const struct mu_coord_acti
         break;
     case MU_CA_PUBLISH:
     case MU_CA_DELETE:
+    case MU_CA_SCRUB:
         output->record = mu_sim_copy_record(
             &(struct mu_record){.kind = MU_RECORD_CHECKPOINT, .checkpoint = action->checkpoint_io.checkpoint});
         output->probe = action->checkpoint_io.probe;

@@ -13,7 +13,7 @@
 #include "proto/wire.h"
 #include "worker/core/core.h"
 
-enum { BOX_WORKERS_MAX = 16, BOX_ASSIGNS_MAX = 512, BOX_TEXT_SIZE = 1 << 16 };
+enum { BOX_WORKERS_MAX = 16, BOX_ASSIGNS_MAX = 4096, BOX_TEXT_SIZE = 1 << 16 };
 
 struct box_worker {
     struct mu_worker *core; /* NULL: not there */
@@ -75,8 +75,14 @@ struct box {
     uint64_t published; /* newest checkpoint whose manifest is on disk */
     uint64_t published_step;
     uint32_t deletes;
-    enum mu_status publish_result;
-    bool too_many_moves; /* plans that move state move it in more pieces than an Assign can name */
+    enum mu_status publish_result, scrub_result;
+    uint32_t scrubs;
+    uint32_t step_us, copy_us; /* of each step, and of a copy for a checkpoint; 0: one millisecond, none */
+    bool unfinite;             /* what a step says of itself */
+    bool fail_prepare;         /* everybody who is to start from a checkpoint, for a reason of his own */
+    bool hold_scrubs;          /* re-reading takes for ever */
+    char scrub_order[64];      /* numbers, "1 2 3 " */
+    bool too_many_moves;       /* plans that move state move it in more pieces than an Assign can name */
     enum mu_status reply;
     uint64_t reply_checkpoint;
     char reply_text[MU_EVENT_TEXT_SIZE];
@@ -236,6 +242,23 @@ static void box_io(struct box *box, const struct mu_coord_action *action)
     }
 }
 
+static void box_scrub(struct box *box, const struct mu_coord_action *action)
+{
+    const struct mu_checkpoint_record *record = action->checkpoint_io.checkpoint;
+    assert_int_equal(record->state, MU_CKPT_COMMITTED);
+    box->scrubs++;
+    size_t length = strlen(box->scrub_order);
+    snprintf(box->scrub_order + length, sizeof box->scrub_order - length, "%u ", (unsigned)record->number);
+    if (box->hold_scrubs)
+        return;
+    struct box_item *item = box_put(box, BOX_IO, 0);
+    item->io.kind = MU_CE_SCRUBBED;
+    memcpy(item->io.checkpoint_io.job, record->job, sizeof item->io.checkpoint_io.job);
+    item->io.checkpoint_io.checkpoint = record->number;
+    item->io.checkpoint_io.status = box->scrub_result;
+    item->io.checkpoint_io.text = "piece 0 has another checksum";
+}
+
 static void box_on_action(void *ctx, const struct mu_coord_action *action)
 {
     struct box *box = ctx;
@@ -261,6 +284,9 @@ static void box_on_action(void *ctx, const struct mu_coord_action *action)
     case MU_CA_PUBLISH:
     case MU_CA_DELETE:
         box_io(box, action);
+        break;
+    case MU_CA_SCRUB:
+        box_scrub(box, action);
         break;
     case MU_CA_EVENT: {
         size_t length = strlen(box->events);
@@ -403,8 +429,13 @@ static void box_prepare(struct box *box, uint32_t index, const struct mu_worker_
         worker->moves_in += assign->moves[i].to == assign->rank;
         worker->moves_out += assign->moves[i].from == assign->rank;
     }
-    if (!worker->hold_prepared)
+    if (box->fail_prepare && assign->source == MU_SOURCE_CHECKPOINT) {
+        struct mu_worker_event parked = box_parked(worker, MU_PARK_PREPARE);
+        strcpy(parked.parked.text, "the accelerator has no room");
+        box_engine_later(box, index, &parked);
+    } else if (!worker->hold_prepared) {
         box_prepared(box, index);
+    }
 }
 
 struct box_turn {
@@ -619,7 +650,7 @@ static bool box_train(struct box *box, uint64_t steps)
 {
     if (!box_all_run(box))
         return false;
-    struct mu_step_result result = {.loss = 1, .grad_norm = 1, .finite = true, .command = UINT64_MAX};
+    struct mu_step_result result = {.loss = 1, .grad_norm = 1, .finite = !box->unfinite, .command = UINT64_MAX};
     for (uint32_t i = 0; i < BOX_WORKERS_MAX; i++) {
         struct box_worker *worker = &box->workers[i];
         if (!worker->running)
@@ -644,7 +675,9 @@ static bool box_train(struct box *box, uint64_t steps)
                                             .step_count = 1,
                                             .leaf_count = idle ? 0 : 1,
                                             .tokens = 10,
-                                            .total_us = 1000,
+                                            .total_us = (box->step_us ? box->step_us : 1000) +
+                                                        (decision.take_snapshot ? box->copy_us : 0),
+                                            .snapshot_us = decision.take_snapshot ? box->copy_us : 0,
                                             .forward_us = 100};
         box_engine_later(box, i, &step);
         if (decision.take_snapshot)

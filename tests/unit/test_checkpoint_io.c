@@ -358,6 +358,97 @@ static void test_sweep_removes_only_old_aborted_unknown_ones(void **state)
     tear_down(&f);
 }
 
+/* Flips one bit of a file, at a byte. */
+static void flip(const struct fixture *f, const char *file, long at)
+{
+    char path[MU_PATH_SIZE + 128];
+    snprintf(path, sizeof path, "%s/%s", f->checkpoint.dir, file);
+    FILE *stream = fopen(path, "r+b");
+    assert_non_null(stream);
+    assert_int_equal(fseek(stream, at, at < 0 ? SEEK_END : SEEK_SET), 0);
+    int byte = fgetc(stream);
+    assert_true(byte >= 0);
+    assert_int_equal(fseek(stream, -1, SEEK_CUR), 0);
+    fputc(byte ^ 0x10, stream);
+    assert_int_equal(fclose(stream), 0);
+}
+
+static void expect_scrub(struct fixture *f, enum mu_status wanted, const char *words)
+{
+    char text[MU_ERROR_TEXT_SIZE];
+    assert_int_equal(run(f, mu_checkpoint_task_scrub(&f->checkpoint), text, NULL), wanted);
+    if (!strstr(text, words))
+        fail_msg("'%s' does not say '%s'", text, words);
+}
+
+static void test_re_reading_finds_any_changed_bit(void **state)
+{
+    (void)state;
+    struct fixture f;
+    char text[MU_ERROR_TEXT_SIZE], path[MU_PATH_SIZE + 128], away[MU_PATH_SIZE + 128];
+    set_up(&f);
+    write_all(&f);
+    assert_int_equal(publish(&f, false, text, NULL), MU_OK);
+    expect_scrub(&f, MU_OK, "");
+    const long places[] = {0, 9, 5000, -1};
+    for (uint32_t piece = 0; piece < PIECES; piece++) {
+        for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+            flip(&f, f.pieces[piece].file, places[i]);
+            expect_scrub(&f, MU_ERR_CORRUPT, f.pieces[piece].file);
+            flip(&f, f.pieces[piece].file, places[i]);
+        }
+    }
+    flip(&f, MU_MANIFEST_FILE, -3);
+    expect_scrub(&f, MU_ERR_CORRUPT, MU_MANIFEST_FILE);
+    flip(&f, MU_MANIFEST_FILE, -3);
+    expect_scrub(&f, MU_OK, "");
+    snprintf(path, sizeof path, "%s/%s", f.checkpoint.dir, f.pieces[1].file);
+    assert_int_equal(truncate(path, (off_t)f.pieces[1].size_bytes - 1), 0);
+    expect_scrub(&f, MU_ERR_CORRUPT, "its manifest says");
+    assert_int_equal(unlink(path), 0);
+    expect_scrub(&f, MU_ERR_CORRUPT, "not there");
+    snprintf(away, sizeof away, "%s.away", f.checkpoint.dir); /* as a file system that is not mounted: no evidence */
+    assert_int_equal(rename(f.checkpoint.dir, away), 0);
+    expect_scrub(&f, MU_ERR_NOT_FOUND, "");
+    assert_int_equal(rename(away, f.checkpoint.dir), 0);
+    tear_down(&f);
+}
+
+/* A file of several blocks is read no faster than allowed, and other work is done in between. */
+static void test_re_reading_gives_way(void **state)
+{
+    (void)state;
+    struct fixture f;
+    char text[MU_ERROR_TEXT_SIZE];
+    set_up(&f);
+    write_all(&f);
+    assert_int_equal(publish(&f, false, text, NULL), MU_OK);
+    uint64_t began_us = mu_clock_mono_us();
+    for (uint32_t i = 0; i < 2; i++) /* the second one while the first is read, or after it: both are right */
+        mu_checkpoint_io_submit(f.io, mu_checkpoint_task_scrub(&f.checkpoint));
+    mu_checkpoint_io_submit(f.io, mu_checkpoint_task_publish(&f.job, &f.checkpoint, true));
+    uint32_t whole = 0, busy = 0, others = 0;
+    uint64_t size_bytes = 0;
+    for (uint32_t i = 0; i < 3; i++) {
+        struct mu_checkpoint_done *done = await_done(&f);
+        others += !done->scrubbed;
+        whole += done->scrubbed && done->result.status == MU_OK;
+        busy += done->scrubbed && done->result.status == MU_ERR_BUSY;
+        if (done->scrubbed && done->result.status == MU_OK)
+            size_bytes = done->size_bytes;
+        free(done);
+    }
+    uint64_t took_us = mu_clock_mono_us() - began_us, total_bytes = 0;
+    for (uint32_t i = 0; i < PIECES; i++)
+        total_bytes += f.pieces[i].size_bytes;
+    assert_true(others == 1 && whole >= 1 && whole + busy == 2);
+    assert_true(size_bytes == total_bytes);
+    /* Each pause is rounded down to a millisecond; none follows the last block. */
+    uint64_t least_us = (total_bytes - f.pieces[PIECES - 1].size_bytes) * 1000000 / MU_SCRUB_BYTES_PER_SECOND;
+    assert_true(took_us + PIECES * 1000 >= least_us);
+    tear_down(&f);
+}
+
 int main(void)
 {
     mu_log_init("test", MU_LOG_ERROR);
@@ -369,6 +460,8 @@ int main(void)
         cmocka_unit_test(test_missing_cut_or_foreign_pieces_are_not_published),
         cmocka_unit_test(test_delete_removes_a_committed_and_an_aborted_directory),
         cmocka_unit_test(test_delete_of_a_directory_with_another_name_is_refused),
+        cmocka_unit_test(test_re_reading_finds_any_changed_bit),
+        cmocka_unit_test(test_re_reading_gives_way),
         cmocka_unit_test(test_sweep_removes_only_old_aborted_unknown_ones),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

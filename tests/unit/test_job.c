@@ -195,6 +195,11 @@ static void test_job_bad_policy_is_named(void **state)
     BAD(s.checkpoint.keep = 0, "checkpoint.keep", "0", "1 to 100000");
     BAD(s.checkpoint.keep = 100001, "checkpoint.keep", "100001", "1 to 100000");
     BAD(s.checkpoint.every = MU_STEPS_MAX + 1, "checkpoint.every", "1099511627777", "0 to 1099511627776");
+    BAD((s.checkpoint.every = MU_EVERY_AUTO, s.checkpoint.path[0] = 0), "checkpoint.every", "auto",
+        "no checkpoint.path");
+    BAD((s.checkpoint.every = MU_EVERY_AUTO, s.checkpoint.keep_every = 500), "checkpoint.keep_every", "500",
+        "0 with checkpoint.every auto");
+    BAD(s.checkpoint.every = MU_EVERY_AUTO - 1, "checkpoint.every", "18446744073709551614", "0 to 1099511627776");
     BAD(s.checkpoint.keep_every = MU_STEPS_MAX + 1, "checkpoint.keep_every", "1099511627777", "0 to 1099511627776");
     BAD(s.checkpoint.path[0] = 0, "checkpoint.every", "100", "no checkpoint.path");
     BAD(s.checkpoint.keep_every = 250, "checkpoint.keep_every", "250", "multiple of checkpoint.every (100)");

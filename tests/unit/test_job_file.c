@@ -101,6 +101,24 @@ static void test_job_file_every_field_is_read(void **state)
     assert_true(s.seed == UINT64_MAX);
 }
 
+static void test_job_file_interval_may_be_automatic(void **state)
+{
+    (void)state;
+    static const char *const values[] = {"auto", "18446744073709551615", "\"auto\""};
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
+        char text[512];
+        struct mu_job_spec s;
+        struct mu_error err = {0};
+        snprintf(text, sizeof text, "%scheckpoint: {path: /ckpt, every: %s}\n", minimal, values[i]);
+        enum mu_status status = parse(text, &s, &err);
+        assert_int_equal(status, i == 1 ? MU_ERR_INVALID : MU_OK);
+        if (status == MU_OK)
+            assert_true(s.checkpoint.every == MU_EVERY_AUTO && s.checkpoint.keep == 5);
+        else
+            assert_non_null(strstr(err.text, "checkpoint.every: value 18446744073709551615 is not allowed: "));
+    }
+}
+
 static void test_job_file_llama_and_degrees_are_read(void **state)
 {
     (void)state;
@@ -213,7 +231,9 @@ static const struct bad bads[] = {
     {"kind: shared", "kind: local",
      "f.yaml:10: checkpoint.kind: value local is not allowed: this version supports shared", ""},
     {"kind: shared", "kind: s3", "f.yaml:10: checkpoint.kind: value s3 is not allowed: shared", ""},
-    {"every: 100", "every: auto", "f.yaml:10: checkpoint.every: value auto is not allowed: a number of steps", ""},
+    {"every: 100", "every: automatic", "f.yaml:10: checkpoint.every: value automatic is not allowed: a whole number",
+     ""},
+    {"every: 100", "every: auto", "f.yaml:10: checkpoint.keep_every: value 500 is not allowed: 0 with", "auto"},
     {"optimizer_sharding: true", "optimizer_sharding: yes",
      "f.yaml:8: parallel.optimizer_sharding: value yes is not allowed: true or false", ""},
     {"recompute: full", "recompute: all",
@@ -640,6 +660,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_job_file_every_field_is_read),
+        cmocka_unit_test(test_job_file_interval_may_be_automatic),
         cmocka_unit_test(test_job_file_llama_and_degrees_are_read),
         cmocka_unit_test(test_job_file_absent_fields_take_their_defaults),
         cmocka_unit_test(test_job_file_start_that_is_no_checkpoint_is_refused),

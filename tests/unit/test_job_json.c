@@ -105,6 +105,16 @@ static void test_job_json_round_trip_is_lossless_and_canonical(void **state)
         fail_msg("%s in %s", err.text, text);
     assert_memory_equal(&back, &s, sizeof s);
     free(text);
+    s.checkpoint.every = MU_EVERY_AUTO;
+    s.checkpoint.keep_every = 0;
+    text = mu_job_spec_to_text(&s);
+    assert_non_null(strstr(text, "\"every\":\"auto\",\"keep\""));
+    if (mu_job_spec_from_text(text, strlen(text), "record", &back, &err))
+        fail_msg("%s in %s", err.text, text);
+    assert_memory_equal(&back, &s, sizeof s);
+    memcpy(strstr(text, "auto"), "autx", 4);
+    assert_int_equal(mu_job_spec_from_text(text, strlen(text), "record", &back, &err), MU_ERR_INVALID);
+    free(text);
     /* Not given and given as the default are the same record. */
     struct mu_job_spec bare = sample();
     bare.model.kv_heads = bare.model.hidden = bare.model.slices = 0;

@@ -99,7 +99,8 @@ static void make_samples(void)
         samples.pieces[i].checksum = (struct mu_hash128){i, i + 1};
         strcpy(samples.pieces[i].file, "piece-00001-of-00004.safetensors");
     }
-    samples.checkpoint = (struct mu_checkpoint_record){.job_uid = job->uid,
+    samples.checkpoint = (struct mu_checkpoint_record){.verified = true,
+                                                       .job_uid = job->uid,
                                                        .job = "kjv",
                                                        .number = 6,
                                                        .nonce = {55, 66},

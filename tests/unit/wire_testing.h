@@ -253,9 +253,10 @@ static void good_spec(struct mu_job_spec *spec)
     spec->workers.max = 1 + below(MU_WORKERS_MAX);
     spec->workers.spares = below(3);
     some_path(spec->checkpoint.path, sizeof spec->checkpoint.path);
-    spec->checkpoint.every = 10;
+    bool every_auto = below(4) == 0;
+    spec->checkpoint.every = every_auto ? MU_EVERY_AUTO : 10;
     spec->checkpoint.keep = 1 + below(9);
-    spec->checkpoint.keep_every = 10 * below(5);
+    spec->checkpoint.keep_every = every_auto ? 0 : 10 * below(5);
     spec->eval.every = 7;
     spec->eval.sequences = 5;
     spec->numerics = MU_NUMERICS_EXACT;
