@@ -30,9 +30,10 @@ typedef void act_fn(struct troupe *troupe, uint32_t index, struct mu_comm_group 
 struct troupe {
     uint32_t size, first_rank, stride; /* member i is rank first_rank + i * stride */
     act_fn *act;
-    uint32_t absent;       /* this member does nothing, the others are aborted; or NOBODY */
-    uint32_t stages_slow;  /* bit set: computes longer than the others */
-    pthread_barrier_t end; /* nobody leaves while others still exchange */
+    uint32_t absent;         /* this member does nothing, the others are aborted; or NOBODY */
+    uint32_t stages_slow;    /* bit set: computes longer than the others */
+    pthread_barrier_t begin; /* everybody is connected before anybody acts, or is aborted */
+    pthread_barrier_t end;   /* nobody leaves while others still exchange */
     atomic_uint waiting;
     struct member {
         struct troupe *troupe;
@@ -92,6 +93,7 @@ static void *member_main(void *arg)
     struct troupe *troupe = member->troupe;
     struct mu_comm_group *group = open_group(troupe, member->index);
     MU_ASSERT(group);
+    pthread_barrier_wait(&troupe->begin);
     if (member->index == troupe->absent)
         leave(troupe, group);
     else
@@ -116,6 +118,7 @@ static void perform(const struct troupe *plan)
     struct troupe *troupe = calloc(1, sizeof *troupe);
     assert_non_null(troupe);
     *troupe = *plan;
+    pthread_barrier_init(&troupe->begin, NULL, troupe->size);
     pthread_barrier_init(&troupe->end, NULL, troupe->size);
     for (uint32_t i = 0; i < troupe->size; i++) {
         struct mu_error err;
@@ -131,6 +134,7 @@ static void perform(const struct troupe *plan)
         pthread_join(troupe->members[i].thread, NULL);
     for (uint32_t i = 0; i < troupe->size; i++)
         mu_comm_free(troupe->members[i].comm);
+    pthread_barrier_destroy(&troupe->begin);
     pthread_barrier_destroy(&troupe->end);
     for (uint32_t i = 0; i < troupe->size; i++)
         if (troupe->members[i].trouble[0])
