@@ -242,8 +242,10 @@ static const struct bad bads[] = {
      ""},
     /* degrees */
     {"tp: auto", "tp: 2", "f.yaml:8: parallel.tp: value 2 is not allowed: a divisor of parallel.slices (1); use 1", ""},
-    {"tp: auto", "tp: 0", "f.yaml:8: parallel.tp: value 0 is not allowed: auto, or a whole number of at least 1", "leave"},
-    {"tp: auto", "tp: all", "f.yaml:8: parallel.tp: value all is not allowed: auto, or a whole number of at least 1", ""},
+    {"tp: auto", "tp: 0", "f.yaml:8: parallel.tp: value 0 is not allowed: auto, or a whole number of at least 1",
+     "leave"},
+    {"tp: auto", "tp: all", "f.yaml:8: parallel.tp: value all is not allowed: auto, or a whole number of at least 1",
+     ""},
     {"tp: auto", "tp: -1", "f.yaml:8: parallel.tp: value -1 is not allowed: auto, or a whole number of at least 1", ""},
     {"pp: auto", "pp: 7", "f.yaml:8: parallel.pp: value 7 is not allowed: auto, or 1 to 6", ""},
     {"dp: 4", "dp: 9", "f.yaml:8: parallel.dp: value 9 is not allowed: auto, or 1 to 8", ""},
@@ -255,7 +257,8 @@ static const struct bad bads[] = {
     {"max: 64", "max: 3", "f.yaml:9: workers.max: value 3 is not allowed: at least tp * pp * dp = 4", "raise it to 4"},
     /* families */
     {"dropout: 0.1", "kv_heads: 3", "f.yaml:2: model.kv_heads: value 3 is not allowed: model.heads (6) for gpt2", ""},
-    {"dropout: 0.1", "kv_heads: 0", "f.yaml:2: model.kv_heads: value 0 is not allowed: a whole number of at least 1", ""},
+    {"dropout: 0.1", "kv_heads: 0", "f.yaml:2: model.kv_heads: value 0 is not allowed: a whole number of at least 1",
+     ""},
     {"dropout: 0.1", "hidden: 100", "f.yaml:2: model.hidden: value 100 is not allowed: 4 * model.channels", ""},
     {"dropout: 0.1", "rope_base: 1e4", "f.yaml:2: model.rope_base: value 10000 is not allowed: 0 for gpt2", ""},
     {"family: gpt2", "family: llama", "f.yaml:2: model.hidden: is missing", "8/3"},
