@@ -16,10 +16,10 @@
 
 enum {
     PIECE_CHUNKS = 4096, /* in one file of an import: 1 GiB of parameters */
-    LENGTH_MAX = 64,     /* placeholder for batch.length */
+    IMPORT_LENGTH = 64,  /* batch.length of the record: valid for any model, and cheap to check */
 };
 #define IMPORT_JOB  "imported"
-#define IMPORT_DATA "/imported" /* placeholder for data.path */
+#define IMPORT_DATA "/imported" /* data.path of the record: an import knows no data, and nobody reads this */
 
 enum mu_interchange_format mu_interchange_format_named(const char *name)
 {
@@ -32,7 +32,8 @@ enum mu_interchange_format mu_interchange_format_named(const char *name)
 
 /* ---- the model in memory ---- */
 
-/* A record around the model: enough for whoever reads the checkpoint without the job (generate, export). */
+/* A valid job record around the model, for whoever reads the checkpoint without a job (generate, export, init): they
+ * look at the model and at whether tokens are bytes. */
 static void import_spec(const struct mu_model_config *config, struct mu_job_spec *spec)
 {
     mu_job_spec_init(spec);
@@ -40,7 +41,7 @@ static void import_spec(const struct mu_model_config *config, struct mu_job_spec
     spec->model = *config;
     strcpy(spec->data.path, IMPORT_DATA);
     spec->data.tokens = MU_TOKENS_LLMC; /* tokens are numbers: no word of them is known here */
-    spec->batch.length = config->context < LENGTH_MAX ? config->context : LENGTH_MAX;
+    spec->batch.length = config->context < IMPORT_LENGTH ? config->context : IMPORT_LENGTH;
     spec->batch.micro = config->slices;
     spec->batch.sequences = config->slices;
     spec->steps = 1;

@@ -1,7 +1,7 @@
 /* Models to and from other programs: Hugging Face directories (config.json and safetensors) and llm.c's model files.
  *
- * An import makes a checkpoint directory of its own: step 0, moments zero, a job record that holds the model and
- * placeholders for the rest. An export takes the parameters of any checkpoint. Both convert exactly: what other
+ * An import makes a checkpoint directory of its own: step 0, moments zero, a valid job record of which only the model
+ * says something. An export takes the parameters of any checkpoint. Both convert exactly: what other
  * programs store in 16 bits is widened, nothing is rounded. Llama: q, k, v and gate, up are fused here and apart there,
  * and matrices are transposed; the rotary convention is the same. Files may be hostile: every error is one line, and
  * nothing is left in the place of the result. Memory: about twice the parameters. No threads. */

@@ -41,6 +41,22 @@ static void request(struct box *box, enum mu_coord_event_kind kind, const char *
     box_settle(box);
 }
 
+/* A fresh box with a job of these degrees, and its first workers. */
+static void start_box(struct box *box, uint32_t tp, uint32_t pp, const char *checkpoints, uint32_t workers)
+{
+    struct mu_job_spec spec;
+    box_spec(&spec, tp, pp);
+    strcpy(spec.checkpoint.path, checkpoints);
+    box_init(box, &spec);
+    add_workers(box, 0, workers);
+}
+
+static void train(struct box *box, int steps)
+{
+    for (int i = 0; i < steps; i++)
+        assert_true(box_train(box, 1000));
+}
+
 static void forget_events(struct box *box)
 {
     box->events[0] = 0;
@@ -52,10 +68,7 @@ static void test_four_workers_join_as_stages_and_slices(void **state)
 {
     (void)state;
     static struct box box;
-    struct mu_job_spec spec;
-    box_spec(&spec, 2, 2);
-    box_init(&box, &spec);
-    add_workers(&box, 0, 3);
+    start_box(&box, 2, 2, "", 3);
     struct mu_job_view view = box_view(&box);
     assert_int_equal(view.phase, MU_JP_WAITING);
     assert_non_null(strstr(view.waiting_text, "3 workers can take part, 4 are needed"));
@@ -79,7 +92,7 @@ static void test_four_workers_join_as_stages_and_slices(void **state)
     }
     for (uint32_t i = 0; i < 4; i++)
         assert_true(box.workers[i].source == MU_SOURCE_INIT && box.workers[i].moves_in == 0);
-    assert_true(box_train(&box, 1000));
+    train(&box, 1);
     assert_int_equal(box_view(&box).steps_done, 1);
     box_fini(&box);
 }
@@ -88,22 +101,19 @@ static void test_workers_that_make_no_larger_world_disturb_nobody(void **state)
 {
     (void)state;
     static struct box box;
-    struct mu_job_spec spec;
-    box_spec(&spec, 2, 1);
-    box_init(&box, &spec);
-    add_workers(&box, 0, 2);
-    assert_true(box_train(&box, 1000));
+    start_box(&box, 2, 1, "", 2);
+    train(&box, 1);
     uint64_t generation = box_view(&box).generation;
     add_workers(&box, 2, 1); /* half a replica */
     for (int i = 0; i < 5; i++) {
-        assert_true(box_train(&box, 1000));
+        train(&box, 1);
         box_advance(&box, 200);
     }
     assert_int_equal(box_view(&box).generation, generation);
     assert_int_equal(box_view(&box).spares, 1);
     box_add_worker(&box, 3);
     box_advance(&box, 300);
-    assert_true(box_train(&box, 1000)); /* the boundary at which they park */
+    train(&box, 1); /* the boundary at which they park */
     box_advance(&box, 300);
     assert_true(box_all_run(&box));
     assert_int_equal(box_view(&box).generation, generation + 1);
@@ -122,14 +132,10 @@ static void test_loss_of_a_replica_goes_on_from_the_same_step(void **state)
 {
     (void)state;
     static struct box box;
-    struct mu_job_spec spec;
-    box_spec(&spec, 2, 2);
-    box_init(&box, &spec);
-    add_workers(&box, 0, 8);
+    start_box(&box, 2, 2, "", 8);
     assert_true(box_all_run(&box));
     assert_int_equal(box_view(&box).layout.dp, 2);
-    for (int i = 0; i < 7; i++)
-        assert_true(box_train(&box, 1000));
+    train(&box, 7);
     forget_events(&box);
     box_kill_worker(&box, member_of_rank(&box, 3));
     box_advance(&box, 2000);
@@ -140,7 +146,7 @@ static void test_loss_of_a_replica_goes_on_from_the_same_step(void **state)
     assert_int_equal(view.replayed_steps, 0);
     assert_true(box_said(&box, "4 workers continue as tp 2 x pp 2 x dp 1"));
     assert_true(box_said(&box, "at step 7"));
-    assert_true(box_train(&box, 1000));
+    train(&box, 1);
     box_fini(&box);
 }
 
@@ -148,18 +154,12 @@ static void test_loss_of_a_whole_stage_goes_back_to_the_checkpoint(void **state)
 {
     (void)state;
     static struct box box;
-    struct mu_job_spec spec;
-    box_spec(&spec, 1, 2);
-    strcpy(spec.checkpoint.path, "/ckpt");
-    box_init(&box, &spec);
-    add_workers(&box, 0, 2);
-    for (int i = 0; i < 4; i++)
-        assert_true(box_train(&box, 1000));
+    start_box(&box, 1, 2, "/ckpt", 2);
+    train(&box, 4);
     request(&box, MU_CE_CHECKPOINT, NULL);
-    assert_true(box_train(&box, 1000));
+    train(&box, 1);
     assert_true(box_said(&box, "checkpoint 1 committed at step 5"));
-    for (int i = 0; i < 3; i++)
-        assert_true(box_train(&box, 1000));
+    train(&box, 3);
     forget_events(&box);
     uint32_t lost = member_of_rank(&box, 1);
     box_kill_worker(&box, lost);
@@ -189,16 +189,16 @@ static void test_state_that_cannot_be_moved_comes_from_the_checkpoint(void **sta
         strcpy(spec.checkpoint.path, "/ckpt");
         box_init(&box, &spec);
         add_workers(&box, 0, 1);
-        assert_true(box_train(&box, 1000));
+        train(&box, 1);
         if (saved) {
             request(&box, MU_CE_CHECKPOINT, NULL);
-            assert_true(box_train(&box, 1000));
+            train(&box, 1);
             assert_true(box_said(&box, "committed at step 2"));
         }
-        assert_true(box_train(&box, 1000));
+        train(&box, 1);
         box.too_many_moves = true;
         add_workers(&box, 1, 1);
-        assert_true(box_train(&box, 1000)); /* the boundary at which it parks */
+        train(&box, 1); /* the boundary at which it parks */
         box_advance(&box, 100);
         if (saved) {
             assert_true(box_said(&box, "8193 moves of state, at most 8192 are possible; starting from the newest"));
@@ -210,7 +210,7 @@ static void test_state_that_cannot_be_moved_comes_from_the_checkpoint(void **sta
             box_advance(&box, 2500);
             assert_true(box_said(&box, "2 workers continue as tp 1 x pp 1 x dp 2 at step 3"));
         }
-        assert_true(box_train(&box, 1000));
+        train(&box, 1);
         box_fini(&box);
     }
 }
@@ -228,20 +228,19 @@ static void test_sharded_moments_lost_with_their_owner_come_from_the_checkpoint(
     struct mu_job_view view = box_view(&box);
     assert_true(view.layout.sharded && view.layout.dp == 3);
     assert_true(box_said(&box, "3 workers start as tp 1 x pp 1 x dp 3, optimizer sharded at step 0"));
-    assert_true(box_train(&box, 1000));
+    train(&box, 1);
     request(&box, MU_CE_CHECKPOINT, NULL);
-    for (int i = 0; i < 4; i++)
-        assert_true(box_train(&box, 1000));
+    train(&box, 4);
     assert_true(box_said(&box, "committed at step 2"));
     request(&box, MU_CE_DRAIN, "w2"); /* who leaves in good order gives its part away */
-    assert_true(box_train(&box, 1000));
+    train(&box, 1);
     box_advance(&box, 200);
     box_train(&box, 1000);
     box_advance(&box, 200);
     assert_int_equal(box.workers[2].exit_code, 0);
     box.workers[2].running = false;
     assert_int_equal(box_view(&box).replayed_steps, 0);
-    assert_true(box_train(&box, 1000));
+    train(&box, 1);
     uint64_t before = box_view(&box).steps_done;
     box_kill_worker(&box, member_of_rank(&box, 1)); /* who dies takes it away */
     box_advance(&box, 2000);
@@ -256,12 +255,8 @@ static void test_only_source_leaves_by_way_of_an_idle_rank(void **state)
 {
     (void)state;
     static struct box box;
-    struct mu_job_spec spec;
-    box_spec(&spec, 1, 2);
-    box_init(&box, &spec);
-    add_workers(&box, 0, 3);
-    for (int i = 0; i < 3; i++)
-        assert_true(box_train(&box, 1000));
+    start_box(&box, 1, 2, "", 3);
+    train(&box, 3);
     struct mu_job_view view = box_view(&box);
     assert_int_equal(view.layout.dp, 1);
     uint32_t leaver = member_of_rank(&box, 1);
@@ -269,7 +264,7 @@ static void test_only_source_leaves_by_way_of_an_idle_rank(void **state)
     snprintf(name, sizeof name, "w%u", leaver);
     forget_events(&box);
     request(&box, MU_CE_DRAIN, name);
-    assert_true(box_train(&box, 1000)); /* the boundary */
+    train(&box, 1); /* the boundary */
     box_advance(&box, 100);
     assert_true(box_said(&box, "2 workers continue as tp 1 x pp 2 x dp 1, 1 idle at step 4"));
     assert_true(box.workers[leaver].moves_out > 0 || !box.workers[leaver].core);
@@ -281,7 +276,7 @@ static void test_only_source_leaves_by_way_of_an_idle_rank(void **state)
     assert_int_equal(view.layout.idle, 0);
     assert_int_equal(view.replayed_steps, 0);
     box.workers[leaver].running = false;
-    assert_true(box_train(&box, 1000));
+    train(&box, 1);
     box_fini(&box);
 }
 
@@ -289,15 +284,10 @@ static void test_only_holders_without_replacement_save_first(void **state)
 {
     (void)state;
     static struct box box;
-    struct mu_job_spec spec;
-    box_spec(&spec, 1, 2);
-    strcpy(spec.checkpoint.path, "/ckpt");
-    box_init(&box, &spec);
-    add_workers(&box, 0, 2);
-    for (int i = 0; i < 3; i++)
-        assert_true(box_train(&box, 1000));
+    start_box(&box, 1, 2, "/ckpt", 2);
+    train(&box, 3);
     request(&box, MU_CE_DRAIN, "w1");
-    assert_true(box_train(&box, 1000));
+    train(&box, 1);
     box_advance(&box, 3000);
     assert_true(box_said(&box, "saving it first"));
     assert_true(box_said(&box, "committed at step 4"));
@@ -311,11 +301,8 @@ static void test_who_hangs_on_the_way_to_a_boundary_is_given_up(void **state)
 {
     (void)state;
     static struct box box;
-    struct mu_job_spec spec;
-    box_spec(&spec, 1, 2);
-    box_init(&box, &spec);
-    add_workers(&box, 0, 4);
-    assert_true(box_train(&box, 1000));
+    start_box(&box, 1, 2, "", 4);
+    train(&box, 1);
     uint32_t hanging = member_of_rank(&box, 3);
     char text[64];
     request(&box, MU_CE_DRAIN, hanging == 0 ? "w1" : "w0");
@@ -332,11 +319,8 @@ static void test_boundary_that_never_comes_is_given_up(void **state)
 {
     (void)state;
     static struct box box;
-    struct mu_job_spec spec;
-    box_spec(&spec, 1, 2);
-    box_init(&box, &spec);
-    add_workers(&box, 0, 4);
-    assert_true(box_train(&box, 1000));
+    start_box(&box, 1, 2, "", 4);
+    train(&box, 1);
     request(&box, MU_CE_DRAIN, "w3");
     assert_int_equal(box_view(&box).phase, MU_JP_PARKING);
     box_advance(&box, 92000); /* all say that they wait for another one */
@@ -440,7 +424,7 @@ static void test_generation_recorded_without_a_layout_is_data_parallel(void **st
     spec.model.slices = 1;
     box_init(&box, &spec);
     add_workers(&box, 0, 3);
-    assert_true(box_train(&box, 1000));
+    train(&box, 1);
     box_kill_coord(&box);
     /* As an older version left it. */
     struct mu_wire_arena arena;
@@ -462,7 +446,7 @@ static void test_generation_recorded_without_a_layout_is_data_parallel(void **st
     assert_int_equal(view.phase, MU_JP_STEPPING);
     assert_true(view.layout.tp == 1 && view.layout.pp == 1 && view.layout.dp == 3 && !view.layout.sharded);
     assert_int_equal(view.workers_lost, 0);
-    assert_true(box_train(&box, 1000));
+    train(&box, 1);
     box_fini(&box);
 }
 
@@ -470,15 +454,11 @@ static void test_intent_recorded_without_a_layout_is_completed(void **state)
 {
     (void)state;
     static struct box box;
-    struct mu_job_spec spec;
-    box_spec(&spec, 1, 1);
-    strcpy(spec.checkpoint.path, "/ckpt");
-    box_init(&box, &spec);
-    add_workers(&box, 0, 3);
+    start_box(&box, 1, 1, "/ckpt", 3);
     for (uint32_t i = 0; i < 3; i++)
         box.workers[i].hold_pieces = true;
     request(&box, MU_CE_CHECKPOINT, NULL);
-    assert_true(box_train(&box, 1000));
+    train(&box, 1);
     struct mu_checkpoint_record record;
     assert_true(mu_coord_checkpoint_view(box.coord, "job", 0, &record));
     assert_int_equal(record.state, MU_CKPT_INTENT);
@@ -530,11 +510,8 @@ static void test_shares_of_layouts_that_the_job_cannot_have_are_refused(void **s
 {
     (void)state;
     static struct box box;
-    struct mu_job_spec spec;
-    box_spec(&spec, 2, 2);
-    box_init(&box, &spec);
-    add_workers(&box, 0, 4);
-    assert_true(box_train(&box, 1000));
+    start_box(&box, 2, 2, "", 4);
+    train(&box, 1);
     struct mu_worker_message hello = hello_of("odd", 1);
     struct mu_held *held = &hello.hello.status.held;
     held->has_state = true;
@@ -692,19 +669,15 @@ static void test_checkpoint_given_up_again_and_again_is_told_as_an_error(void **
 {
     (void)state;
     static struct box box;
-    struct mu_job_spec spec;
-    box_spec(&spec, 1, 1);
-    strcpy(spec.checkpoint.path, "/ckpt");
-    box_init(&box, &spec);
-    add_workers(&box, 0, 3);
-    assert_true(box_train(&box, 1000));
+    start_box(&box, 1, 1, "/ckpt", 3);
+    train(&box, 1);
     for (uint32_t i = 0; i < 3; i++)
         box.workers[i].hold_pieces = true;
     request(&box, MU_CE_CHECKPOINT, NULL);
     for (uint32_t round = 0; round < MU_CHECKPOINT_ATTEMPTS_MAX;
          round++) { /* each time a writer dies before it wrote */
-        assert_true(box_train(&box, 1000));
-        assert_true(box_train(&box, 1000));
+        train(&box, 1);
+        train(&box, 1);
         box_kill_worker(&box, member_of_rank(&box, 0));
         box_advance(&box, 1500);
         char text[64];

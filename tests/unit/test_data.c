@@ -581,17 +581,24 @@ static void test_kept_sums_give_the_same_and_save_the_reading(void **state)
     free(tokens);
 }
 
-static void test_kept_sums_of_a_changed_file_do_not_count(void **state)
+/* A file of 300,000 bytes whose checksums are kept in `sums`; both paths have room for 128 characters. */
+static struct mu_data_config text_with_sums(struct place *place, char *path, char *sums)
 {
     enum { SIZE = 300000 };
     uint8_t *text = malloc(SIZE);
     memset(text, 'x', SIZE);
-    write_file(*state, "text", text, SIZE);
-    char path[128], sums[128];
-    strcpy(path, path_in(*state, "text"));
-    strcpy(sums, sums_of(*state, "text"));
-    struct mu_data_config config = {
+    write_file(place, "text", text, SIZE);
+    free(text);
+    strcpy(path, path_in(place, "text"));
+    strcpy(sums, sums_of(place, "text"));
+    return (struct mu_data_config){
         .path = path, .format = MU_TOKENS_BYTES, .vocab = 256, .length = 100, .keep_sums_from = 1};
+}
+
+static void test_kept_sums_of_a_changed_file_do_not_count(void **state)
+{
+    char path[128], sums[128];
+    struct mu_data_config config = text_with_sums(*state, path, sums);
     wait_quiet();
     struct mu_data *data = open_ok(&config);
     struct mu_data_info before, after;
@@ -623,20 +630,12 @@ static void test_kept_sums_of_a_changed_file_do_not_count(void **state)
         status = mu_data_sample(data, 1, i, tokens, targets, &err);
     assert_int_equal(status, MU_ERR_CORRUPT);
     mu_data_close(data);
-    free(text);
 }
 
 static void test_kept_sums_that_are_damaged_or_cannot_be_kept_do_no_harm(void **state)
 {
-    enum { SIZE = 300000 };
-    uint8_t *text = malloc(SIZE);
-    memset(text, 'x', SIZE);
-    write_file(*state, "text", text, SIZE);
     char path[128], sums[128];
-    strcpy(path, path_in(*state, "text"));
-    strcpy(sums, sums_of(*state, "text"));
-    struct mu_data_config config = {
-        .path = path, .format = MU_TOKENS_BYTES, .vocab = 256, .length = 100, .keep_sums_from = 1};
+    struct mu_data_config config = text_with_sums(*state, path, sums);
     struct mu_data_info before, after;
     wait_quiet();
     struct mu_data *data = open_ok(&config);
@@ -663,7 +662,6 @@ static void test_kept_sums_that_are_damaged_or_cannot_be_kept_do_no_harm(void **
     char command[256]; /* no temporary file is left */
     snprintf(command, sizeof command, "test $(ls -A '%s' | wc -l) = 2", ((struct place *)*state)->directory);
     assert_int_equal(system(command), 0);
-    free(text);
 }
 
 int main(void)

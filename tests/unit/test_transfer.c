@@ -323,6 +323,8 @@ static void test_state_of_another_step_is_refused(void **state)
 
 /* ---- damage on the way: a peer that speaks the protocol but sends other bytes than it announced ---- */
 
+#define HEADER_MAGIC 0x324556454d554dull
+
 struct damaged_header {
     uint64_t magic, step;
     uint32_t chunk, kind;
@@ -342,7 +344,7 @@ static void test_chunk_that_does_not_match_its_checksum_is_refused_and_not_passe
     assert_int_equal(pthread_create(&thread, NULL, run_rank, &task), 0);
     struct mu_chunk chunk = mu_model_chunk(&world->model, 1);
     struct damaged_header header = {
-        .magic = 0x324556454d554dull, .step = 7, .chunk = 1, .hashes = {mu_xxh3_128(world->truth[0], 8)}};
+        .magic = HEADER_MAGIC, .step = 7, .chunk = 1, .hashes = {mu_xxh3_128(world->truth[0], 8)}};
     struct mu_comm_request requests[2], passed;
     POST_SEND(&world->nodes[0], 1, MU_TRANSFER_EXCHANGES, &header, sizeof header, &requests[0]);
     POST_SEND(&world->nodes[0], 1, MU_TRANSFER_EXCHANGES | 1, world->truth[0] + chunk.offset,
@@ -365,44 +367,59 @@ static void test_chunk_that_does_not_match_its_checksum_is_refused_and_not_passe
     world_free(world);
 }
 
-static void test_peer_that_goes_away_ends_the_transfer_with_its_name(void **state)
+/* Rank 1 in the middle of its transfer: it has taken the first of two chunks (one of this size is only sent to who has
+ * posted its buffer) and waits for the second. */
+static struct world *world_that_waits(struct task *task, pthread_t *ret_thread)
 {
-    (void)state;
     struct world *world = world_new(2);
     add_move(world, 0, 1, MU_MOVE_PARAMS, 0, 2);
     nodes_new(world->nodes, 2, OVER_UNIX, (struct mu_comm_limits){0});
     nodes_open(world->nodes, 2, 1);
     DRIVE_UNTIL(world->nodes, 2, all_ready(world->nodes, 2));
-    struct task task = {world, 1};
-    pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, run_rank, &task), 0);
-    usleep(20000);
-    mu_comm_group_close(world->nodes[0].group);
-    mu_comm_progress(world->nodes[0].comm);
+    *task = (struct task){world, 1};
+    assert_int_equal(pthread_create(ret_thread, NULL, run_rank, task), 0);
+    struct mu_chunk chunk = mu_model_chunk(&world->model, 0);
+    const float *data = world->truth[0] + chunk.offset;
+    struct damaged_header header = {
+        .magic = HEADER_MAGIC, .step = 7, .chunk = 0, .hashes = {mu_xxh3_128(data, chunk.size * sizeof(float))}};
+    struct mu_comm_request requests[2];
+    POST_SEND(&world->nodes[0], 1, MU_TRANSFER_EXCHANGES, &header, sizeof header, &requests[0]);
+    POST_SEND(&world->nodes[0], 1, MU_TRANSFER_EXCHANGES | 1, data, chunk.size * sizeof(float), &requests[1]);
+    uint64_t deadline_us = soon();
+    while (!mu_comm_done(&requests[1]) && mu_clock_mono_us() < deadline_us)
+        mu_comm_progress(world->nodes[0].comm);
+    assert_true(mu_comm_done(&requests[1]));
+    return world;
+}
+
+static void end_world_that_waited(struct world *world, pthread_t thread, enum mu_status status, const char *text)
+{
     assert_int_equal(pthread_join(thread, NULL), 0);
-    assert_int_equal(world->status[1], MU_ERR_UNAVAILABLE);
-    assert_non_null(strstr(world->errors[1].text, "rank 0"));
+    assert_int_equal(world->status[1], status);
+    assert_non_null(strstr(world->errors[1].text, text));
     nodes_free(world->nodes, 2);
     world_free(world);
+}
+
+static void test_peer_that_goes_away_ends_the_transfer_with_its_name(void **state)
+{
+    (void)state;
+    struct task task;
+    pthread_t thread;
+    struct world *world = world_that_waits(&task, &thread);
+    mu_comm_group_close(world->nodes[0].group);
+    mu_comm_progress(world->nodes[0].comm);
+    end_world_that_waited(world, thread, MU_ERR_UNAVAILABLE, "rank 0");
 }
 
 static void test_abort_ends_the_transfer(void **state)
 {
     (void)state;
-    struct world *world = world_new(2);
-    add_move(world, 0, 1, MU_MOVE_PARAMS, 0, 2);
-    nodes_new(world->nodes, 2, OVER_UNIX, (struct mu_comm_limits){0});
-    nodes_open(world->nodes, 2, 1);
-    DRIVE_UNTIL(world->nodes, 2, all_ready(world->nodes, 2));
-    struct task task = {world, 1};
+    struct task task;
     pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, run_rank, &task), 0);
-    usleep(20000);
+    struct world *world = world_that_waits(&task, &thread);
     mu_comm_abort(world->nodes[1].comm, 1);
-    assert_int_equal(pthread_join(thread, NULL), 0);
-    assert_int_equal(world->status[1], MU_ERR_CANCELLED);
-    nodes_free(world->nodes, 2);
-    world_free(world);
+    end_world_that_waited(world, thread, MU_ERR_CANCELLED, "");
 }
 
 int main(void)
