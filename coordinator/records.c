@@ -9,8 +9,8 @@ static const char format_key[] = "m/format";
 static const char format_value[] = "muster 1";
 
 static const char prefixes[MU_RECORD_KIND_COUNT][3] = {
-    [MU_RECORD_JOB] = "j/",    [MU_RECORD_GENERATION] = "g/", [MU_RECORD_CHECKPOINT] = "c/",
-    [MU_RECORD_WORKER] = "w/", [MU_RECORD_EVENT] = "e/",
+    [MU_RECORD_JOB] = "j/",   [MU_RECORD_GENERATION] = "g/", [MU_RECORD_CHECKPOINT] = "c/", [MU_RECORD_WORKER] = "w/",
+    [MU_RECORD_TALLY] = "t/", [MU_RECORD_DEATH] = "d/",      [MU_RECORD_EVENT] = "e/",
 };
 
 _Static_assert(MUSTER__V1__JOB_STATE__JOB_STATE_CANCELLED == (int)MU_JOB_STATE_COUNT, "job state");
@@ -52,6 +52,12 @@ size_t mu_record_key(const struct mu_record *record, uint8_t out[MU_RECORD_KEY_S
         break;
     case MU_RECORD_WORKER:
         size += put_name(out + size, record->worker->name, MU_WORKER_NAME_SIZE);
+        break;
+    case MU_RECORD_TALLY:
+        size += put_name(out + size, record->tally->job, MU_JOB_NAME_SIZE);
+        break;
+    case MU_RECORD_DEATH:
+        size += put_number(out + size, record->death->number % MU_DEATHS_KEPT);
         break;
     case MU_RECORD_EVENT:
         size += put_number(out + size, record->event->number);
@@ -229,6 +235,8 @@ static enum mu_status put_checkpoint(struct mu_wire_arena *arena, const struct m
     pb->size_bytes = checkpoint->size_bytes;
     pb->text = mu_wire_put_text(arena, checkpoint->text, sizeof checkpoint->text);
     pb->attempt = checkpoint->attempt;
+    pb->unprepared = checkpoint->unprepared;
+    pb->failed_generation = checkpoint->failed_generation;
     *ret_pb = pb;
     enum mu_status status = MU_OK;
     if ((status = put_layout(arena, &checkpoint->layout, "CheckpointRecord.layout", &pb->layout, err)) ||
@@ -252,6 +260,61 @@ static enum mu_status put_worker(struct mu_wire_arena *arena, const struct mu_wo
     pb->reason = mu_wire_put_text(arena, worker->reason, sizeof worker->reason);
     *ret_pb = pb;
     return mu_wire_put_string(worker->name, MU_WIRE_NAME, "WorkerRecord.name", sizeof worker->name, &pb->name, err);
+}
+
+static enum mu_status put_tally(struct mu_wire_arena *arena, const struct mu_tally_record *tally,
+                                Muster__V1__TallyRecord **ret_pb, struct mu_error *err)
+{
+    struct {
+        Muster__V1__TallyRecord tally;
+        Muster__V1__IntervalTally interval;
+        ProtobufCBinaryData hung[MU_HUNG_KEPT];
+    } *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__tally_record__init(&pb->tally);
+    muster__v1__interval_tally__init(&pb->interval);
+    pb->tally.job_uid = mu_wire_put_id(arena, tally->job_uid);
+    pb->tally.workers_lost = tally->workers_lost;
+    pb->tally.generations = tally->generations;
+    pb->tally.replayed_steps = tally->replayed_steps;
+    pb->tally.suspect = tally->suspect;
+    pb->tally.suspect_step = tally->suspect_step;
+    pb->tally.unfinite_reports = tally->unfinite_reports;
+    pb->tally.interval = &pb->interval;
+    pb->interval.steps = tally->interval.steps;
+    pb->interval.told_steps = tally->interval.told_steps;
+    pb->interval.base_step = tally->interval.base;
+    pb->interval.worker_us = tally->interval.worker_us;
+    pb->interval.cost_s = tally->interval.cost_s;
+    pb->interval.write_s = tally->interval.write_s;
+    pb->interval.failure_s = tally->interval.failure_s;
+    pb->interval.stall_s = tally->interval.stall_s;
+    pb->interval.slow_s = tally->interval.slow_s;
+    pb->interval.seconds_per_step = tally->interval.step_s;
+    pb->interval.reason = mu_wire_put_text(arena, tally->interval.reason, sizeof tally->interval.reason);
+    pb->tally.hung_count = tally->hung_count;
+    pb->tally.n_hung = tally->hung_count < MU_HUNG_KEPT ? tally->hung_count : MU_HUNG_KEPT;
+    pb->tally.hung = pb->hung;
+    for (size_t i = 0; i < pb->tally.n_hung; i++)
+        pb->hung[i] = mu_wire_put_id(arena, tally->hung[i]);
+    *ret_pb = &pb->tally;
+    return mu_wire_put_string(tally->job, MU_WIRE_NAME, "TallyRecord.job", sizeof tally->job, &pb->tally.job, err);
+}
+
+static enum mu_status put_death(struct mu_wire_arena *arena, const struct mu_death_record *death,
+                                Muster__V1__DeathRecord **ret_pb, struct mu_error *err)
+{
+    Muster__V1__DeathRecord *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__death_record__init(pb);
+    pb->number = death->number;
+    pb->name_hash = death->name_hash;
+    pb->wall_us = death->wall_us;
+    pb->incarnation = mu_wire_put_id(arena, death->incarnation);
+    *ret_pb = pb;
+    return MU_OK;
 }
 
 enum mu_status mu_event_to_pb(struct mu_wire_arena *arena, const struct mu_event_record *event, Muster__V1__Event *pb,
@@ -290,6 +353,12 @@ static enum mu_status put_record(struct mu_wire_arena *arena, const struct mu_re
     case MU_RECORD_WORKER:
         pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_WORKER;
         return put_worker(arena, record->worker, &pb->worker, err);
+    case MU_RECORD_TALLY:
+        pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_TALLY;
+        return put_tally(arena, record->tally, &pb->tally, err);
+    case MU_RECORD_DEATH:
+        pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_DEATH;
+        return put_death(arena, record->death, &pb->death, err);
     case MU_RECORD_EVENT:
         pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_EVENT;
         pb->event = mu_wire_arena_alloc(arena, sizeof *pb->event);
@@ -435,6 +504,8 @@ static enum mu_status get_checkpoint(struct mu_wire_arena *arena, const Muster__
         (status = get_layout(pb->layout, "CheckpointRecord.layout", &out->layout, err)))
         return status;
     out->attempt = pb->attempt;
+    out->unprepared = pb->unprepared;
+    out->failed_generation = pb->failed_generation;
     out->state = (enum mu_checkpoint_state)(state - 1);
     out->number = pb->number;
     out->step = pb->step;
@@ -456,6 +527,47 @@ static enum mu_status get_worker(const Muster__V1__WorkerRecord *pb, struct mu_w
     if (status == MU_OK)
         status =
             mu_wire_get_string(pb->reason, MU_WIRE_TEXT, "WorkerRecord.reason", out->reason, sizeof out->reason, err);
+    return status;
+}
+
+static void get_interval(const Muster__V1__IntervalTally *pb, struct mu_tally_record *out)
+{
+    out->interval.steps = pb->steps;
+    out->interval.told_steps = pb->told_steps;
+    out->interval.base = pb->base_step;
+    out->interval.worker_us = pb->worker_us;
+    out->interval.cost_s = pb->cost_s;
+    out->interval.write_s = pb->write_s;
+    out->interval.failure_s = pb->failure_s;
+    out->interval.stall_s = pb->stall_s;
+    out->interval.slow_s = pb->slow_s;
+    out->interval.step_s = pb->seconds_per_step;
+}
+
+static enum mu_status get_tally(const Muster__V1__TallyRecord *pb, struct mu_tally_record *out, struct mu_error *err)
+{
+    uint32_t hung = pb->hung_count < MU_HUNG_KEPT ? pb->hung_count : MU_HUNG_KEPT;
+    if (pb->n_hung != hung)
+        return mu_fail(err, MU_ERR_INVALID, "TallyRecord.hung: %zu of them are not allowed: %u by hung_count",
+                       pb->n_hung, hung);
+    enum mu_status status = MU_OK;
+    if ((status = mu_wire_get_id(pb->job_uid, "TallyRecord.job_uid", &out->job_uid, err)) ||
+        (status = mu_wire_get_string(pb->job, MU_WIRE_NAME, "TallyRecord.job", out->job, sizeof out->job, err)))
+        return status;
+    if (pb->interval) {
+        get_interval(pb->interval, out);
+        status = mu_wire_get_string(pb->interval->reason, MU_WIRE_TEXT, "IntervalTally.reason", out->interval.reason,
+                                    sizeof out->interval.reason, err);
+    }
+    out->workers_lost = pb->workers_lost;
+    out->generations = pb->generations;
+    out->replayed_steps = pb->replayed_steps;
+    out->suspect = pb->suspect;
+    out->suspect_step = pb->suspect_step;
+    out->unfinite_reports = pb->unfinite_reports;
+    out->hung_count = pb->hung_count;
+    for (size_t i = 0; i < hung && status == MU_OK; i++)
+        status = mu_wire_get_id(pb->hung[i], "TallyRecord.hung", &out->hung[i], err);
     return status;
 }
 
@@ -483,6 +595,8 @@ union any_record {
     struct mu_generation_record generation;
     struct mu_checkpoint_record checkpoint;
     struct mu_worker_record worker;
+    struct mu_tally_record tally;
+    struct mu_death_record death;
     struct mu_event_record event;
 };
 
@@ -506,6 +620,14 @@ static enum mu_status get_record(struct mu_wire_arena *arena, const Muster__V1__
     case MUSTER__V1__STORED_RECORD__KIND_WORKER:
         out->kind = MU_RECORD_WORKER;
         return get_worker(pb->worker, &any->worker, err);
+    case MUSTER__V1__STORED_RECORD__KIND_TALLY:
+        out->kind = MU_RECORD_TALLY;
+        return get_tally(pb->tally, &any->tally, err);
+    case MUSTER__V1__STORED_RECORD__KIND_DEATH:
+        out->kind = MU_RECORD_DEATH;
+        any->death = (struct mu_death_record){
+            .number = pb->death->number, .name_hash = pb->death->name_hash, .wall_us = pb->death->wall_us};
+        return mu_wire_get_id(pb->death->incarnation, "DeathRecord.incarnation", &any->death.incarnation, err);
     case MUSTER__V1__STORED_RECORD__KIND_EVENT:
         out->kind = MU_RECORD_EVENT;
         return get_event(pb->event, &any->event, err);
