@@ -24,6 +24,8 @@ static const struct command commands[] = {
     {"drain", mu_cmd_drain, "WORKER --reason TEXT", "a worker leaves at the next boundary, for good"},
     {"undrain", mu_cmd_undrain, "WORKER", "lift a drain or a quarantine"},
     {"cancel", mu_cmd_cancel, "JOB [--reason TEXT]", "end a job"},
+    {"snapshot", mu_cmd_snapshot, "save FILE | restore FILE --data-dir DIR [--epoch N]",
+     "the coordinator's records: to a file, or (with the coordinator stopped) from one"},
     {"up", mu_cmd_up, "JOB.yaml [--workers N] [--threads N] [--data-dir D] [--listen A]",
      "coordinator, workers and live view on this machine"},
     {"generate", mu_cmd_generate,

@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char format_key[] = "m/format";
-static const char format_value[] = "muster 1";
+static const char format_word[] = "muster ";
 
 static const char prefixes[MU_RECORD_KIND_COUNT][3] = {
     [MU_RECORD_JOB] = "j/",   [MU_RECORD_GENERATION] = "g/", [MU_RECORD_CHECKPOINT] = "c/", [MU_RECORD_WORKER] = "w/",
@@ -697,20 +696,60 @@ static bool count_one(void *arg, const uint8_t *key, size_t key_bytes, const uin
     return false;
 }
 
-/* The first open of an empty store writes the version; everything else must have it. */
+enum mu_status mu_records_check_format(const char *value, size_t value_bytes, struct mu_error *err)
+{
+    size_t word = sizeof format_word - 1;
+    uint64_t version = 0;
+    if (value_bytes > word && memcmp(value, format_word, word) == 0 &&
+        mu_records_read_epoch(value + word, value_bytes - word, &version) && version >= 1 && version <= MU_STORE_FORMAT)
+        return MU_OK;
+    return mu_fail(err, MU_ERR_CORRUPT,
+                   "data directory: its format is '%.*s', this program reads 'muster 1' to 'muster %d'; use the "
+                   "version that wrote it",
+                   (int)(value_bytes < 40 ? value_bytes : 40), value, MU_STORE_FORMAT);
+}
+
+bool mu_records_read_epoch(const char *value, size_t value_bytes, uint64_t *ret_epoch)
+{
+    uint64_t number = 0;
+    for (size_t i = 0; i < value_bytes; i++) {
+        if (value[i] < '0' || value[i] > '9' || i >= 18)
+            return false;
+        number = 10 * number + (uint64_t)(value[i] - '0');
+    }
+    *ret_epoch = number;
+    return value_bytes > 0;
+}
+
+enum mu_status mu_records_write_format(struct mu_store *store, struct mu_error *err)
+{
+    char value[24];
+    struct mu_store_batch batch;
+    int length = snprintf(value, sizeof value, "%s%d", format_word, MU_STORE_FORMAT);
+    mu_store_batch_init(&batch);
+    enum mu_status status = mu_store_batch_put(&batch, MU_FORMAT_KEY, sizeof MU_FORMAT_KEY - 1, value, (size_t)length);
+    if (status == MU_OK)
+        status = mu_store_write(store, &batch, err);
+    else
+        mu_fail(err, status, "data directory: no memory");
+    mu_store_batch_fini(&batch);
+    return status;
+}
+
+/* The first open of an empty store writes the format; everything else must have one. An older one is raised: from then
+ * on older programs, which do not know all records, refuse it. */
 static enum mu_status check_format(struct mu_store *store, struct mu_error *err)
 {
     uint8_t *value = NULL;
     size_t value_bytes = 0;
-    enum mu_status status = mu_store_get(store, format_key, sizeof format_key - 1, &value, &value_bytes, err);
+    enum mu_status status = mu_store_get(store, MU_FORMAT_KEY, sizeof MU_FORMAT_KEY - 1, &value, &value_bytes, err);
     if (status == MU_OK) {
-        if (value_bytes != sizeof format_value - 1 || memcmp(value, format_value, value_bytes) != 0)
-            status =
-                mu_fail(err, MU_ERR_CORRUPT,
-                        "data directory: its format is '%.*s', this program reads '%s'; use the version that wrote it",
-                        (int)(value_bytes < 40 ? value_bytes : 40), (const char *)value, format_value);
+        char own[24];
+        int length = snprintf(own, sizeof own, "%s%d", format_word, MU_STORE_FORMAT);
+        bool current = value_bytes == (size_t)length && memcmp(value, own, value_bytes) == 0;
+        status = mu_records_check_format((const char *)value, value_bytes, err);
         free(value);
-        return status;
+        return status || current ? status : mu_records_write_format(store, err);
     }
     if (status != MU_ERR_NOT_FOUND)
         return status;
@@ -721,15 +760,7 @@ static enum mu_status check_format(struct mu_store *store, struct mu_error *err)
     if (any)
         return mu_fail(err, MU_ERR_CORRUPT,
                        "data directory: it holds a database that is not a coordinator's; choose another directory");
-    struct mu_store_batch batch;
-    mu_store_batch_init(&batch);
-    status = mu_store_batch_put(&batch, format_key, sizeof format_key - 1, format_value, sizeof format_value - 1);
-    if (status == MU_OK)
-        status = mu_store_write(store, &batch, err);
-    else
-        mu_fail(err, status, "data directory: no memory");
-    mu_store_batch_fini(&batch);
-    return status;
+    return mu_records_write_format(store, err);
 }
 
 enum mu_status mu_records_load(struct mu_store *store, mu_record_fn fn, void *arg, struct mu_error *err)

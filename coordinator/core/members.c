@@ -233,8 +233,7 @@ static bool holds_state(const struct job *job, const struct mu_hello *hello)
 {
     bool superseded = job->go && hello->status.generation != job->record.generation;
     bool worthless = hello->status.held.step == 0 && hello->status.phase == MU_PHASE_PARKED;
-    if (!claims_membership(hello) || superseded || hello->status.generation > job->record.generation ||
-        !hello->status.held.has_state || worthless)
+    if (!claims_membership(hello) || superseded || !hello->status.held.has_state || worthless)
         return false;
     for (uint32_t i = 0; i < MU_HUNG_KEPT; i++) {
         if (mu_id_equal(job->hung[i], hello->incarnation))
@@ -263,6 +262,14 @@ static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const s
     }
     if (!mu_id_is_zero(hello->job_uid) && !mu_id_equal(hello->job_uid, job->record.uid)) {
         reject(coord, session, MU_REJECT_JOB_OVER, "job '%s' was replaced by a new job of that name", hello->job);
+        return NULL;
+    }
+    if (hello->status.generation >
+        job->record.generation) { /* nothing is told before it is recorded: so records are lost */
+        reject(coord, session, MU_REJECT_BUSY,
+               "worker '%s' stands in generation %llu, this coordinator has given no newer one than %llu: its data "
+               "directory is an old copy; restore it with: muster snapshot restore --epoch",
+               hello->name, (unsigned long long)hello->status.generation, (unsigned long long)job->record.generation);
         return NULL;
     }
     struct mu_error err;

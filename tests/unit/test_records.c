@@ -326,9 +326,32 @@ static void test_foreign_or_newer_database_is_refused(void **state)
     assert_non_null(strstr(err.text, "not a coordinator's"));
     mu_store_free(store);
     store = mu_store_memory_new();
-    put_raw(store, "m/format", "muster 2", 8);
+    put_raw(store, "m/format", "muster 3", 8);
     assert_int_equal(mu_records_load(store, note, &seen, &err), MU_ERR_CORRUPT);
-    assert_non_null(strstr(err.text, "muster 2"));
+    assert_string_equal(err.text, "data directory: its format is 'muster 3', this program reads 'muster 1' to "
+                                  "'muster 2'; use the version that wrote it");
+    mu_store_free(store);
+}
+
+/* From then on, programs that do not know its new records refuse it. */
+static void test_older_store_is_read_and_raised(void **state)
+{
+    (void)state;
+    struct mu_error err;
+    struct seen seen = {0};
+    struct mu_store *store = mu_store_memory_new();
+    uint8_t *value = NULL;
+    size_t value_bytes = 0;
+    make_samples();
+    put_raw(store, "m/format", "muster 1", 8);
+    struct mu_record record = record_of(MU_RECORD_JOB);
+    put(store, &record);
+    assert_int_equal(mu_records_load(store, note, &seen, &err), MU_OK);
+    assert_int_equal(seen.count, 1);
+    assert_int_equal(mu_store_get(store, "m/format", 8, &value, &value_bytes, &err), MU_OK);
+    assert_int_equal(value_bytes, 8);
+    assert_memory_equal(value, "muster 2", 8);
+    free(value);
     mu_store_free(store);
 }
 
@@ -489,6 +512,7 @@ int main(void)
         cmocka_unit_test(test_every_kind_survives_the_store_jobs_first),
         cmocka_unit_test(test_numbers_come_back_in_order),
         cmocka_unit_test(test_foreign_or_newer_database_is_refused),
+        cmocka_unit_test(test_older_store_is_read_and_raised),
         cmocka_unit_test(test_damaged_record_is_named_by_its_key),
         cmocka_unit_test(test_record_under_another_key_is_refused),
         cmocka_unit_test(test_newer_record_version_is_refused),
