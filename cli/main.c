@@ -26,6 +26,8 @@ static const struct command commands[] = {
     {"cancel", mu_cmd_cancel, "JOB [--reason TEXT]", "end a job"},
     {"snapshot", mu_cmd_snapshot, "save FILE | restore FILE --data-dir DIR [--epoch N]",
      "the coordinator's records: to a file, or (with the coordinator stopped) from one"},
+    {"catalog", mu_cmd_catalog, "rebuild DIR --job JOB --data-dir DIR",
+     "a lost job's record, made again from its checkpoints (with the coordinator stopped)"},
     {"up", mu_cmd_up, "JOB.yaml [--workers N] [--threads N] [--data-dir D] [--listen A]",
      "coordinator, workers and live view on this machine"},
     {"generate", mu_cmd_generate,

@@ -1,4 +1,5 @@
-/* muster snapshot: the coordinator's records to a file, and a data directory from it. */
+/* muster snapshot, muster catalog: the coordinator's records to a file, and a data directory from one, or from what
+ * checkpoints say. */
 #include "cli/cli.h"
 
 #include <errno.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "coordinator/rebuild.h"
 #include "coordinator/snapshot.h"
 #include "storage/file.h"
 
@@ -135,4 +137,47 @@ int mu_cmd_snapshot(struct mu_cli *cli, int argc, char **argv)
     if (!data_dir[0])
         return mu_cli_usage("snapshot", "restore needs --data-dir DIR, a new directory");
     return restore(argv[1], data_dir, epoch);
+}
+
+/* An existing data directory is fine: other jobs stay as they are. */
+static int rebuild(const char *root, const char *job, const char *data_dir)
+{
+    struct mu_error err;
+    struct mu_store *store = NULL;
+    struct mu_rebuild_report report = {0};
+    const struct mu_store_rocksdb_config config = {.path = data_dir, .reserve_bytes = MU_STORE_RESERVE_BYTES_DEFAULT};
+    enum mu_status status = mu_store_rocksdb_open(&config, &store, NULL, &err);
+    if (status == MU_OK)
+        status = mu_rebuild_job(root, job, mu_clock_wall_us(), store, &report, &err);
+    mu_store_free(store);
+    for (uint32_t i = 0; i < report.problem_count && i < MU_REBUILD_PROBLEMS_MAX; i++)
+        fprintf(stderr, "muster: left out: %s\n", report.problems[i].text);
+    if (status)
+        return mu_cli_fail(&err);
+    printf("%s: job %s with %u checkpoints, the newest of step %" PRIu64 "; start: musterd --data-dir %s\n", data_dir,
+           job, report.checkpoints, report.newest_step, data_dir);
+    return MU_EXIT_OK;
+}
+
+int mu_cmd_catalog(struct mu_cli *cli, int argc, char **argv)
+{
+    (void)cli;
+    char root[MU_PATH_SIZE];
+    const char *data_dir = "", *job = "";
+    const struct mu_cli_option options[] = {{"--data-dir", &data_dir, NULL}, {"--job", &job, NULL}};
+    if (mu_cli_parse("catalog", argc, argv, options, 2, 2, 2) < 0)
+        return MU_EXIT_USAGE;
+    if (strcmp(argv[0], "rebuild") != 0)
+        return mu_cli_usage("catalog", "'%s' is not known: rebuild DIR --job JOB --data-dir DIR", argv[0]);
+    if (!data_dir[0] || !job[0])
+        return mu_cli_usage("catalog", "rebuild needs --job JOB and --data-dir DIR");
+    char *absolute = realpath(argv[1], NULL); /* workers open it under this name */
+    if (!absolute || strlen(absolute) >= sizeof root) {
+        fprintf(stderr, "muster: %s: %s\n", argv[1], absolute ? "the name is too long" : strerror(errno));
+        free(absolute);
+        return MU_EXIT_NOT_FOUND;
+    }
+    snprintf(root, sizeof root, "%s", absolute);
+    free(absolute);
+    return rebuild(root, job, data_dir);
 }

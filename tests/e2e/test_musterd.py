@@ -197,8 +197,37 @@ def test_restored_snapshot_takes_back_workers_that_are_ahead():
         check(cluster.job().weights_sha256.hex() == reference(steps=600), "the weights differ from the undisturbed run's")
         check(cluster.job().replayed_steps == 0, "steps were done twice")
 
+
+def test_a_lost_job_is_rebuilt_from_its_checkpoints():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=400, workers__min=2))
+        for _ in range(2):
+            cluster.start_worker()
+        cluster.wait_step(60)
+        path = os.path.dirname(cluster.checkpoints()[0].dir)
+        cluster.coordinator.kill()
+        cluster.coordinator.wait()
+        for worker in cluster.workers:
+            worker.kill()
+            worker.wait()
+        store = os.path.join(cluster.dir, "store")
+        shutil.rmtree(store)
+        argv = [os.path.join(BUILD, "cli/muster"), "catalog", "rebuild", path, "--job", "tiny", "--data-dir", store]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30 * SLOW)
+        check(done.returncode == 0 and "checkpoints, the newest of step" in done.stdout, f"{done.stdout}{done.stderr}")
+        again = subprocess.run(argv, capture_output=True, text=True, timeout=30 * SLOW)
+        check(again.returncode == 5 and "has a job 'tiny' already" in again.stderr, f"{again.stdout}{again.stderr}")
+        cluster.watch_stop.set()  # events begin anew
+        cluster.start_coordinator()
+        check(cluster.job().steps_done >= 50, f"step {cluster.job().steps_done}")
+        for _ in range(2):
+            cluster.start_worker()
+        cluster.wait_until(lambda: cluster.job().state == pb.JOB_STATE_FINISHED, 30, "the job did not finish")
+        check(cluster.job().weights_sha256.hex() == reference(steps=400), "the weights differ from the undisturbed run's")
+
 if __name__ == "__main__":
     main([test_options_are_judged, test_port_and_directory_in_use_are_told, test_sigkill_loses_nothing_that_was_acknowledged,
           test_sigterm_ends_in_good_order_and_workers_go_on, test_idle_connections_do_not_keep_others_out,
           test_unknown_method_and_malformed_request_are_answered_at_once, test_example_client_runs_a_job,
-          test_restored_snapshot_takes_back_workers_that_are_ahead])
+          test_restored_snapshot_takes_back_workers_that_are_ahead, test_a_lost_job_is_rebuilt_from_its_checkpoints])
