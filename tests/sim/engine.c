@@ -560,13 +560,19 @@ static void post_reports(struct mu_sim *sim, uint32_t slot)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
     struct mu_worker_event event = {.kind = MU_WE_STEP};
+    /* A whole leaf is as long whatever the layout: a stage takes its part of it. Restless histories have stages of any
+     * sizes anyway, and say nothing. */
+    const struct mu_layout *layout = &engine->assign->layout;
+    uint32_t stage = engine->leaf_count ? mu_layout_coords(layout, engine->assign->rank).p : 0;
+    uint64_t layers = layout->stage_first[stage + 1] - layout->stage_first[stage];
+    uint64_t stage_us = sim->params.leaf_us * sim->workers[slot].speed_percent / 100 * layers / sim->spec.model.layers;
     event.step = (struct mu_step_report){.steps_done = engine->held.step,
                                          .result = engine->held.result,
                                          .step_count = 1,
                                          .leaf_count = engine->leaf_count,
                                          .tokens = sim->params.leaves * 8,
                                          .total_us = sim->now_us - engine->step_started_us,
-                                         .forward_us = engine->leaf_count * sim->params.leaf_us};
+                                         .forward_us = sim->params.restless ? 0 : engine->leaf_count * stage_us};
     mu_sim_worker_post(sim, slot, &event);
     if (sim->spec.eval.every && engine->held.step % sim->spec.eval.every == 0)
         mu_sim_worker_post(sim, slot, &(struct mu_worker_event){.kind = MU_WE_EVAL, .eval = {engine->held.step, 1.0}});

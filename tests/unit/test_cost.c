@@ -141,22 +141,22 @@ static void test_cost_stages_balance_head_and_embedding(void **state)
     uint16_t first[MU_STAGES_MAX + 1];
     r.flops = 1e11;
     s.model.vocab = (uint32_t)(2 * layer_flops / (1024.0 * 2 * 512)); /* the head takes as long as two layers */
-    mu_cost_balance_stages(&s, &r, 1, 2, first);
+    mu_cost_balance_stages(&s, &r, 1, 2, NULL, first);
     assert_int_equal(first[1], 7);
     assert_int_equal(first[2], 12);
-    mu_cost_balance_stages(&s, &r, 1, 4, first); /* 14 units over 4: 3 or 4 each, the last with at most 2 layers */
+    mu_cost_balance_stages(&s, &r, 1, 4, NULL, first); /* 14 units over 4: 3 or 4 each, the last with at most 2 layers */
     assert_int_equal(first[4], 12);
     for (uint32_t p = 0; p < 4; p++) {
         int layers = first[p + 1] - first[p];
         assert_true(layers >= (p == 3 ? 1 : 3) && layers <= (p == 3 ? 2 : 4));
     }
-    mu_cost_balance_stages(&s, &r, 1, 12, first);
+    mu_cost_balance_stages(&s, &r, 1, 12, NULL, first);
     for (uint32_t p = 0; p <= 12; p++)
         assert_int_equal(first[p], p);
     /* Against all splits of 7 layers into 3 stages. */
     s = job(7, 1, 8, 1);
     s.model.vocab = 1u << 15;
-    mu_cost_balance_stages(&s, &r, 1, 3, first);
+    mu_cost_balance_stages(&s, &r, 1, 3, NULL, first);
     struct mu_layout layout = {.tp = 1, .pp = 3, .dp = 8};
     memcpy(layout.stage_first, first, 4 * sizeof first[0]);
     double own = mu_cost_of_layout(&s, &layout, &r).compute_s;
@@ -291,7 +291,7 @@ static void test_choose_fits_into_memory_or_says_what_is_short(void **state)
     assert_int_equal(mu_layout_choose(&s, &r, 2, whole / 8, 1, NULL, &layout, text, sizeof text), MU_ERR_UNAVAILABLE);
     struct mu_layout small = {.tp = 2, .pp = 1, .dp = 1, .stage_first = {0, 24}};
     struct mu_layout other = {.tp = 1, .pp = 2, .dp = 1};
-    mu_cost_balance_stages(&s, &r, 1, 2, other.stage_first);
+    mu_cost_balance_stages(&s, &r, 1, 2, NULL, other.stage_first);
     uint64_t need = mu_memory_of_layout(&s, &small, 1, NULL).total_bytes;
     uint64_t other_need = mu_memory_of_layout(&s, &other, 1, NULL).total_bytes;
     need = other_need < need ? other_need : need;

@@ -387,7 +387,7 @@ static void test_the_measured_speed_decides_between_layouts(void **state)
     make(&f);
     assert_int_equal(f.plan.status, MU_OK);
     assert_int_equal(f.plan.layout.tp, 4);
-    f.members[0].seconds_per_leaf = 1e-3;
+    f.members[0].seconds_per_layer = 1e-3;
     make(&f);
     assert_int_equal(f.plan.status, MU_OK);
     assert_int_equal(f.plan.layout.pp, 4);
