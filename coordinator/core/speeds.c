@@ -10,7 +10,7 @@
 
 enum {
     REPORTS_MIN = 4,     /* of a generation, before its times are believed */
-    QUIET_DOUBLINGS = 4, /* looks that found nothing make the next one later, up to so often */
+    QUIET_DOUBLINGS = 2, /* looks that found nothing make the next one later, up to so often */
 };
 static const double SECONDS_MAX = 1e6; /* a longer report is a mistake */
 static const double CHANGE_S = 1;    /* of a change of generation, before one was measured */

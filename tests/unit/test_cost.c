@@ -1,6 +1,7 @@
 /* links: mu_plan */
 #include "plan/cost.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +11,7 @@
 #include <time.h>
 #include <cmocka.h>
 
+#include "common/rng.h"
 #include "plan/memory.h"
 
 /* Rates that make sums easy: only what a test looks at costs anything. */
@@ -273,6 +275,71 @@ static void test_choose_obeys_given_degrees(void **state)
     assert_int_equal(chosen(&s, 40, 0, NULL).dp, MU_MESH_WORLD_MAX);
 }
 
+static double uniform(uint64_t *seed)
+{
+    return (double)(mu_splitmix64(seed) >> 11) * 0x1p-53;
+}
+
+/* Costs of any kind: random speeds, embedding and head, against every split. */
+static double best_of_all_splits(const struct mu_job_spec *s, const struct mu_cost_rates *r, const double *slowness,
+                                 struct mu_layout *layout, uint32_t stage)
+{
+    uint32_t layers = s->model.layers, pp = layout->pp;
+    if (stage == pp) {
+        double slowest = 0;
+        struct mu_model_spec model;
+        mu_model_spec_init(&model, &s->model);
+        for (uint32_t p = 0; p < pp; p++) {
+            double seconds = mu_cost_stage_layers(s, &model, r, layout, p) * slowness[p];
+            slowest = seconds > slowest ? seconds : slowest;
+        }
+        return slowest;
+    }
+    double best = INFINITY;
+    uint32_t low = stage + 1 == pp ? layers : layout->stage_first[stage] + 1u;
+    for (uint32_t end = low; end + (pp - 1 - stage) <= layers; end++) {
+        layout->stage_first[stage + 1] = (uint16_t)end;
+        double slowest = best_of_all_splits(s, r, slowness, layout, stage + 1);
+        best = slowest < best ? slowest : best;
+    }
+    return best;
+}
+
+static void test_cost_stages_suit_the_speeds_of_their_workers(void **state)
+{
+    (void)state;
+    uint64_t seed = 20;
+    uint32_t uneven = 0;
+    for (int round = 0; round < 300; round++) {
+        uint32_t pp = 2 + (uint32_t)(uniform(&seed) * 4), layers = pp + (uint32_t)(uniform(&seed) * 8);
+        struct mu_job_spec s = job(layers, 1, 8, 1);
+        struct mu_cost_rates r;
+        mu_cost_rates_init(&r);
+        r.embedding_layers = 3 * uniform(&seed);
+        r.head_layers = 6 * uniform(&seed);
+        double slowness[8];
+        for (uint32_t p = 0; p < pp; p++)
+            slowness[p] = 1 + 3 * uniform(&seed) * (uniform(&seed) < 0.5);
+        struct mu_layout layout = {.tp = 1, .pp = pp, .dp = 1}, other = layout;
+        struct mu_model_spec model;
+        mu_model_spec_init(&model, &s.model);
+        mu_cost_balance_stages(&s, &r, 1, pp, slowness, layout.stage_first);
+        assert_int_equal(mu_layout_check(&layout, &s, NULL), MU_OK);
+        double slowest = 0;
+        for (uint32_t p = 0; p < pp; p++) {
+            double seconds = mu_cost_stage_layers(&s, &model, &r, &layout, p) * slowness[p];
+            slowest = seconds > slowest ? seconds : slowest;
+        }
+        other.stage_first[0] = 0;
+        double best = best_of_all_splits(&s, &r, slowness, &other, 0);
+        assert_true(slowest <= best * (1 + 1e-12) && slowest >= best * (1 - 1e-12));
+        mu_cost_balance_stages(&s, &r, 1, pp, NULL, other.stage_first);
+        uneven += memcmp(other.stage_first, layout.stage_first, sizeof layout.stage_first) != 0;
+        assert_true(mu_cost_of_stages(&s, &layout, &r, slowness) > 0);
+    }
+    assert_true(uneven > 50);
+}
+
 static void test_choose_fits_into_memory_or_says_what_is_short(void **state)
 {
     (void)state;
@@ -430,6 +497,7 @@ int main(void)
         cmocka_unit_test(test_cost_tensor_exchanges_and_slices),
         cmocka_unit_test(test_cost_sums_over_replicas),
         cmocka_unit_test(test_cost_stages_balance_head_and_embedding),
+        cmocka_unit_test(test_cost_stages_suit_the_speeds_of_their_workers),
         cmocka_unit_test(test_cost_calibration_meets_the_measurement),
         cmocka_unit_test(test_choose_uses_replicas_while_leaves_last),
         cmocka_unit_test(test_choose_obeys_given_degrees),
