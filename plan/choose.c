@@ -61,8 +61,7 @@ static double roots_of(struct search *s, uint32_t dp)
 static uint32_t replicas_max(const struct search *s, uint32_t tp, uint32_t pp)
 {
     uint32_t most = s->workers / tp / pp;
-    most = most < s->leaves ? most : s->leaves;
-    return s->spec->parallel.optimizer_sharding && most > MU_MESH_WORLD_MAX ? MU_MESH_WORLD_MAX : most;
+    return most < s->leaves ? most : s->leaves;
 }
 
 static struct merit merit_of(struct search *s, const struct mu_cost_grid *grid, const struct mu_layout *layout,

@@ -209,12 +209,19 @@ double mu_cost_of_stages(const struct mu_job_spec *spec, const struct mu_layout 
     return pipeline_seconds(spec, &g, layout);
 }
 
+/* Updated parameters within a shard group, where the sums have gone to everybody. */
+static double gather_seconds(const struct mu_cost_rates *r, double shards, double column)
+{
+    return column * ELEMENT * (shards - 1) / shards / r->link_bytes_per_second;
+}
+
 struct mu_cost mu_cost_of_grid(const struct mu_job_spec *spec, const struct mu_cost_grid *g,
                                const struct mu_layout *layout, double roots, const struct mu_cost_rates *r)
 {
     uint32_t leaves = mu_job_leaves(spec), busiest = (leaves + layout->dp - 1) / layout->dp;
     double micros = (double)spec->batch.accumulate * busiest, world = mu_layout_working(layout);
     double last_backward = g->slowest_s * g->unit.backward / (1 + g->unit.backward);
+    double shards = layout->sharded ? mu_layout_shard_group(layout->dp, layout->dp - 1).count : 1;
     bool mirrored = spec->parallel.redundancy == MU_REDUNDANCY_BUDDY && mu_layout_buddy_group(layout) > 1;
     struct mu_cost cost = {
         .compute_s = pipeline_seconds(spec, g, layout),
@@ -222,9 +229,9 @@ struct mu_cost mu_cost_of_grid(const struct mu_job_spec *spec, const struct mu_c
         .leaf_sum_s = spec->numerics == MU_NUMERICS_FAST
                           ? 0 /* one buffer */
                           : (busiest - 1) * g->column * SUM_BYTES / r->memory_bytes_per_second,
-        .reduce_s = reduce_seconds(r, layout->dp, roots, g->column, last_backward),
-        .update_s = g->column * UPDATE_BYTES * (mirrored ? 2 : 1) / (layout->sharded ? layout->dp : 1) /
-                    r->memory_bytes_per_second,
+        .reduce_s = reduce_seconds(r, layout->dp, roots, g->column, last_backward) +
+                    (layout->dp > MU_MESH_WORLD_MAX ? gather_seconds(r, shards, g->column) : 0),
+        .update_s = g->column * UPDATE_BYTES * (mirrored ? 2 : 1) / shards / r->memory_bytes_per_second,
         .tied_s = g->tied > 0 ? 2 * (r->latency_s + g->tied * ELEMENT / r->link_bytes_per_second) : 0,
         .vote_s = world > 1 ? 2 * r->latency_s * log2_ceil((uint32_t)world) : 0,
     };

@@ -14,7 +14,8 @@
  *   sum of F + B, 2 (p - 1) transfers, (m - 1) max(F + B).
  * - leaf sums: k - 1 additions of the column, 12 bytes an element; none with numerics: fast.
  * - reduce: mesh (d <= 32): (roots of a replica + 1) (d - 1) / d of the column, 4 bytes an element; tree:
- *   2 ceil(log2 d) columns. What the last micro-batch's backward pass hides is not counted.
+ *   2 ceil(log2 d) columns, and when sharded the gather within a group. What the last micro-batch's backward pass hides
+ * is not counted.
  * - update: 28 bytes an element of what the rank updates.
  * - tied: p > 1: gradient and copy of the embedding's slices.
  * - vote: 2 messages a level.
@@ -32,12 +33,12 @@
 
 /* Of one worker; all above 0 (fixed and latency: 0 or more). */
 struct mu_cost_rates {
-    double flops;                   /* of matrix products, per second */
-    double memory_bytes_per_second; /* of sums and updates */
-    double link_bytes_per_second;   /* between two workers */
-    double latency_s;               /* of one message */
-    double fixed_s;                 /* per layer, direction and micro-batch */
-    double slice_cost;              /* share of a layer's products that each doubling of the slices adds */
+    double flops;                         /* of matrix products, per second */
+    double memory_bytes_per_second;       /* of sums and updates */
+    double link_bytes_per_second;         /* between two workers */
+    double latency_s;                     /* of one message */
+    double fixed_s;                       /* per layer, direction and micro-batch */
+    double slice_cost;                    /* share of a layer's products that each doubling of the slices adds */
     double embedding_layers, head_layers; /* what they cost, measured, in layers; 0: as the model says */
 };
 

@@ -418,8 +418,7 @@ static enum mu_status stage_speeds(const struct planning *p, double seconds[MU_S
 
 static bool fits_in_memory(const struct planning *p, const struct mu_layout *layout)
 {
-    return p->memory_bytes == 0 ||
-           mu_memory_of_layout(p->input->spec, layout, 1, NULL).total_bytes <= p->memory_bytes;
+    return p->memory_bytes == 0 || mu_memory_of_layout(p->input->spec, layout, 1, NULL).total_bytes <= p->memory_bytes;
 }
 
 /* Members keep their stages as far as these stay. So where the old degrees stay, layers go from the stages whose
@@ -452,9 +451,9 @@ static enum mu_status choose_stages(struct planning *p)
     if (next < now * (1 - MU_CHOICE_GAIN_MIN_PERCENT / 100.0) && fits_in_memory(p, &cut))
         *layout = cut;
     if (memcmp(layout->stage_first, old->stage_first, (stages + 1) * sizeof old->stage_first[0]) != 0)
-        p->plan->saved_s = (mu_cost_of_stages(spec, old, &p->rates, seconds) -
-                            mu_cost_of_stages(spec, layout, &p->rates, seconds)) *
-                           usual / slowest; /* the rates are those of the slowest */
+        p->plan->saved_s =
+            (mu_cost_of_stages(spec, old, &p->rates, seconds) - mu_cost_of_stages(spec, layout, &p->rates, seconds)) *
+            usual / slowest; /* the rates are those of the slowest */
     return MU_OK;
 }
 

@@ -13,9 +13,9 @@ enum {
     QUIET_DOUBLINGS = 2, /* looks that found nothing make the next one later, up to so often */
 };
 static const double SECONDS_MAX = 1e6; /* a longer report is a mistake */
-static const double CHANGE_S = 1;    /* of a change of generation, before one was measured */
+static const double CHANGE_S = 1;      /* of a change of generation, before one was measured */
 static const double LAYERS_MAX = 4096; /* that embedding or head may cost */
-static const double DISTINCT = 0.25; /* parts of two stages that differ by less than this tell nothing */
+static const double DISTINCT = 0.25;   /* parts of two stages that differ by less than this tell nothing */
 
 static struct mu_cost_rates rates_of(const struct job *job)
 {

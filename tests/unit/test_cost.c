@@ -272,7 +272,10 @@ static void test_choose_obeys_given_degrees(void **state)
     s = job(6, 1, 40, 1);
     s.parallel.optimizer_sharding = true;
     s.parallel.pp = 1;
-    assert_int_equal(chosen(&s, 40, 0, NULL).dp, MU_MESH_WORLD_MAX);
+    struct mu_layout wide = chosen(&s, 40, 0, NULL); /* beyond a mesh too */
+    assert_true(wide.sharded && wide.dp >= MU_MESH_WORLD_MAX);
+    s.parallel.dp = 40;
+    assert_int_equal(chosen(&s, 40, 0, NULL).dp, 40);
 }
 
 static double uniform(uint64_t *seed)
