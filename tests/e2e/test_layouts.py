@@ -183,9 +183,9 @@ def slow_down(worker, stop):
 
 
 def test_layers_move_from_a_slow_worker():
-    family, steps = dict(GPT2, model__layers=8), 6 * STEPS
+    family, steps = dict(GPT2, model__layers=8, leaves=4), 3 * STEPS
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=[*FAST, "--rebalance-ms", "300"])
+        cluster.start_coordinator(flags=[*FAST, "--rebalance-ms", "150"])
         cluster.submit(tiny_job(cluster, steps=steps, **family, **layout(pp=2)))
         workers = [cluster.start_worker() for _ in range(2)]
         cluster.wait_until(lambda: cluster.job().steps_done >= 5, 30, "the workers did not start")
