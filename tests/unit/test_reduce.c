@@ -15,7 +15,7 @@
 #include "common/rng.h"
 #include "plan/plan.h"
 
-enum { WORLD_MAX = 40, STEPS = 2, PATIENCE_US = 30 * 1000000 };
+enum { WORLD_MAX = 72, STEPS = 2, PATIENCE_US = 30 * 1000000 };
 
 static const uint8_t secret[MU_COMM_SECRET_SIZE] = "the secret of this generation..";
 
@@ -358,6 +358,7 @@ static void check_layout(const struct mu_model_config *config, const struct layo
     for (uint32_t p = 0; p <= x->layout.pp; p++)
         x->layout.stage_first[p] = (uint16_t)(p * config->layers / x->layout.pp);
     x->world = mu_layout_world(&x->layout);
+    assert_true(x->world <= WORLD_MAX);
     x->leaves = layout->leaves;
     x->tree = !layout->mesh;
     x->threads = layout->threads;
