@@ -536,6 +536,9 @@ static void build_reply(struct mu_api *api, const struct pending *pending)
             response.job = mu_view_job(&api->arena, view, &answer->err);
             if (!response.job)
                 return;
+            response.estimate = mu_view_estimate(&api->arena, &view->record.spec, &answer->err);
+            if (!response.estimate)
+                return;
         }
         fill_answer(api, answer, &response.base);
     } else if (pending->method == MU_METHOD_TRIGGER_CHECKPOINT) {
