@@ -1,0 +1,73 @@
+/* The CUDA backend: the operations of kernels/kernels.h on one GPU.
+ *
+ * mu_cuda_ops holds them as functions mu_cuda_X with the signatures of mu_kernel_X. The pool they get belongs to a GPU:
+ * mu_pool_cuda gives what is here. They enqueue their work on its stream and return at once; a returned MU_OK says that
+ * it was enqueued. What they read and write is device memory, except:
+ *   - structures passed by pointer (struct mu_gemm, struct mu_dropout, struct mu_adamw, ...) and the array
+ *     mu_vocab_slices.slices are host memory, read during the call; the arrays that their members point to (and
+ *     mu_dropout.samples) are device memory, as are tokens, targets and losses;
+ *   - mu_cuda_square_sum adds to a host object: it waits for the stream.
+ * Pinned host memory is device memory in this sense, since it has the same addresses on both sides.
+ *
+ * `exact` in fp32: every operation is the definition in kernels.h itself, so the bits are those of the CPU backend.
+ * bf16: matrix products and attention round their operands to bf16 and accumulate in fp32 on tensor cores; everything
+ * else is as in fp32. Bits are then those of one GPU class and one version of cublasLt, see mu_cuda_identity_text.
+ *
+ * A context belongs to one thread at a time, the owner of its pool. Nothing allocates after mu_cuda_init; scratch is
+ * the context's workspace, whose content lives for one operation. */
+#ifndef MU_KERNELS_CUDA_CUDA_H
+#define MU_KERNELS_CUDA_CUDA_H
+
+#include <cublasLt.h>
+#include <cuda_runtime_api.h>
+
+#include "kernels/kernels.h"
+
+enum mu_cuda_dtype { MU_CUDA_FP32, MU_CUDA_BF16 };
+
+enum {
+    MU_CUDA_WORKSPACE_BYTES = 256 << 20, /* of one context; what is larger is done in parts */
+    MU_CUDA_PINNED_BYTES = 1 << 20,
+    MU_CUDA_PLANS_MAX = 64, /* shapes of matrix products that a context remembers the algorithm of */
+};
+
+struct mu_cuda_plan; /* a matrix product as cublasLt runs it: kernels/cuda/bf16_gemm.cu */
+
+struct mu_cuda {
+    int device;
+    enum mu_cuda_dtype dtype;
+    uint32_t multiprocessors;
+    uint32_t shared_bytes_max; /* of one block, when asked for */
+    cudaStream_t stream;
+    cublasLtHandle_t blas; /* bf16 only, else NULL */
+    void *workspace;       /* device, MU_CUDA_WORKSPACE_BYTES, 256-byte aligned */
+    void *pinned;          /* host, MU_CUDA_PINNED_BYTES */
+    struct mu_cuda_plan *plans; /* [MU_CUDA_PLANS_MAX] */
+    uint32_t plan_count;
+    struct mu_error error; /* what the first operation that did not return MU_OK met */
+};
+
+/* Takes GPU `device` for the calling thread. On failure nothing is held. */
+enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_cuda_dtype dtype,
+                            struct mu_error *err) MU_WARN_UNUSED;
+void mu_cuda_fini(struct mu_cuda *cuda);
+
+/* The GPU of a pool; NULL when the pool computes on the CPU. */
+struct mu_cuda *mu_pool_cuda(struct mu_pool *pool);
+
+/* Waits until everything enqueued is done. MU_ERR_IO with the reason in cuda->error when the GPU failed. */
+enum mu_status mu_cuda_wait(struct mu_cuda *cuda) MU_WARN_UNUSED;
+
+/* What distinguishes the bits of this backend beyond the results of the battery: the definitions of exact fp32 have
+ * the name they have on the CPU; bf16 names the GPU's architecture and the version of cublasLt. */
+void mu_cuda_identity_text(const struct mu_cuda *cuda, char *text, size_t size);
+
+struct mu_kernel_ops;
+extern const struct mu_kernel_ops mu_cuda_ops;      /* exact fp32 */
+extern const struct mu_kernel_ops mu_cuda_bf16_ops; /* the same but for products and attention */
+
+/* The joins of cross-entropy's phases, on the device: as mu_join_max and mu_join_sums. */
+enum mu_status mu_cuda_join_max(struct mu_pool *pool, uint32_t slices, uint32_t rows, float *highest) MU_WARN_UNUSED;
+enum mu_status mu_cuda_join_sums(struct mu_pool *pool, uint32_t slices, uint32_t rows, double *sums) MU_WARN_UNUSED;
+
+#endif
