@@ -24,7 +24,8 @@ __global__ void delta_kernel(struct attention_args a, size_t rows)
         a.delta[number] = sum;
 }
 
-/* One pair of tiles: s becomes P (dropped), dp becomes dS. x, y: room for two tiles of rows; afterwards x holds dout. */
+/* One pair of tiles: s becomes P (dropped), dp becomes dS. x, y: room for two tiles of rows; afterwards x holds dout.
+ */
 template <int WIDE>
 MU_INLINE void gradient_tile(const struct attention_args &a, uint32_t sequence, uint32_t head, uint32_t query_tile,
                              uint32_t key_tile, float *x, float *y, float s[OWN_ROWS][OWN_COLUMNS],
@@ -77,8 +78,7 @@ template <int WIDE> MU_INLINE void add_tile(float sum[OWN_ROWS][WIDE], const flo
 }
 
 /* Gradients of one tile of keys and values: over query heads, then query tiles, both ascending. */
-template <int WIDE>
-__global__ void __launch_bounds__(ATTENTION_THREADS) attention_keys_kernel(struct attention_args a)
+template <int WIDE> __global__ void __launch_bounds__(ATTENTION_THREADS) attention_keys_kernel(struct attention_args a)
 {
     MU_SHARED_FLOATS(shared);
     float *const x = shared, *const y = x + tile_shape<WIDE>::FLOATS, *const p = y + tile_shape<WIDE>::FLOATS,

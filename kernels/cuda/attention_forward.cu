@@ -1,5 +1,5 @@
-/* Exact causal attention, forward: one thread block owns 64 queries of one head and walks the key tiles, ascending, with
- * a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention, arXiv 2205.14135). */
+/* Exact causal attention, forward: one thread block owns 64 queries of one head and walks the key tiles, ascending,
+ * with a running maximum and sum (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention, arXiv 2205.14135). */
 #include "kernels/cuda/attention.h"
 
 #include <math.h>
@@ -52,7 +52,8 @@ MU_INLINE void softmax_tile(bool diagonal, float s[OWN_ROWS][OWN_COLUMNS], struc
     }
 }
 
-template <int WIDE> __global__ void __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(struct attention_args a)
+template <int WIDE>
+__global__ void __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(struct attention_args a)
 {
     MU_SHARED_FLOATS(shared);
     float *const queries = shared, *const keys = queries + tile_shape<WIDE>::FLOATS,

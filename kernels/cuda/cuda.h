@@ -18,8 +18,12 @@
 #ifndef MU_KERNELS_CUDA_CUDA_H
 #define MU_KERNELS_CUDA_CUDA_H
 
-#include <cublasLt.h>
 #include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+#include <atomic> /* before what C's headers make of it */
+extern "C" {
+#endif
 
 #include "kernels/kernels.h"
 
@@ -39,10 +43,10 @@ struct mu_cuda {
     uint32_t multiprocessors;
     uint32_t shared_bytes_max; /* of one block, when asked for */
     cudaStream_t stream;
-    cublasLtHandle_t blas; /* bf16 only, else NULL */
-    void *workspace;       /* device, MU_CUDA_WORKSPACE_BYTES, 256-byte aligned */
-    void *pinned;          /* host, MU_CUDA_PINNED_BYTES */
-    struct mu_cuda_plan *plans; /* [MU_CUDA_PLANS_MAX] */
+    struct cublasLtContext *blas; /* bf16 only, else NULL */
+    void *workspace;              /* device, MU_CUDA_WORKSPACE_BYTES, 256-byte aligned */
+    void *pinned;                 /* host, MU_CUDA_PINNED_BYTES */
+    struct mu_cuda_plan *plans;   /* [MU_CUDA_PLANS_MAX] */
     uint32_t plan_count;
     struct mu_error error; /* what the first operation that did not return MU_OK met */
 };
@@ -69,5 +73,9 @@ extern const struct mu_kernel_ops mu_cuda_bf16_ops; /* the same but for products
 /* The joins of cross-entropy's phases, on the device: as mu_join_max and mu_join_sums. */
 enum mu_status mu_cuda_join_max(struct mu_pool *pool, uint32_t slices, uint32_t rows, float *highest) MU_WARN_UNUSED;
 enum mu_status mu_cuda_join_sums(struct mu_pool *pool, uint32_t slices, uint32_t rows, double *sums) MU_WARN_UNUSED;
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

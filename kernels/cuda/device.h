@@ -8,14 +8,11 @@
 #ifndef MU_KERNELS_CUDA_DEVICE_H
 #define MU_KERNELS_CUDA_DEVICE_H
 
-#include <atomic>
 #include <cuda_runtime.h>
 
-extern "C" {
 #include "kernels/cuda/cuda.h"
-#include "kernels/kernel_ops.h"
-}
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ops.h"
 
 #define MU_INLINE static __device__ __forceinline__
 

@@ -1,8 +1,8 @@
 /* The embedding's gradient: rows of dx sorted by token, then added to the table by one owner per element, ascending.
  *
- * The sort is stable, by digits of 8 bits of the token (least significant first); in each pass a thread owns a digit and
- * walks the tile's items in order, so equal digits keep their order without atomics. Items whose token lies outside the
- * wanted rows of the table sort to the end. */
+ * The sort is stable, by digits of 8 bits of the token (least significant first); in each pass a thread owns a digit
+ * and walks the tile's items in order, so equal digits keep their order without atomics. Items whose token lies outside
+ * the wanted rows of the table sort to the end. */
 #include "kernels/cuda/device.h"
 
 enum {
@@ -81,18 +81,34 @@ __global__ void move_kernel(uint32_t rows, struct items in, uint32_t shift, cons
     }
 }
 
-/* The first item of a run of equal keys owns the row of the table. */
+/* The end of the run of keys equal to the one at `first`. */
+MU_INLINE uint32_t run_end(const uint32_t *key, uint32_t first, uint32_t rows)
+{
+    uint32_t low = first + 1, high = rows;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (key[middle] == key[first])
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The first item of a run of equal keys owns the row of the table. Where the run ends is known before the first row is
+ * added, so several rows are in flight. */
 __global__ void add_runs_kernel(uint32_t rows, uint32_t channels, uint32_t across, struct items sorted, uint32_t count,
                                 const float *dx, float *dtable)
 {
-    uint32_t item = blockIdx.x / across, key = sorted.key[item];
+    const uint32_t item = blockIdx.x / across, key = sorted.key[item];
     const uint32_t column = blockIdx.x % across * ADD_COLUMNS + threadIdx.x;
     if (key >= count || (item > 0 && sorted.key[item - 1] == key) || column >= channels)
         return;
+    const uint32_t end = run_end(sorted.key, item, rows);
     float sum = dtable[(size_t)key * channels + column];
-#pragma unroll 4
-    for (; item < rows && sorted.key[item] == key; item++)
-        sum += dx[(size_t)sorted.row[item] * channels + column];
+#pragma unroll 8
+    for (uint32_t i = item; i < end; i++)
+        sum += dx[(size_t)sorted.row[i] * channels + column];
     dtable[(size_t)key * channels + column] = sum;
 }
 

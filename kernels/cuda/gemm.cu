@@ -66,8 +66,9 @@ template <int SIDE, int THREADS> struct share {
             place(o.along_k, g, &row, &k);
             const uint32_t left_rows = o.rows > o.first + row ? o.rows - o.first - row : 0;
             const uint32_t inside = k >= left_k || left_rows == 0 ? 0 : o.along_k ? left_k - k : left_rows;
-            const float *x = o.x + at.slice * o.slice +
-                             (o.along_k ? (size_t)(o.first + row) * o.ld + at.k + k : (at.k + k) * o.ld + o.first + row);
+            const float *x =
+                o.x + at.slice * o.slice +
+                (o.along_k ? (size_t)(o.first + row) * o.ld + at.k + k : (at.k + k) * o.ld + o.first + row);
             if (o.vector && inside >= 4)
                 group[g] = *(const float4 *)x;
             else

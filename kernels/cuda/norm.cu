@@ -19,29 +19,49 @@ struct forward_args {
     struct site drop;
 };
 
-/* residual + dropped branch at step s of the row, stored; 0 beyond the row. The four steps of a group share `random`. */
-MU_INLINE float add_branch(const struct forward_args &a, uint32_t row, uint32_t s, uint32_t lane,
-                           struct random4 &random)
+enum { TOGETHER = 4 }; /* steps whose loads are in flight at once at least: one dropout counter serves them */
+
+/* residual + dropped branch at TOGETHER steps from s on; 0 beyond the row. */
+MU_INLINE void load_steps(const struct forward_args &a, uint32_t row, uint32_t s, uint32_t lane, float x[TOGETHER])
 {
     const struct mu_norm_forward &n = a.n;
-    uint32_t i = s * LANES + lane, position = n.first_row + row;
-    size_t at = (size_t)row * n.channels + i;
-    bool inside = i < n.channels;
-    float x = inside ? n.residual[at] : 0.0f;
-    if (n.branch) {
-        float b = inside ? n.branch[at] : 0.0f;
-        if (a.drop.threshold) {
-            if (s % 4 == 0)
-                random = site_random(a.drop, position / n.length, position % n.length, s / 4, lane);
-            uint32_t word = s % 4 < 2 ? random.word[s % 2] : random.word[2 + s % 2];
-            x = fmaf(b, inside ? site_factor(a.drop, word) : 0.0f, x);
-        } else {
-            x += b;
-        }
+    const uint32_t first = s * LANES + lane, position = n.first_row + row;
+    const size_t at = (size_t)row * n.channels + first;
+    float branch[TOGETHER];
+    struct random4 random;
+#pragma unroll
+    for (uint32_t j = 0; j < TOGETHER; j++) {
+        const bool inside = first + j * LANES < n.channels;
+        x[j] = inside ? n.residual[at + j * LANES] : 0.0f;
+        branch[j] = inside && n.branch ? n.branch[at + j * LANES] : 0.0f;
     }
-    if (inside)
-        n.residual_out[at] = x;
-    return x;
+    if (!n.branch)
+        return;
+    if (a.drop.threshold)
+        random = site_random(a.drop, position / n.length, position % n.length, s / TOGETHER, lane);
+#pragma unroll
+    for (uint32_t j = 0; j < TOGETHER; j++) {
+        const bool inside = first + j * LANES < n.channels;
+        x[j] = a.drop.threshold ? fmaf(branch[j], inside ? site_factor(a.drop, random.word[j]) : 0.0f, x[j])
+                                : x[j] + branch[j];
+    }
+}
+
+/* Stores TOGETHER steps of residual_out and adds them, or their squares, to the lane's sum; steps beyond the row's last
+ * are no part of the sum. */
+MU_INLINE float keep_steps(const struct mu_norm_forward &n, uint32_t row, uint32_t s, uint32_t lane,
+                           const float x[TOGETHER], float sum)
+{
+#pragma unroll
+    for (uint32_t j = 0; j < TOGETHER; j++) {
+        const uint32_t first = (s + j) * LANES;
+        if (first >= n.channels)
+            break;
+        sum = n.rms ? fmaf(x[j], x[j], sum) : sum + x[j];
+        if (first + lane < n.channels)
+            n.residual_out[(size_t)row * n.channels + first + lane] = x[j];
+    }
+    return sum;
 }
 
 template <int STEPS>
@@ -94,18 +114,24 @@ template <int STEPS> __global__ void norm_forward_kernel(struct forward_args a)
     const uint32_t lane = threadIdx.x % LANES, number = blockIdx.x * ROWS_OF_BLOCK + threadIdx.x / LANES;
     const bool inside = number < a.n.rows;
     const uint32_t row = inside ? number : a.n.rows - 1; /* rows beyond the last only take part in the folds */
-    const int steps = (int)((a.n.channels + LANES - 1) / LANES), limit = STEPS > 0 ? STEPS : steps;
+    const uint32_t steps = (a.n.channels + LANES - 1) / LANES;
     struct row_values<STEPS> values;
-    struct random4 random = {{0, 0, 0, 0}};
     float sum = 0.0f;
+    if (STEPS > 0) {
 #pragma unroll
-    for (int s = 0; s < limit; s++) {
-        if (s >= steps)
-            break;
-        float x = inside ? add_branch(a, row, (uint32_t)s, lane, random) : 0.0f;
-        if (STEPS > 0)
-            values.x[STEPS > 0 ? s : 0] = x;
-        sum = a.n.rms ? fmaf(x, x, sum) : sum + x;
+        for (uint32_t s = 0; s < STEPS; s += TOGETHER)
+            if (s < steps)
+                load_steps(a, row, s, lane, values.x + s);
+#pragma unroll
+        for (uint32_t s = 0; s < STEPS; s += TOGETHER)
+            if (s < steps && inside)
+                sum = keep_steps(a.n, row, s, lane, values.x + s, sum);
+    } else {
+        for (uint32_t s = 0; s < steps && inside; s += TOGETHER) {
+            float x[TOGETHER];
+            load_steps(a, row, s, lane, x);
+            sum = keep_steps(a.n, row, s, lane, x, sum);
+        }
     }
     finish_row(a.n, values, sum, row, lane, inside);
 }
@@ -115,9 +141,9 @@ extern "C" enum mu_status mu_cuda_norm_forward(struct mu_pool *pool, const struc
     struct mu_cuda *cuda = mu_pool_cuda(pool);
     struct forward_args a = {*norm, site_of(norm->drop)};
     const uint32_t steps = div_up(norm->channels, LANES);
-    void (*kernel)(struct forward_args) = steps <= 16   ? norm_forward_kernel<16>
-                                          : steps <= 48 ? norm_forward_kernel<48>
-                                          : steps <= 64 ? norm_forward_kernel<64>
+    void (*kernel)(struct forward_args) = steps <= 16    ? norm_forward_kernel<16>
+                                          : steps <= 48  ? norm_forward_kernel<48>
+                                          : steps <= 64  ? norm_forward_kernel<64>
                                           : steps <= 104 ? norm_forward_kernel<104>
                                                          : norm_forward_kernel<0>;
     if (norm->rows == 0)
@@ -161,9 +187,33 @@ __global__ void norm_sums_kernel(struct backward_args a)
 
 enum { COLUMN_THREADS = 64, COLUMNS_OF_BLOCK = COLUMN_THREADS * 4 };
 
-/* One row of four columns, sixteen apart: partial sums of the weights' gradients, and the gradients of the row. */
-MU_INLINE void backward_row(const struct backward_args &a, uint32_t row, uint32_t column, const float weight[4],
-                            float dweight[4], float dbias[4])
+/* Four columns of a row, sixteen apart. */
+struct columns {
+    float x[4], g[4], before[4];
+};
+
+MU_INLINE struct columns load_columns(const struct mu_norm_backward &n, uint32_t row, uint32_t column)
+{
+    const size_t start = (size_t)row * n.channels + column;
+    struct columns c;
+#pragma unroll
+    for (uint32_t w = 0; w < 4; w++) {
+        const bool here = row < n.rows && column + w * LANES < n.channels;
+        c.x[w] = here ? n.residual[start + w * LANES] : 0.0f;
+        c.g[w] = here ? n.dy[start + w * LANES] : 0.0f;
+        c.before[w] = here && !n.first ? n.dresidual[start + w * LANES] : 0.0f;
+    }
+    return c;
+}
+
+/* A thread's share of the sums over a block of rows. */
+struct column_sums {
+    float weight[4], dweight[4], dbias[4];
+};
+
+/* Adds one row to the sums of the weights' gradients and writes the gradients of the row. */
+MU_INLINE void backward_row(const struct backward_args &a, uint32_t row, uint32_t column, const struct columns &c,
+                            struct column_sums &sums)
 {
     const struct mu_norm_backward &n = a.n;
     const float mean = n.rms ? 0.0f : n.mean[row], r = n.rstd[row];
@@ -175,25 +225,17 @@ MU_INLINE void backward_row(const struct backward_args &a, uint32_t row, uint32_
     if (dropped)
         random = site_random(a.drop, position / n.length, position % n.length, column / DROPOUT_FEATURES,
                              column % DROPOUT_FEATURES);
-    float x[4], g[4], before[4];
-#pragma unroll
-    for (uint32_t w = 0; w < 4; w++) {
-        const bool here = column + w * LANES < n.channels;
-        x[w] = here ? n.residual[start + w * LANES] : 0.0f;
-        g[w] = here ? n.dy[start + w * LANES] : 0.0f;
-        before[w] = here && !n.first ? n.dresidual[start + w * LANES] : 0.0f;
-    }
 #pragma unroll
     for (uint32_t w = 0; w < 4; w++) {
         if (column + w * LANES >= n.channels)
             break;
-        float normal = n.rms ? x[w] * r : (x[w] - mean) * r;
-        float weighted = g[w] * weight[w];
-        dweight[w] = fmaf(g[w], normal, dweight[w]);
-        dbias[w] += g[w];
+        float normal = n.rms ? c.x[w] * r : (c.x[w] - mean) * r;
+        float weighted = c.g[w] * sums.weight[w];
+        sums.dweight[w] = fmaf(c.g[w], normal, sums.dweight[w]);
+        sums.dbias[w] = c.g[w] + sums.dbias[w];
         float dx = fmaf(-normal, mean_normal, n.rms ? weighted : weighted - mean_weighted) * r;
         if (!n.first)
-            dx = before[w] + dx;
+            dx = c.before[w] + dx;
         n.dresidual[start + w * LANES] = dx;
         if (n.dbranch)
             n.dbranch[start + w * LANES] = dropped ? dx * site_factor(a.drop, random.word[w]) : dx;
@@ -204,23 +246,26 @@ __global__ void norm_backward_kernel(struct backward_args a, uint32_t column_blo
 {
     const struct mu_norm_backward &n = a.n;
     const uint32_t block = blockIdx.x / column_blocks;
-    const uint32_t column = (blockIdx.x % column_blocks) * COLUMNS_OF_BLOCK + threadIdx.x / LANES * DROPOUT_FEATURES +
-                            threadIdx.x % LANES;
+    const uint32_t column =
+        (blockIdx.x % column_blocks) * COLUMNS_OF_BLOCK + threadIdx.x / LANES * DROPOUT_FEATURES + threadIdx.x % LANES;
     const uint32_t first = block * MU_NORM_ROWS, end = n.rows - first < MU_NORM_ROWS ? n.rows : first + MU_NORM_ROWS;
-    float weight[4], dweight[4] = {0.0f, 0.0f, 0.0f, 0.0f}, dbias[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    struct column_sums sums = {};
 #pragma unroll
     for (uint32_t w = 0; w < 4; w++)
-        weight[w] = column + w * LANES < n.channels ? n.weight[column + w * LANES] : 0.0f;
-#pragma unroll 2
-    for (uint32_t row = first; row < end; row++)
-        backward_row(a, row, column, weight, dweight, dbias);
+        sums.weight[w] = column + w * LANES < n.channels ? n.weight[column + w * LANES] : 0.0f;
+    struct columns now = load_columns(n, first, column);
+    for (uint32_t row = first; row < end; row++) {
+        const struct columns next = load_columns(n, row + 1, column); /* on its way while this row is computed */
+        backward_row(a, row, column, now, sums);
+        now = next;
+    }
     float *partial = n.workspace + (size_t)block * 2 * n.channels;
 #pragma unroll
     for (uint32_t w = 0; w < 4; w++) {
         if (column + w * LANES >= n.channels)
             break;
-        partial[column + w * LANES] = dweight[w];
-        partial[n.channels + column + w * LANES] = dbias[w];
+        partial[column + w * LANES] = sums.dweight[w];
+        partial[n.channels + column + w * LANES] = sums.dbias[w];
     }
 }
 
@@ -237,8 +282,8 @@ extern "C" enum mu_status mu_cuda_norm_backward(struct mu_pool *pool, const stru
     }
     enum mu_status status = launched(cuda, "norm_backward");
     if (status == MU_OK)
-        status = mu_cuda_column_sum(pool, blocks, norm->channels, norm->workspace, stride, norm->accumulate,
-                                    norm->dweight);
+        status =
+            mu_cuda_column_sum(pool, blocks, norm->channels, norm->workspace, stride, norm->accumulate, norm->dweight);
     if (status != MU_OK || norm->rms)
         return status;
     return mu_cuda_column_sum(pool, blocks, norm->channels, norm->workspace + norm->channels, stride, norm->accumulate,

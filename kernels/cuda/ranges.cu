@@ -188,8 +188,8 @@ extern "C" enum mu_status mu_cuda_init_normal(struct mu_pool *pool, uint64_t see
     struct mu_cuda *cuda = mu_pool_cuda(pool);
     if (size == 0)
         return MU_OK;
-    struct init_args a = {{(uint32_t)seed, (uint32_t)(seed >> 32)}, tensor, first, first / DROPOUT_FEATURES, 0, size,
-                          std, x};
+    struct init_args a = {
+        {(uint32_t)seed, (uint32_t)(seed >> 32)}, tensor, first, first / DROPOUT_FEATURES, 0, size, std, x};
     a.groups = (first + size - 1) / DROPOUT_FEATURES - a.first_group + 1;
     MU_LAUNCH(init_kernel, dim3(div_up(a.groups * LANES, RANGE_THREADS)), dim3(RANGE_THREADS), 0, cuda->stream, a);
     return launched(cuda, "init_normal");

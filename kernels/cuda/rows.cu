@@ -23,6 +23,12 @@ MU_INLINE bool spot_of(size_t rows, uint32_t width, struct spot *ret_spot)
     return ret_spot->row < rows;
 }
 
+/* The w-th of a thread's features. All of them are loaded before the first is stored: loads do not wait for stores. */
+MU_INLINE uint32_t feature_of(const struct spot &at, uint32_t w)
+{
+    return at.group * DROPOUT_FEATURES + w * LANES + at.lane;
+}
+
 static uint32_t blocks_of(size_t rows, uint32_t width)
 {
     return div_up(rows * div_up(width, DROPOUT_FEATURES) * LANES, ROW_THREADS);
@@ -45,7 +51,8 @@ __global__ void lookup_kernel(struct lookup a)
     struct spot at;
     if (!spot_of(a.rows, a.channels, &at))
         return;
-    uint32_t token = (uint32_t)a.tokens[at.row], slice = token / a.slice_rows, position = a.first_row + (uint32_t)at.row;
+    uint32_t token = (uint32_t)a.tokens[at.row], slice = token / a.slice_rows,
+             position = a.first_row + (uint32_t)at.row;
     if (slice < a.first_slice || slice - a.first_slice >= a.slice_count)
         return;
     const float *from = a.slices[slice - a.first_slice] + (size_t)(token % a.slice_rows) * a.channels;
@@ -53,17 +60,19 @@ __global__ void lookup_kernel(struct lookup a)
     struct random4 random;
     if (a.drop.threshold)
         random = site_random(a.drop, position / a.length, position % a.length, at.group, at.lane);
+    float sum[4];
 #pragma unroll
     for (uint32_t w = 0; w < 4; w++) {
-        uint32_t i = at.group * DROPOUT_FEATURES + w * LANES + at.lane;
-        if (i >= a.channels)
-            break;
-        float sum = from[i];
-        if (wpe)
-            sum += wpe[i];
-        if (a.drop.threshold)
-            sum *= site_factor(a.drop, random.word[w]);
-        a.x[at.row * a.channels + i] = sum;
+        uint32_t i = feature_of(at, w);
+        sum[w] = i < a.channels ? from[i] : 0.0f;
+        if (wpe && i < a.channels)
+            sum[w] += wpe[i];
+    }
+#pragma unroll
+    for (uint32_t w = 0; w < 4; w++) {
+        uint32_t i = feature_of(at, w);
+        if (i < a.channels)
+            a.x[at.row * a.channels + i] = a.drop.threshold ? sum[w] * site_factor(a.drop, random.word[w]) : sum[w];
     }
 }
 
@@ -73,8 +82,9 @@ extern "C" enum mu_status mu_cuda_embedding_forward(struct mu_pool *pool, uint32
                                                     const float *wpe, const struct mu_dropout *drop, float *x)
 {
     struct mu_cuda *cuda = mu_pool_cuda(pool);
-    struct lookup a = {first_row, rows, length, channels, table->slice_rows, table->first_slice, table->slice_count,
-                       tokens,    wpe,  site_of(drop), x, {}};
+    struct lookup a = {
+        first_row, rows,          length, channels, table->slice_rows, table->first_slice, table->slice_count, tokens,
+        wpe,       site_of(drop), x,      {}};
     MU_ASSERT(table->slice_count <= MU_GEMM_SLICES_MAX);
     for (uint32_t s = 0; s < table->slice_count; s++)
         a.slices[s] = table->slices[s];
@@ -92,7 +102,7 @@ __global__ void drop_kernel(uint32_t first_row, uint32_t rows, uint32_t length, 
     struct random4 random = site_random(drop, position / length, position % length, at.group, at.lane);
 #pragma unroll
     for (uint32_t w = 0; w < 4; w++) {
-        uint32_t i = at.group * DROPOUT_FEATURES + w * LANES + at.lane;
+        uint32_t i = feature_of(at, w);
         if (i < channels)
             dx[at.row * channels + i] *= site_factor(drop, random.word[w]);
     }
@@ -143,12 +153,14 @@ __global__ void bias_kernel(uint32_t rows, uint32_t n, const float *bias, float 
     struct spot at;
     if (!spot_of(rows, n, &at))
         return;
+    float sum[4];
 #pragma unroll
-    for (uint32_t w = 0; w < 4; w++) {
-        uint32_t i = at.group * DROPOUT_FEATURES + w * LANES + at.lane;
-        if (i < n)
-            x[at.row * n + i] += bias[i];
-    }
+    for (uint32_t w = 0; w < 4; w++)
+        sum[w] = feature_of(at, w) < n ? x[at.row * n + feature_of(at, w)] + bias[feature_of(at, w)] : 0.0f;
+#pragma unroll
+    for (uint32_t w = 0; w < 4; w++)
+        if (feature_of(at, w) < n)
+            x[at.row * n + feature_of(at, w)] = sum[w];
 }
 
 extern "C" enum mu_status mu_cuda_bias_add(struct mu_pool *pool, uint32_t rows, uint32_t n, const float *bias, float *x)
@@ -160,36 +172,55 @@ extern "C" enum mu_status mu_cuda_bias_add(struct mu_pool *pool, uint32_t rows, 
     return launched(cuda, "bias_add");
 }
 
+/* A thread's gates and ups. */
+struct gates {
+    float gate[4], up[4];
+};
+
+MU_INLINE struct gates load_gates(const struct spot &at, uint32_t hidden, const float *gate_up)
+{
+    const float *row = gate_up + at.row * 2 * hidden;
+    struct gates g;
+#pragma unroll
+    for (uint32_t w = 0; w < 4; w++) {
+        uint32_t i = feature_of(at, w);
+        g.gate[w] = i < hidden ? row[i] : 0.0f;
+        g.up[w] = i < hidden ? row[hidden + i] : 0.0f;
+    }
+    return g;
+}
+
 __global__ void swiglu_kernel(uint32_t rows, uint32_t hidden, const float *gate_up, float *y)
 {
     struct spot at;
     if (!spot_of(rows, hidden, &at))
         return;
-    const float *gate = gate_up + at.row * 2 * hidden, *up = gate + hidden;
+    const struct gates g = load_gates(at, hidden, gate_up);
 #pragma unroll
-    for (uint32_t w = 0; w < 4; w++) {
-        uint32_t i = at.group * DROPOUT_FEATURES + w * LANES + at.lane;
-        if (i < hidden)
-            y[at.row * hidden + i] = v_silu(gate[i]) * up[i];
-    }
+    for (uint32_t w = 0; w < 4; w++)
+        if (feature_of(at, w) < hidden)
+            y[at.row * hidden + feature_of(at, w)] = v_silu(g.gate[w]) * g.up[w];
 }
 
-/* gate_up and d_gate_up may be the same buffer: a thread reads its elements before it writes them. */
+/* gate_up and d_gate_up may be the same buffer. */
 __global__ void swiglu_gradient_kernel(uint32_t rows, uint32_t hidden, const float *gate_up, const float *dy,
                                        float *d_gate_up)
 {
     struct spot at;
     if (!spot_of(rows, hidden, &at))
         return;
-    const size_t row = at.row * 2 * hidden;
+    const struct gates g = load_gates(at, hidden, gate_up);
+    float *row = d_gate_up + at.row * 2 * hidden, d[4];
+#pragma unroll
+    for (uint32_t w = 0; w < 4; w++)
+        d[w] = feature_of(at, w) < hidden ? dy[at.row * hidden + feature_of(at, w)] : 0.0f;
 #pragma unroll
     for (uint32_t w = 0; w < 4; w++) {
-        uint32_t i = at.group * DROPOUT_FEATURES + w * LANES + at.lane;
+        uint32_t i = feature_of(at, w);
         if (i >= hidden)
             break;
-        float gate = gate_up[row + i], up = gate_up[row + hidden + i], g = dy[at.row * hidden + i];
-        d_gate_up[row + i] = g * up * v_silu_grad(gate);
-        d_gate_up[row + hidden + i] = g * v_silu(gate);
+        row[i] = d[w] * g.up[w] * v_silu_grad(g.gate[w]);
+        row[hidden + i] = d[w] * v_silu(g.gate[w]);
     }
 }
 
@@ -239,8 +270,8 @@ extern "C" enum mu_status mu_cuda_rotary(struct mu_pool *pool, uint32_t first_ro
 {
     struct mu_cuda *cuda = mu_pool_cuda(pool);
     MU_ASSERT(head_channels % 2 == 0 && stride >= (size_t)heads * head_channels);
-    struct rotary a = {first_row, rows,    length, heads,                  head_channels / 2,
-                       stride,    cosines, sines,  inverse ? -1.0f : 1.0f, x};
+    struct rotary a = {
+        first_row, rows, length, heads, head_channels / 2, stride, cosines, sines, inverse ? -1.0f : 1.0f, x};
     MU_LAUNCH(rotary_kernel, dim3(div_up((size_t)rows * heads * a.half, ROW_THREADS)), dim3(ROW_THREADS), 0,
               cuda->stream, a);
     return launched(cuda, "rotary");

@@ -102,7 +102,8 @@ __global__ void square_kernel(size_t size, const float *g, int64_t *digits)
     uint32_t flags = 0;
     for (size_t first = (size_t)blockIdx.x * BLOCKS_AT_ONCE; first < blocks;
          first += (size_t)gridDim.x * BLOCKS_AT_ONCE) {
-        size_t start = (first + place) * MU_NORM_BLOCK, end = start + MU_NORM_BLOCK < size ? start + MU_NORM_BLOCK : size;
+        size_t start = (first + place) * MU_NORM_BLOCK,
+               end = start + MU_NORM_BLOCK < size ? start + MU_NORM_BLOCK : size;
         double sum = 0.0;
 #pragma unroll 16
         for (size_t i = start; i < end; i += LANES) {
@@ -140,7 +141,8 @@ extern "C" enum mu_status mu_cuda_square_sum(struct mu_pool *pool, size_t size, 
                                              struct mu_exact_sum *sum)
 {
     struct mu_cuda *cuda = mu_pool_cuda(pool);
-    const size_t wanted = (size + (size_t)MU_NORM_BLOCK * BLOCKS_AT_ONCE - 1) / ((size_t)MU_NORM_BLOCK * BLOCKS_AT_ONCE);
+    const size_t wanted =
+        (size + (size_t)MU_NORM_BLOCK * BLOCKS_AT_ONCE - 1) / ((size_t)MU_NORM_BLOCK * BLOCKS_AT_ONCE);
     const uint32_t most = 4 * cuda->multiprocessors, count = wanted < most ? (uint32_t)wanted : most;
     int64_t *digits = (int64_t *)cuda->workspace, *joined = (int64_t *)cuda->pinned;
     struct mu_exact_sum part;
