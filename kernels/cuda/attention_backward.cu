@@ -80,7 +80,7 @@ template <int WIDE> MU_INLINE void add_tile(float sum[OWN_ROWS][WIDE], const flo
 /* Gradients of one tile of keys and values: over query heads, then query tiles, both ascending. */
 template <int WIDE> __global__ void __launch_bounds__(ATTENTION_THREADS) attention_keys_kernel(struct attention_args a)
 {
-    MU_SHARED_FLOATS(shared);
+    MU_DYNAMIC_SHARED(float, shared);
     float *const x = shared, *const y = x + tile_shape<WIDE>::FLOATS, *const p = y + tile_shape<WIDE>::FLOATS,
                  *const ds = p + SCORE_FLOATS;
     const uint32_t heads = a.sequences * a.at.kv_heads, key_tile = blockIdx.x / heads; /* the longest first */
@@ -111,7 +111,7 @@ template <int WIDE> __global__ void __launch_bounds__(ATTENTION_THREADS) attenti
 template <int WIDE>
 __global__ void __launch_bounds__(ATTENTION_THREADS) attention_queries_kernel(struct attention_args a)
 {
-    MU_SHARED_FLOATS(shared);
+    MU_DYNAMIC_SHARED(float, shared);
     float *const x = shared, *const y = x + tile_shape<WIDE>::FLOATS, *const ds = y + tile_shape<WIDE>::FLOATS;
     const uint32_t heads = a.sequences * a.at.heads, number = a.tiles - 1 - blockIdx.x / heads;
     const uint32_t sequence = blockIdx.x % heads / a.at.heads, head = blockIdx.x % heads % a.at.heads;
@@ -140,7 +140,7 @@ extern "C" enum mu_status mu_cuda_attention_backward(struct mu_pool *pool, const
     void (*queries)(struct attention_args) = MU_ATTENTION_KERNEL(attention_queries_kernel, a.at.head_channels);
     const size_t keys_bytes = (tiles + 2 * SCORE_FLOATS) * sizeof(float),
                  queries_bytes = (tiles + SCORE_FLOATS) * sizeof(float);
-    MU_ASSERT(rows * sizeof(float) <= MU_CUDA_WORKSPACE_BYTES);
+    MU_ASSERT(rows * sizeof(float) <= cuda->workspace_bytes);
     a.delta = (float *)cuda->workspace;
     allow_shared(keys, keys_bytes);
     allow_shared(queries, queries_bytes);

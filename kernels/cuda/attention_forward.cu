@@ -55,7 +55,7 @@ MU_INLINE void softmax_tile(bool diagonal, float s[OWN_ROWS][OWN_COLUMNS], struc
 template <int WIDE>
 __global__ void __launch_bounds__(ATTENTION_THREADS) attention_forward_kernel(struct attention_args a)
 {
-    MU_SHARED_FLOATS(shared);
+    MU_DYNAMIC_SHARED(float, shared);
     float *const queries = shared, *const keys = queries + tile_shape<WIDE>::FLOATS,
                  *const scores = keys + tile_shape<WIDE>::FLOATS;
     const uint32_t heads = a.sequences * a.at.heads, number = a.tiles - 1 - blockIdx.x / heads; /* the longest first */

@@ -30,7 +30,7 @@ extern "C" {
 enum mu_cuda_dtype { MU_CUDA_FP32, MU_CUDA_BF16 };
 
 enum {
-    MU_CUDA_WORKSPACE_BYTES = 256 << 20, /* of one context; what is larger is done in parts */
+    MU_CUDA_WORKSPACE_BYTES = 512 << 20, /* unless asked for otherwise; what is larger is done in parts */
     MU_CUDA_PINNED_BYTES = 1 << 20,
     MU_CUDA_PLANS_MAX = 64, /* shapes of matrix products that a context remembers the algorithm of */
 };
@@ -51,8 +51,8 @@ struct mu_cuda {
     struct mu_error error; /* what the first operation that did not return MU_OK met */
 };
 
-/* Takes GPU `device` for the calling thread. On failure nothing is held. */
-enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_cuda_dtype dtype,
+/* Takes GPU `device` for the calling thread. workspace_bytes 0: MU_CUDA_WORKSPACE_BYTES. On failure nothing is held. */
+enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_cuda_dtype dtype, size_t workspace_bytes,
                             struct mu_error *err) MU_WARN_UNUSED;
 void mu_cuda_fini(struct mu_cuda *cuda);
 

@@ -124,6 +124,11 @@ MU_INLINE void vi_multiply(vi x, vi y, vi *high, vi *low)
 
 #include "kernels/elementary.h"
 
+MU_INLINE uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
 enum {
     LANES = 16, /* virtual lanes of a row reduction */
     WARP = 32,

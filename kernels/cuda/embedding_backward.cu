@@ -30,7 +30,7 @@ __global__ void number_kernel(uint32_t rows, const int32_t *tokens, uint32_t fir
 /* Loads the digits of a tile; returns how many items it has. */
 MU_INLINE uint32_t load_tile(uint32_t rows, const uint32_t *key, uint32_t shift, uint8_t *digit)
 {
-    const uint32_t start = blockIdx.x * TILE_ITEMS, size = rows - start < TILE_ITEMS ? rows - start : TILE_ITEMS;
+    const uint32_t start = blockIdx.x * TILE_ITEMS, size = least(rows - start, TILE_ITEMS);
     for (uint32_t i = threadIdx.x; i < size; i += DIGITS)
         digit[i] = (uint8_t)(key[start + i] >> shift);
     __syncthreads();
@@ -120,7 +120,7 @@ extern "C" enum mu_status mu_cuda_embedding_backward(struct mu_pool *pool, uint3
     const uint32_t tiles = div_up(rows, TILE_ITEMS), across = div_up(channels, ADD_COLUMNS);
     uint32_t *scratch = (uint32_t *)cuda->workspace, *counts = scratch + 4 * (size_t)rows;
     struct items in = {scratch, scratch + rows}, out = {scratch + 2 * (size_t)rows, scratch + 3 * (size_t)rows};
-    MU_ASSERT((4 * (size_t)rows + (size_t)tiles * DIGITS) * sizeof *scratch <= MU_CUDA_WORKSPACE_BYTES);
+    MU_ASSERT((4 * (size_t)rows + (size_t)tiles * DIGITS) * sizeof *scratch <= cuda->workspace_bytes);
     if (rows == 0 || count == 0)
         return MU_OK;
     MU_LAUNCH(number_kernel, dim3(div_up(rows, DIGITS)), dim3(DIGITS), 0, cuda->stream, rows, tokens, first, count, in);

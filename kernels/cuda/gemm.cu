@@ -240,7 +240,7 @@ __global__ void __launch_bounds__((BM / TM) * (BN / TN)) gemm_kernel(struct gemm
     b.fetch(g.b, g.slices, at);
     while (at.slice < g.slices.count) {
         const struct walk next = next_step(g.slices, at);
-        const uint32_t k = slice_k(g.slices, at.slice), count = k - at.k < STEP ? k - at.k : STEP;
+        const uint32_t count = least(slice_k(g.slices, at.slice) - at.k, STEP);
         a.store(g.a.along_k, tile_a[buffer]);
         b.store(g.b.along_k, tile_b[buffer]);
         __syncthreads(); /* the other buffer has been read by all: it is free for the next step */

@@ -117,7 +117,7 @@ template <int STEPS> __global__ void norm_forward_kernel(struct forward_args a)
     const uint32_t steps = (a.n.channels + LANES - 1) / LANES;
     struct row_values<STEPS> values;
     float sum = 0.0f;
-    if (STEPS > 0) {
+    if constexpr (STEPS > 0) {
 #pragma unroll
         for (uint32_t s = 0; s < STEPS; s += TOGETHER)
             if (s < steps)
@@ -248,7 +248,7 @@ __global__ void norm_backward_kernel(struct backward_args a, uint32_t column_blo
     const uint32_t block = blockIdx.x / column_blocks;
     const uint32_t column =
         (blockIdx.x % column_blocks) * COLUMNS_OF_BLOCK + threadIdx.x / LANES * DROPOUT_FEATURES + threadIdx.x % LANES;
-    const uint32_t first = block * MU_NORM_ROWS, end = n.rows - first < MU_NORM_ROWS ? n.rows : first + MU_NORM_ROWS;
+    const uint32_t first = block * MU_NORM_ROWS, end = first + least(n.rows - first, MU_NORM_ROWS);
     struct column_sums sums = {};
 #pragma unroll
     for (uint32_t w = 0; w < 4; w++)
@@ -275,7 +275,7 @@ extern "C" enum mu_status mu_cuda_norm_backward(struct mu_pool *pool, const stru
     struct backward_args a = {*norm, site_of(norm->drop), (float *)cuda->workspace};
     const uint32_t blocks = div_up(norm->rows, MU_NORM_ROWS), across = div_up(norm->channels, COLUMNS_OF_BLOCK);
     const size_t stride = 2 * (size_t)norm->channels;
-    MU_ASSERT((size_t)norm->rows * 2 * sizeof(float) <= MU_CUDA_WORKSPACE_BYTES);
+    MU_ASSERT((size_t)norm->rows * 2 * sizeof(float) <= cuda->workspace_bytes);
     if (norm->rows > 0) {
         MU_LAUNCH(norm_sums_kernel, dim3(div_up(norm->rows, ROWS_OF_BLOCK)), dim3(NORM_THREADS), 0, cuda->stream, a);
         MU_LAUNCH(norm_backward_kernel, dim3(blocks * across), dim3(COLUMN_THREADS), 0, cuda->stream, a, across);

@@ -15,7 +15,7 @@ __global__ void chunk_sums_kernel(uint32_t rows, uint32_t n, const float *a, siz
 {
     const uint32_t column = blockIdx.x % across * SUM_COLUMNS + threadIdx.x, chunk = blockIdx.x / across;
     const size_t first = (size_t)(first_chunk + chunk) * MU_GEMM_CHUNK;
-    const uint32_t count = rows - first < MU_GEMM_CHUNK ? (uint32_t)(rows - first) : MU_GEMM_CHUNK;
+    const uint32_t count = least(rows - (uint32_t)first, MU_GEMM_CHUNK);
     if (column >= n)
         return;
     a += first * lda + column;
@@ -43,7 +43,7 @@ extern "C" enum mu_status mu_cuda_column_sum(struct mu_pool *pool, uint32_t rows
 {
     struct mu_cuda *cuda = mu_pool_cuda(pool);
     const uint32_t across = div_up(n, SUM_COLUMNS), chunks = div_up(rows, MU_GEMM_CHUNK);
-    const size_t fit = MU_CUDA_WORKSPACE_BYTES / (n * sizeof(float));
+    const size_t fit = cuda->workspace_bytes / (n * sizeof(float));
     float *partial = (float *)cuda->workspace;
     uint32_t done = 0;
     MU_ASSERT(n > 0 && fit > 0);

@@ -1,0 +1,85 @@
+/* A GPU and what a pool needs of it: stream, workspace, library handle. Errors of the runtime become words here. */
+#include "kernels/cuda/device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "kernels/cuda/plan.h"
+
+static enum mu_status failed(struct mu_error *err, int device, const char *what, cudaError_t error)
+{
+    return mu_fail(err, error == cudaErrorMemoryAllocation ? MU_ERR_NO_MEMORY : MU_ERR_UNAVAILABLE, "GPU %d: %s: %s",
+                   device, what, cudaGetErrorString(error));
+}
+
+static enum mu_status take_memory(struct mu_cuda *cuda, struct mu_error *err)
+{
+    cudaError_t error = cudaMalloc(&cuda->workspace, cuda->workspace_bytes);
+    if (error != cudaSuccess)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "GPU %d: %zu MiB for the kernels' workspace: %s", cuda->device,
+                       cuda->workspace_bytes >> 20, cudaGetErrorString(error));
+    error = cudaHostAlloc(&cuda->pinned, MU_CUDA_PINNED_BYTES, cudaHostAllocMapped);
+    if (error != cudaSuccess)
+        return failed(err, cuda->device, "pinned host memory", error);
+    return MU_OK;
+}
+
+enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_cuda_dtype dtype, size_t workspace_bytes,
+                            struct mu_error *err)
+{
+    struct mu_cuda empty = {};
+    int multiprocessors = 0, shared_bytes = 0;
+    enum mu_status status = MU_OK;
+    *cuda = empty;
+    cuda->device = device;
+    cuda->dtype = dtype;
+    cuda->workspace_bytes = workspace_bytes ? workspace_bytes : MU_CUDA_WORKSPACE_BYTES;
+    cudaError_t error = cudaSetDevice(device);
+    if (error != cudaSuccess)
+        return failed(err, device, "cannot be used", error);
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error == cudaSuccess)
+        error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
+    if (error != cudaSuccess)
+        return failed(err, device, "stream", error);
+    cuda->multiprocessors = (uint32_t)multiprocessors;
+    cuda->shared_bytes_max = (uint32_t)shared_bytes;
+    status = take_memory(cuda, err);
+    if (status == MU_OK && dtype == MU_CUDA_BF16)
+        status = mu_cuda_plans_init(cuda, err);
+    if (status != MU_OK)
+        mu_cuda_fini(cuda);
+    return status;
+}
+
+void mu_cuda_fini(struct mu_cuda *cuda)
+{
+    struct mu_cuda empty = {};
+    mu_cuda_plans_fini(cuda);
+    if (cuda->pinned)
+        (void)cudaFreeHost(cuda->pinned);
+    if (cuda->workspace)
+        (void)cudaFree(cuda->workspace);
+    if (cuda->stream)
+        (void)cudaStreamDestroy(cuda->stream);
+    *cuda = empty;
+}
+
+enum mu_status mu_cuda_wait(struct mu_cuda *cuda)
+{
+    cudaError_t error = cudaStreamSynchronize(cuda->stream);
+    if (error == cudaSuccess)
+        return MU_OK;
+    return mu_fail(cuda->error.status == MU_OK ? &cuda->error : NULL, MU_ERR_IO, "GPU %d failed: %s", cuda->device,
+                   cudaGetErrorString(error));
+}
+
+void mu_cuda_identity_text(const struct mu_cuda *cuda, char *text, size_t size)
+{
+    if (cuda->dtype == MU_CUDA_BF16)
+        mu_cuda_plans_text(cuda, text, size);
+    else /* the definitions of kernels.h, whoever computes them: the name they got first */
+        (void)snprintf(text, size, "cpu fp32 exact 1");
+}
