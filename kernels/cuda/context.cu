@@ -33,7 +33,7 @@ enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_cuda_dtype
     *cuda = empty;
     cuda->device = device;
     cuda->dtype = dtype;
-    cuda->workspace_bytes = workspace_bytes ? workspace_bytes : MU_CUDA_WORKSPACE_BYTES;
+    cuda->workspace_bytes = workspace_bytes ? workspace_bytes : (size_t)MU_CUDA_WORKSPACE_BYTES;
     cudaError_t error = cudaSetDevice(device);
     if (error != cudaSuccess)
         return failed(err, device, "cannot be used", error);

@@ -44,9 +44,10 @@ struct mu_cuda {
     uint32_t shared_bytes_max; /* of one block, when asked for */
     cudaStream_t stream;
     struct cublasLtContext *blas; /* bf16 only, else NULL */
-    void *workspace;              /* device, MU_CUDA_WORKSPACE_BYTES, 256-byte aligned */
-    void *pinned;                 /* host, MU_CUDA_PINNED_BYTES */
-    struct mu_cuda_plan *plans;   /* [MU_CUDA_PLANS_MAX] */
+    void *workspace;              /* device, 256-byte aligned */
+    size_t workspace_bytes;
+    void *pinned;               /* host, MU_CUDA_PINNED_BYTES */
+    struct mu_cuda_plan *plans; /* [MU_CUDA_PLANS_MAX] */
     uint32_t plan_count;
     struct mu_error error; /* what the first operation that did not return MU_OK met */
 };
