@@ -131,21 +131,27 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_queries_kernel(st
     write_rows<WIDE>(a, dq, number, factor, a.at.dqkv + at.query, a.at.qkv_stride);
 }
 
+void launch_delta(struct mu_cuda *cuda, struct attention_args *a)
+{
+    const size_t rows = (size_t)a->sequences * a->at.heads * a->at.length;
+    MU_ASSERT(rows * sizeof(float) <= cuda->workspace_bytes);
+    a->delta = (float *)cuda->workspace;
+    MU_LAUNCH(delta_kernel, dim3(div_up(rows * LANES, ATTENTION_THREADS)), dim3(ATTENTION_THREADS), 0, cuda->stream, *a,
+              rows);
+}
+
 extern "C" enum mu_status mu_cuda_attention_backward(struct mu_pool *pool, const struct mu_attention *attention)
 {
     struct mu_cuda *cuda = mu_pool_cuda(pool);
     struct attention_args a = attention_args_of(attention);
-    const size_t rows = (size_t)a.sequences * a.at.heads * a.at.length, tiles = 2 * tile_floats(a.at.head_channels);
+    const size_t tiles = 2 * tile_floats(a.at.head_channels);
     void (*keys)(struct attention_args) = MU_ATTENTION_KERNEL(attention_keys_kernel, a.at.head_channels);
     void (*queries)(struct attention_args) = MU_ATTENTION_KERNEL(attention_queries_kernel, a.at.head_channels);
     const size_t keys_bytes = (tiles + 2 * SCORE_FLOATS) * sizeof(float),
                  queries_bytes = (tiles + SCORE_FLOATS) * sizeof(float);
-    MU_ASSERT(rows * sizeof(float) <= cuda->workspace_bytes);
-    a.delta = (float *)cuda->workspace;
+    launch_delta(cuda, &a);
     allow_shared(keys, keys_bytes);
     allow_shared(queries, queries_bytes);
-    MU_LAUNCH(delta_kernel, dim3(div_up(rows * LANES, ATTENTION_THREADS)), dim3(ATTENTION_THREADS), 0, cuda->stream, a,
-              rows);
     MU_LAUNCH(keys, dim3(a.tiles * a.sequences * a.at.kv_heads), dim3(ATTENTION_THREADS), keys_bytes, cuda->stream, a);
     MU_LAUNCH(queries, dim3(a.tiles * a.sequences * a.at.heads), dim3(ATTENTION_THREADS), queries_bytes, cuda->stream,
               a);

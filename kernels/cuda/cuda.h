@@ -32,7 +32,7 @@ enum mu_cuda_dtype { MU_CUDA_FP32, MU_CUDA_BF16 };
 enum {
     MU_CUDA_WORKSPACE_BYTES = 512 << 20, /* unless asked for otherwise; what is larger is done in parts */
     MU_CUDA_PINNED_BYTES = 1 << 20,
-    MU_CUDA_PLANS_MAX = 64, /* shapes of matrix products that a context remembers the algorithm of */
+    MU_CUDA_PLANS_MAX = 256, /* shapes of matrix products that a context remembers the algorithm of */
 };
 
 struct mu_cuda_plan; /* a matrix product as cublasLt runs it: kernels/cuda/bf16_gemm.cu */

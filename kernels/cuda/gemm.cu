@@ -5,7 +5,7 @@
  * multiplied, the next step's operands are on their way to registers, 16 bytes at a time where alignment allows. Per
  * step a thread of the large tile does 1024 fma on 256 floats from shared memory. The sums of slices form a stack as in
  * a binary counter; it is touched once per slice. 2 m n k FLOPs; the bytes are in kernels/cuda/cost.h. */
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/epilogue.h"
 
 enum { STEP = 16, PAD = 4, LEVELS = 6 };
 static_assert(1 << LEVELS == MU_GEMM_SLICES_MAX, "the stack holds the tree");
@@ -135,25 +135,11 @@ struct gemm_args {
     struct operand a, b;
     struct slices slices;
     uint32_t m, n, tiles_down;
-    float *c, *before;
-    size_t ldc, ldaux;
-    const float *bias, *aux;
-    enum mu_epilogue epilogue;
-    bool accumulate, vector; /* vector: of c, bias, before and aux */
+    float *c;
+    size_t ldc;
+    struct epilogue end;
+    bool accumulate, vector; /* vector: rows of c are 16-byte aligned */
 };
-
-MU_INLINE float finish_value(const struct gemm_args &g, size_t row, uint32_t column, float x)
-{
-    if (g.epilogue == MU_EPILOGUE_GELU_GRAD)
-        return x * v_gelu_grad(g.aux[row * g.ldaux + column]);
-    if (g.epilogue != MU_EPILOGUE_NONE)
-        x += g.bias[column];
-    if (g.epilogue == MU_EPILOGUE_BIAS_GELU) {
-        g.before[row * g.ldaux + column] = x;
-        x = v_gelu(x);
-    }
-    return x;
-}
 
 template <int BM, int BN, int TM, int TN>
 MU_INLINE void store_block(const struct gemm_args &g, uint32_t first_row, uint32_t first_column, uint32_t down,
@@ -170,7 +156,7 @@ MU_INLINE void store_block(const struct gemm_args &g, uint32_t first_row, uint32
             float v[4];
 #pragma unroll
             for (uint32_t e = 0; e < 4; e++)
-                v[e] = column + e < g.n ? finish_value(g, row, column + e, sum.v[i][j + e]) : 0.0f;
+                v[e] = column + e < g.n ? finish_value(g.end, row, column + e, sum.v[i][j + e]) : 0.0f;
             float *c = g.c + row * g.ldc + column;
             if (g.vector && column + 4 <= g.n)
                 *(float4 *)c = make_float4(v[0], v[1], v[2], v[3]);
@@ -288,11 +274,7 @@ extern "C" enum mu_status mu_cuda_gemm(struct mu_pool *pool, const struct mu_gem
     g.n = gemm->n;
     g.c = gemm->c;
     g.ldc = gemm->ldc;
-    g.before = gemm->before;
-    g.aux = gemm->aux;
-    g.ldaux = gemm->ldaux;
-    g.bias = gemm->bias;
-    g.epilogue = gemm->epilogue;
+    g.end = epilogue_of(gemm);
     g.accumulate = gemm->accumulate;
     g.vector = aligned16(gemm->c, gemm->ldc);
     if ((size_t)div_up(g.m, 128) * div_up(g.n, 128) >= cuda->multiprocessors)
