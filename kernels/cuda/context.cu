@@ -3,8 +3,12 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "kernels/cuda/plan.h"
+extern "C" {
+#include "kernels/identity.h"
+}
 
 static enum mu_status failed(struct mu_error *err, int device, const char *what, cudaError_t error)
 {
@@ -82,4 +86,36 @@ void mu_cuda_identity_text(const struct mu_cuda *cuda, char *text, size_t size)
         mu_cuda_plans_text(cuda, text, size);
     else /* the definitions of kernels.h, whoever computes them: the name they got first */
         (void)snprintf(text, size, "cpu fp32 exact 1");
+}
+
+/* ---- numeric identity ---- */
+
+static void *shared_alloc(void *ctx, size_t size_bytes)
+{
+    void *memory = NULL;
+    (void)ctx;
+    if (cudaHostAlloc(&memory, size_bytes, cudaHostAllocMapped) != cudaSuccess)
+        return NULL;
+    return memset(memory, 0, size_bytes);
+}
+
+static void shared_free(void *ctx, void *memory)
+{
+    (void)ctx;
+    (void)cudaFreeHost(memory);
+}
+
+static enum mu_status shared_wait(void *ctx)
+{
+    return mu_cuda_wait((struct mu_cuda *)ctx);
+}
+
+enum mu_status mu_cuda_identity(struct mu_pool *pool, const struct mu_kernel_shapes *shapes, struct mu_error *err,
+                                struct mu_kernel_identity *ret_identity)
+{
+    char text[128];
+    struct mu_cuda *cuda = mu_pool_cuda(pool);
+    const struct mu_identity_place place = {cuda, shared_alloc, shared_free, shared_wait, text};
+    mu_cuda_identity_text(cuda, text, sizeof text);
+    return mu_identity_run(pool, shapes, &place, err, ret_identity);
 }

@@ -67,6 +67,10 @@ enum mu_status mu_cuda_wait(struct mu_cuda *cuda) MU_WARN_UNUSED;
  * the name they have on the CPU; bf16 names the GPU's architecture and the version of cublasLt. */
 void mu_cuda_identity_text(const struct mu_cuda *cuda, char *text, size_t size);
 
+/* mu_kernels_identity of a GPU's pool: the battery in pinned memory, through the pool's operations. */
+enum mu_status mu_cuda_identity(struct mu_pool *pool, const struct mu_kernel_shapes *shapes, struct mu_error *err,
+                                struct mu_kernel_identity *ret_identity) MU_WARN_UNUSED;
+
 struct mu_kernel_ops;
 extern const struct mu_kernel_ops mu_cuda_ops;      /* exact fp32 */
 extern const struct mu_kernel_ops mu_cuda_bf16_ops; /* the same but for products and attention */
