@@ -80,14 +80,6 @@ enum mu_status mu_cuda_wait(struct mu_cuda *cuda)
                    cudaGetErrorString(error));
 }
 
-void mu_cuda_identity_text(const struct mu_cuda *cuda, char *text, size_t size)
-{
-    if (cuda->dtype == MU_CUDA_BF16)
-        mu_cuda_plans_text(cuda, text, size);
-    else /* the definitions of kernels.h, whoever computes them: the name they got first */
-        (void)snprintf(text, size, "cpu fp32 exact 1");
-}
-
 /* ---- numeric identity ---- */
 
 static void *shared_alloc(void *ctx, size_t size_bytes)
@@ -116,6 +108,14 @@ enum mu_status mu_cuda_identity(struct mu_pool *pool, const struct mu_kernel_sha
     char text[128];
     struct mu_cuda *cuda = mu_pool_cuda(pool);
     const struct mu_identity_place place = {cuda, shared_alloc, shared_free, shared_wait, text};
-    mu_cuda_identity_text(cuda, text, sizeof text);
+    if (cuda->dtype == MU_CUDA_BF16) {
+        uint64_t hash;
+        enum mu_status status = mu_cuda_plans_hash(cuda, shapes, &hash);
+        if (status != MU_OK)
+            return mu_fail(err, status, "numeric identity: %s", cuda->error.text);
+        mu_cuda_plans_text(cuda, hash, text, sizeof text);
+    } else { /* the definitions of kernels.h, whoever computes them: the name they got first */
+        (void)snprintf(text, sizeof text, "cpu fp32 exact 1");
+    }
     return mu_identity_run(pool, shapes, &place, err, ret_identity);
 }

@@ -11,7 +11,7 @@
  *
  * `exact` in fp32: every operation is the definition in kernels.h itself, so the bits are those of the CPU backend.
  * bf16: matrix products and attention round their operands to bf16 and accumulate in fp32 on tensor cores; everything
- * else is as in fp32. Bits are then those of one GPU class and one version of cublasLt, see mu_cuda_identity_text.
+ * else is as in fp32. Bits are then those of one GPU class and one version of cublasLt, see mu_cuda_identity.
  *
  * A context belongs to one thread at a time, the owner of its pool. Nothing allocates after mu_cuda_init; scratch is
  * the context's workspace, whose content lives for one operation. */
@@ -63,11 +63,9 @@ struct mu_cuda *mu_pool_cuda(struct mu_pool *pool);
 /* Waits until everything enqueued is done. MU_ERR_IO with the reason in cuda->error when the GPU failed. */
 enum mu_status mu_cuda_wait(struct mu_cuda *cuda) MU_WARN_UNUSED;
 
-/* What distinguishes the bits of this backend beyond the results of the battery: the definitions of exact fp32 have
- * the name they have on the CPU; bf16 names the GPU's architecture and the version of cublasLt. */
-void mu_cuda_identity_text(const struct mu_cuda *cuda, char *text, size_t size);
-
-/* mu_kernels_identity of a GPU's pool: the battery in pinned memory, through the pool's operations. */
+/* mu_kernels_identity of a GPU's pool: the battery in pinned memory, through the pool's operations. In fp32 it is the
+ * CPU's when the bits are; in bf16 the GPU's architecture, the version of cublasLt and the algorithms that it chose for
+ * the job's layers are part of it. */
 enum mu_status mu_cuda_identity(struct mu_pool *pool, const struct mu_kernel_shapes *shapes, struct mu_error *err,
                                 struct mu_kernel_identity *ret_identity) MU_WARN_UNUSED;
 

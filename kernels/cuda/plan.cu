@@ -164,10 +164,92 @@ enum mu_status mu_cuda_plan_for(struct mu_cuda *cuda, const struct plan_key *key
     return MU_OK;
 }
 
-void mu_cuda_plans_text(const struct mu_cuda *cuda, char *text, size_t size)
+/* ---- numeric identity ---- */
+
+/* What cublasLt will run, as numbers. */
+static enum mu_status hash_algorithm(struct mu_cuda *cuda, const struct mu_cuda_plan *plan, uint64_t *hash)
+{
+    static const cublasLtMatmulAlgoConfigAttributes_t attributes[] = {
+        CUBLASLT_ALGO_CONFIG_ID,
+        CUBLASLT_ALGO_CONFIG_TILE_ID,
+        CUBLASLT_ALGO_CONFIG_STAGES_ID,
+        CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
+        CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+        CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING,
+        CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION,
+    };
+    enum { COUNT = sizeof attributes / sizeof attributes[0] };
+    uint32_t words[COUNT + 1] = {};
+    for (size_t i = 0; i < COUNT; i++) {
+        size_t written = 0;
+        cublasStatus_t status =
+            cublasLtMatmulAlgoConfigGetAttribute(&plan->algo, attributes[i], &words[i], sizeof words[i], &written);
+        if (status != CUBLAS_STATUS_SUCCESS)
+            return mu_cuda_blas_status(cuda, "asking for an algorithm's settings", status);
+    }
+    words[COUNT] = plan->fused;
+    *hash = mu_xxh3_64(words, sizeof words, *hash);
+    return MU_OK;
+}
+
+/* A linear layer of `in` to `out` channels: its forward product and the two of its backward pass. */
+static enum mu_status hash_layer(struct mu_cuda *cuda, uint32_t rows, uint32_t in, uint32_t out,
+                                 enum mu_epilogue epilogue, uint64_t *hash)
+{
+    const struct {
+        uint32_t m, n, k;
+        bool transpose_a, transpose_b, accumulate;
+    } products[] = {
+        {rows, out, in, false, false, false}, {rows, in, out, false, true, false}, {in, out, rows, true, false, true}};
+    enum mu_status status = MU_OK;
+    for (size_t i = 0; i < 3 && status == MU_OK; i++) {
+        struct plan_key key = {};
+        struct mu_cuda_plan *plan;
+        key.m = products[i].m;
+        key.n = products[i].n;
+        key.k = products[i].k;
+        key.lda = ((products[i].transpose_a ? key.m : key.k) + 7) & ~7u;
+        key.ldb = ((products[i].transpose_b ? key.k : key.n) + 7) & ~7u;
+        key.ldc = key.n;
+        key.transpose_a = products[i].transpose_a;
+        key.transpose_b = products[i].transpose_b;
+        key.accumulate = products[i].accumulate;
+        key.epilogue = i == 0 ? epilogue : MU_EPILOGUE_NONE;
+        key.ldaux = key.epilogue == MU_EPILOGUE_BIAS_GELU ? key.n : 0;
+        key.aligned = key.n % 4 == 0;
+        status = mu_cuda_plan_for(cuda, &key, &plan);
+        if (status == MU_OK)
+            status = hash_algorithm(cuda, plan, hash);
+    }
+    return status;
+}
+
+enum mu_status mu_cuda_plans_hash(struct mu_cuda *cuda, const struct mu_kernel_shapes *shapes, uint64_t *ret_hash)
+{
+    const uint32_t slices = shapes->slices ? shapes->slices : 1, rows = shapes->sequences * shapes->length;
+    const uint32_t kv = shapes->kv_heads ? shapes->kv_heads : shapes->heads, head = shapes->channels / shapes->heads;
+    const uint32_t hidden = shapes->hidden ? shapes->hidden : 4 * shapes->channels;
+    const uint32_t qkv = (shapes->heads + 2 * kv) / slices * head, attention = shapes->channels / slices;
+    const enum mu_epilogue bias = shapes->llama ? MU_EPILOGUE_NONE : MU_EPILOGUE_BIAS,
+                           gelu = shapes->llama ? MU_EPILOGUE_NONE : MU_EPILOGUE_BIAS_GELU;
+    uint64_t hash = 0;
+    enum mu_status status = hash_layer(cuda, rows, shapes->channels, qkv, bias, &hash);
+    if (status == MU_OK)
+        status = hash_layer(cuda, rows, attention, shapes->channels, bias, &hash);
+    if (status == MU_OK)
+        status = hash_layer(cuda, rows, shapes->channels, (shapes->llama ? 2 : 1) * hidden / slices, gelu, &hash);
+    if (status == MU_OK)
+        status = hash_layer(cuda, rows, hidden / slices, shapes->channels, bias, &hash);
+    if (status == MU_OK)
+        *ret_hash = hash;
+    return status;
+}
+
+void mu_cuda_plans_text(const struct mu_cuda *cuda, uint64_t hash, char *text, size_t size)
 {
     int major = 0, minor = 0;
     (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, cuda->device);
     (void)cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, cuda->device);
-    (void)snprintf(text, size, "cuda sm_%d%d bf16 1 cublasLt %zu", major, minor, cublasLtGetVersion());
+    (void)snprintf(text, size, "cuda sm_%d%d bf16 1 cublasLt %zu algorithms %016llx", major, minor,
+                   cublasLtGetVersion(), (unsigned long long)hash);
 }

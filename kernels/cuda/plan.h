@@ -37,7 +37,10 @@ enum mu_status mu_cuda_plan_for(struct mu_cuda *cuda, const struct plan_key *key
                                 struct mu_cuda_plan **ret_plan) MU_WARN_UNUSED;
 /* Translates a failure into cuda->error. */
 enum mu_status mu_cuda_blas_status(struct mu_cuda *cuda, const char *what, cublasStatus_t status) MU_WARN_UNUSED;
-/* The GPU class and library that bf16 bits belong to. */
-void mu_cuda_plans_text(const struct mu_cuda *cuda, char *text, size_t size);
+/* Chooses the algorithms of a job's linear layers and hashes their settings. */
+enum mu_status mu_cuda_plans_hash(struct mu_cuda *cuda, const struct mu_kernel_shapes *shapes,
+                                  uint64_t *ret_hash) MU_WARN_UNUSED;
+/* The GPU class, library and algorithms that bf16 bits belong to. */
+void mu_cuda_plans_text(const struct mu_cuda *cuda, uint64_t hash, char *text, size_t size);
 
 #endif
