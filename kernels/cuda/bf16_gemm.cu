@@ -3,22 +3,13 @@
  * The workspace: cublasLt's scratch, then a quarter for the partial sums of slices, then the rounded operands. Operands
  * that do not fit are taken in blocks of rows of op(A) and columns of op(B); blocks, like everything here, are a
  * function of the shape alone, and k is never cut. Slices are products of their own, added by the tree. */
-#include <cuda_bf16.h>
-
 #include "kernels/cuda/epilogue.h"
 #include "kernels/cuda/plan.h"
+#include "kernels/cuda/rounding.h"
 
 enum { ROUND_THREADS = 256, OF_THREAD = 8, STACK_LEVELS = 7 /* log2 of MU_GEMM_SLICES_MAX and one */ };
 
 /* ---- rounding ---- */
-
-MU_INLINE uint32_t round_pair(float low, float high)
-{
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    uint32_t bits;
-    memcpy(&bits, &pair, sizeof bits);
-    return bits;
-}
 
 /* out[rows][ld_out] = x[rows][columns], zeros beyond; a thread rounds eight. ld_out is a multiple of eight. */
 __global__ void round_kernel(uint32_t rows, uint32_t columns, const float *x, size_t ld, bool vector,
@@ -40,7 +31,7 @@ __global__ void round_kernel(uint32_t rows, uint32_t columns, const float *x, si
             v[i] = column + i < columns ? from[i] : 0.0f;
     }
     *(uint4 *)(out + row * ld_out + column) =
-        make_uint4(round_pair(v[0], v[1]), round_pair(v[2], v[3]), round_pair(v[4], v[5]), round_pair(v[6], v[7]));
+        make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
 }
 
 static uint32_t round_up(uint32_t x, uint32_t to)
@@ -48,15 +39,26 @@ static uint32_t round_up(uint32_t x, uint32_t to)
     return div_up(x, to) * to;
 }
 
-/* Rounds a block of an operand; returns the distance of its rows. */
-static uint32_t round_operand(struct mu_cuda *cuda, uint32_t rows, uint32_t columns, const float *x, size_t ld,
-                              __nv_bfloat16 *out)
+/* A block of an operand in bf16, rows `ld` apart. */
+struct rounded {
+    const __nv_bfloat16 *at;
+    uint32_t ld;
+};
+
+/* The block as it lies in the parameters' shadow, or rounded to `out`. */
+static struct rounded round_operand(struct mu_cuda *cuda, uint32_t rows, uint32_t columns, const float *x, size_t ld,
+                                    __nv_bfloat16 *out)
 {
-    const uint32_t ld_out = round_up(columns, OF_THREAD);
-    const size_t threads = (size_t)rows * (ld_out / OF_THREAD);
+    const uint16_t *shadow = shadow_of(cuda, x, (rows - 1) * ld + columns);
+    struct rounded r = {(const __nv_bfloat16 *)shadow, (uint32_t)ld};
+    if (shadow && (uintptr_t)shadow % 16 == 0 && ld % OF_THREAD == 0)
+        return r;
+    r.at = out;
+    r.ld = round_up(columns, OF_THREAD);
+    const size_t threads = (size_t)rows * (r.ld / OF_THREAD);
     MU_LAUNCH(round_kernel, dim3(div_up(threads, ROUND_THREADS)), dim3(ROUND_THREADS), 0, cuda->stream, rows, columns,
-              x, ld, aligned16(x, ld), out, ld_out);
-    return ld_out;
+              x, ld, aligned16(x, ld), out, r.ld);
+    return r;
 }
 
 /* ---- epilogue ---- */
@@ -101,12 +103,6 @@ static struct room room_of(const struct mu_cuda *cuda)
     return r;
 }
 
-/* A block of C whose operands are rounded. */
-struct rounded {
-    const __nv_bfloat16 *a, *b;
-    uint32_t lda, ldb;
-};
-
 template <typename T>
 static cublasStatus_t point(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute, T *pointer)
 {
@@ -114,7 +110,7 @@ static cublasStatus_t point(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttribu
 }
 
 static enum mu_status run_plan(struct mu_cuda *cuda, const struct room *room, const struct mu_gemm *g,
-                               const struct rounded *r)
+                               const struct rounded *a, const struct rounded *b)
 {
     const bool bias = g->epilogue == MU_EPILOGUE_BIAS || g->epilogue == MU_EPILOGUE_BIAS_GELU,
                aux = g->epilogue == MU_EPILOGUE_BIAS_GELU || g->epilogue == MU_EPILOGUE_GELU_GRAD;
@@ -123,8 +119,8 @@ static enum mu_status run_plan(struct mu_cuda *cuda, const struct room *room, co
     key.m = g->m;
     key.n = g->n;
     key.k = g->k;
-    key.lda = r->lda;
-    key.ldb = r->ldb;
+    key.lda = a->ld;
+    key.ldb = b->ld;
     key.transpose_a = g->transpose_a;
     key.transpose_b = g->transpose_b;
     key.accumulate = g->accumulate;
@@ -147,7 +143,7 @@ static enum mu_status run_plan(struct mu_cuda *cuda, const struct room *room, co
         blas = point(plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
                      g->epilogue == MU_EPILOGUE_GELU_GRAD ? g->aux : (const float *)g->before);
     if (blas == CUBLAS_STATUS_SUCCESS)
-        blas = cublasLtMatmul(cuda->blas, plan->desc, &one, r->b, plan->a, r->a, plan->b, &beta, g->c, plan->c, g->c,
+        blas = cublasLtMatmul(cuda->blas, plan->desc, &one, b->at, plan->a, a->at, plan->b, &beta, g->c, plan->c, g->c,
                               plan->c, &plan->algo, room->scratch, room->scratch_bytes, cuda->stream);
     status = mu_cuda_blas_status(cuda, "matrix product", blas);
     if (status == MU_OK && g->epilogue != MU_EPILOGUE_NONE && !fused) {
@@ -181,20 +177,22 @@ static enum mu_status product(struct mu_cuda *cuda, const struct room *room, con
     const uint32_t fit = lines - 4 * OF_THREAD < UINT32_MAX / 2 ? (uint32_t)lines - 4 * OF_THREAD : UINT32_MAX / 2;
     const uint32_t down = g->m < ROWS_MIN ? g->m : (uint32_t)ROWS_MIN;
     const uint32_t across = g->n <= fit - down && fit > down ? g->n : fit / 2 / OF_THREAD * OF_THREAD;
-    const uint32_t most = (fit - across) / OF_THREAD * OF_THREAD, rows = g->m < most ? g->m : most;
-    __nv_bfloat16 *const a = room->rounded;
+    const uint32_t left = fit - across, rows = g->m <= left ? g->m : left / OF_THREAD * OF_THREAD;
+    __nv_bfloat16 *const to_a = room->rounded, *const to_b =
+                                                   to_a +
+                                                   ((size_t)(rows + OF_THREAD) * (g->k + OF_THREAD) + 127) / 128 * 128;
     enum mu_status status = MU_OK;
     for (uint32_t column = 0; column < g->n && status == MU_OK; column += across) {
         const uint32_t n = g->n - column < across ? g->n - column : across;
         const struct mu_gemm strip = part_of(g, 0, g->m, column, n);
-        struct rounded r = {a, a + ((size_t)(rows + OF_THREAD) * (g->k + OF_THREAD) + 127) / 128 * 128, 0, 0};
-        r.ldb = round_operand(cuda, g->transpose_b ? n : g->k, g->transpose_b ? g->k : n, strip.b, g->ldb,
-                              (__nv_bfloat16 *)r.b);
+        const struct rounded b =
+            round_operand(cuda, g->transpose_b ? n : g->k, g->transpose_b ? g->k : n, strip.b, g->ldb, to_b);
         for (uint32_t row = 0; row < g->m && status == MU_OK; row += rows) {
             const uint32_t m = g->m - row < rows ? g->m - row : rows;
             const struct mu_gemm block = part_of(&strip, row, m, 0, n);
-            r.lda = round_operand(cuda, g->transpose_a ? g->k : m, g->transpose_a ? m : g->k, block.a, g->lda, a);
-            status = run_plan(cuda, room, &block, &r);
+            const struct rounded a =
+                round_operand(cuda, g->transpose_a ? g->k : m, g->transpose_a ? m : g->k, block.a, g->lda, to_a);
+            status = run_plan(cuda, room, &block, &a, &b);
         }
     }
     return status;

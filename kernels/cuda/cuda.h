@@ -37,6 +37,13 @@ enum {
 
 struct mu_cuda_plan; /* a matrix product as cublasLt runs it: kernels/cuda/bf16_gemm.cu */
 
+/* A copy of the parameters rounded to bf16, so that products need not round them each time. */
+struct mu_cuda_shadow {
+    const float *params; /* NULL: there is none */
+    size_t size;
+    uint16_t *bf16; /* device, [size], 16-byte aligned as params are */
+};
+
 struct mu_cuda {
     int device;
     enum mu_cuda_dtype dtype;
@@ -49,6 +56,7 @@ struct mu_cuda {
     void *pinned;               /* host, MU_CUDA_PINNED_BYTES */
     struct mu_cuda_plan *plans; /* [MU_CUDA_PLANS_MAX] */
     uint32_t plan_count;
+    struct mu_cuda_shadow shadow;
     struct mu_error error; /* what the first operation that did not return MU_OK met */
 };
 
@@ -62,6 +70,12 @@ struct mu_cuda *mu_pool_cuda(struct mu_pool *pool);
 
 /* Waits until everything enqueued is done. MU_ERR_IO with the reason in cuda->error when the GPU failed. */
 enum mu_status mu_cuda_wait(struct mu_cuda *cuda) MU_WARN_UNUSED;
+
+/* bf16: products whose operand lies in params[0 .. size) take it from `bf16` from now on. mu_cuda_adamw keeps the copy
+ * up to date; whoever else writes parameters (loading, gathering from other ranks) rounds them anew with
+ * mu_cuda_shadow_refresh before the next product. Bits are the same with and without. params NULL: no copy. */
+void mu_cuda_shadow_set(struct mu_cuda *cuda, const float *params, size_t size, uint16_t *bf16);
+enum mu_status mu_cuda_shadow_refresh(struct mu_pool *pool, const float *params, size_t size) MU_WARN_UNUSED;
 
 /* mu_kernels_identity of a GPU's pool: the battery in pinned memory, through the pool's operations. In fp32 it is the
  * CPU's when the bits are; in bf16 the GPU's architecture, the version of cublasLt and the algorithms that it chose for

@@ -98,16 +98,24 @@ static cublasStatus_t prefer(const struct mu_cuda *cuda, const struct plan_key *
                              cublasLtMatmulPreference_t preference)
 {
     const size_t scratch = mu_cuda_plan_scratch(cuda);
-    const uint32_t no_reduction = CUBLASLT_REDUCTION_SCHEME_NONE, alignment = key->aligned ? 16 : 4;
+    const uint32_t no_reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
     cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                                  &scratch, sizeof scratch);
     if (status == CUBLAS_STATUS_SUCCESS)
         status = cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                                       &no_reduction, sizeof no_reduction);
-    const cublasLtMatmulPreferenceAttributes_t sides[] = {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-                                                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
-    for (size_t i = 0; i < 2 && status == CUBLAS_STATUS_SUCCESS; i++)
-        status = cublasLtMatmulPreferenceSetAttribute(preference, sides[i], &alignment, sizeof alignment);
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t attribute;
+        uint32_t bytes;
+    } alignments[] = {
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 16},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, 16},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key->aligned ? 16u : 4u},
+        {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key->aligned ? 16u : 4u},
+    };
+    for (size_t i = 0; i < sizeof alignments / sizeof alignments[0] && status == CUBLAS_STATUS_SUCCESS; i++)
+        status = cublasLtMatmulPreferenceSetAttribute(preference, alignments[i].attribute, &alignments[i].bytes,
+                                                      sizeof alignments[i].bytes);
     return status;
 }
 

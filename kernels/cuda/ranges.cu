@@ -2,7 +2,7 @@
  *
  * All are bound by memory: a thread moves VECTORS 16-byte vectors of each operand with all loads in flight before the
  * first is used, warps touch whole 512-byte runs. Bytes per element are in kernels/cuda/cost.h. */
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/rounding.h"
 
 enum { RANGE_THREADS = 256, VECTORS = 4, OF_BLOCK = RANGE_THREADS * VECTORS * 4 };
 
@@ -124,7 +124,21 @@ MU_INLINE void adamw_element(const struct mu_adamw &a, float &p, float &m, float
 
 enum { ADAMW_OF_BLOCK = RANGE_THREADS * 4 };
 
-__global__ void adamw_kernel(struct mu_adamw a, size_t size, bool vector, float *p, float *m, float *v, const float *g)
+/* Four elements of the shadow. */
+MU_INLINE void store_bf16(uint16_t *shadow, size_t i, size_t size, bool vector, float4 v)
+{
+    const uint2 bits = make_uint2(pack_bf16(v.x, v.y), pack_bf16(v.z, v.w));
+    if (vector && i + 4 <= size) {
+        *(uint2 *)(shadow + i) = bits;
+        return;
+    }
+    const uint32_t each[4] = {bits.x, bits.x >> 16, bits.y, bits.y >> 16};
+    for (uint32_t j = 0; j < 4 && i + j < size; j++)
+        shadow[i + j] = (uint16_t)each[j];
+}
+
+__global__ void adamw_kernel(struct mu_adamw a, size_t size, bool vector, float *p, float *m, float *v, const float *g,
+                             uint16_t *shadow)
 {
     size_t i = (size_t)blockIdx.x * ADAMW_OF_BLOCK + threadIdx.x * 4;
     float4 x = load4(p, i, size, vector), m1 = load4(m, i, size, vector), v1 = load4(v, i, size, vector),
@@ -136,6 +150,14 @@ __global__ void adamw_kernel(struct mu_adamw a, size_t size, bool vector, float 
     store4(m, i, size, vector, m1);
     store4(v, i, size, vector, v1);
     store4(p, i, size, vector, x);
+    if (shadow)
+        store_bf16(shadow, i, size, vector, x);
+}
+
+/* Whether four elements of the shadow can be stored at once wherever four parameters can. */
+static bool shadow_vector(const uint16_t *shadow)
+{
+    return !shadow || (uintptr_t)shadow % 8 == 0;
 }
 
 extern "C" enum mu_status mu_cuda_adamw(struct mu_pool *pool, const struct mu_adamw *adamw, size_t size, float *p,
@@ -144,10 +166,33 @@ extern "C" enum mu_status mu_cuda_adamw(struct mu_pool *pool, const struct mu_ad
     struct mu_cuda *cuda = mu_pool_cuda(pool);
     if (size == 0)
         return MU_OK;
-    bool vector = aligned16(p, 0) && aligned16(m, 0) && aligned16(v, 0) && aligned16(g, 0);
+    uint16_t *shadow = shadow_of(cuda, p, size);
+    bool vector = aligned16(p, 0) && aligned16(m, 0) && aligned16(v, 0) && aligned16(g, 0) && shadow_vector(shadow);
     MU_LAUNCH(adamw_kernel, dim3(div_up(size, ADAMW_OF_BLOCK)), dim3(RANGE_THREADS), 0, cuda->stream, *adamw, size,
-              vector, p, m, v, g);
+              vector, p, m, v, g, shadow);
     return launched(cuda, "adamw");
+}
+
+__global__ void shadow_kernel(size_t size, bool vector, const float *params, uint16_t *shadow)
+{
+    size_t i = (size_t)blockIdx.x * ADAMW_OF_BLOCK + threadIdx.x * 4;
+    store_bf16(shadow, i, size, vector, load4(params, i, size, vector));
+}
+
+void mu_cuda_shadow_set(struct mu_cuda *cuda, const float *params, size_t size, uint16_t *bf16)
+{
+    cuda->shadow = {params, size, bf16};
+}
+
+enum mu_status mu_cuda_shadow_refresh(struct mu_pool *pool, const float *params, size_t size)
+{
+    struct mu_cuda *cuda = mu_pool_cuda(pool);
+    uint16_t *shadow = shadow_of(cuda, params, size);
+    if (!shadow || size == 0)
+        return MU_OK;
+    MU_LAUNCH(shadow_kernel, dim3(div_up(size, ADAMW_OF_BLOCK)), dim3(RANGE_THREADS), 0, cuda->stream, size,
+              aligned16(params, 0) && shadow_vector(shadow), params, shadow);
+    return launched(cuda, "shadow_refresh");
 }
 
 /* ---- initial values ---- */

@@ -9,9 +9,7 @@
 #ifndef MU_KERNELS_CUDA_WARP_H
 #define MU_KERNELS_CUDA_WARP_H
 
-#include <cuda_bf16.h>
-
-#include "kernels/cuda/device.h"
+#include "kernels/cuda/rounding.h"
 
 struct fragment_a {
     uint32_t r[4];
@@ -26,15 +24,6 @@ struct fragment_c {
 struct fragment_b_pair {
     struct fragment_b left, right;
 };
-
-/* Two floats rounded to nearest even; the first in the lower half. */
-MU_INLINE uint32_t pack_bf16(float low, float high)
-{
-    __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-    uint32_t bits;
-    memcpy(&bits, &pair, sizeof bits);
-    return bits;
-}
 
 #ifdef MU_CUDA_EMULATED
 
