@@ -14,13 +14,27 @@ static struct mu_pool *pools[2]; /* fp32, bf16 */
 static void *copies[COPIES_MAX];
 static uint32_t copy_count;
 
+/* A pool of these tests is nothing but its GPU. */
+struct mu_cuda *mu_pool_cuda(struct mu_pool *pool)
+{
+    return (struct mu_cuda *)pool;
+}
+
+static enum mu_status new_pool(enum mu_cuda_dtype dtype, struct mu_error *err, struct mu_pool **ret_pool)
+{
+    struct mu_cuda *cuda = kt_alloc(1, sizeof *cuda);
+    enum mu_status status = mu_cuda_init(cuda, 0, dtype, TEST_WORKSPACE_BYTES, err);
+    *ret_pool = (struct mu_pool *)cuda;
+    return status;
+}
+
 int ct_setup(void **state)
 {
     struct mu_error err;
     if (kt_setup(state) != 0)
         return -1;
     for (int dtype = MU_CUDA_FP32; dtype <= MU_CUDA_BF16; dtype++)
-        if (ct_pool_new((enum mu_cuda_dtype)dtype, TEST_WORKSPACE_BYTES, &err, &pools[dtype]) != MU_OK) {
+        if (new_pool((enum mu_cuda_dtype)dtype, &err, &pools[dtype]) != MU_OK) {
             print_error("%s\n", err.text);
             return -1;
         }
@@ -30,8 +44,10 @@ int ct_setup(void **state)
 int ct_teardown(void **state)
 {
     ct_reset();
-    for (int dtype = MU_CUDA_FP32; dtype <= MU_CUDA_BF16; dtype++)
-        ct_pool_free(pools[dtype]);
+    for (int dtype = MU_CUDA_FP32; dtype <= MU_CUDA_BF16; dtype++) {
+        mu_cuda_fini(mu_pool_cuda(pools[dtype]));
+        free(pools[dtype]);
+    }
     return kt_teardown(state);
 }
 

@@ -10,11 +10,6 @@
 #include "kernels/cuda/ops.h"
 #include "tests/lib/kernel_testing.h"
 
-/* A pool of the emulated GPU 0 with a workspace of this size. */
-enum mu_status ct_pool_new(enum mu_cuda_dtype dtype, size_t workspace_bytes, struct mu_error *err,
-                           struct mu_pool **ret_pool) MU_WARN_UNUSED;
-void ct_pool_free(struct mu_pool *pool);
-
 /* cmocka group fixtures: kt_setup with a GPU in fp32, and one in bf16. */
 int ct_setup(void **state);
 int ct_teardown(void **state);
