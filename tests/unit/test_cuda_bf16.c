@@ -144,6 +144,44 @@ static void test_products_in_blocks_are_whole(void **state)
     cuda->workspace_bytes = bytes;
 }
 
+/* Products take their weights from the copy, which the optimizer keeps: the bits are those of products that round. */
+static void test_copy_of_the_parameters_shows_in_no_bit(void **state)
+{
+    (void)state;
+    enum { ROWS = 24, IN = 40, OUT = 16, BEFORE = 8, SIZE = BEFORE + IN * OUT };
+    struct mu_adamw adamw = mu_adamw_at(1e-2, 0.9, 0.95, 1e-8, 0.1, 0.0, 1.0, 1);
+    float *w = kt_floats(SIZE, 1, 1.0), *g = kt_floats(SIZE, 2, 1.0), *x = kt_floats((size_t)ROWS * IN, 3, 1.0),
+          *zero = kt_alloc(SIZE, sizeof *zero), *expected = NULL;
+    const float *dev_g = ct_floats(g, SIZE), *dev_x = ct_floats(x, (size_t)ROWS * IN);
+    for (int copied = 0; copied < 2; copied++) {
+        float *params = ct_floats(w, SIZE), *m = ct_floats(zero, SIZE), *v = ct_floats(zero, SIZE);
+        uint16_t *copy = ct_copy(NULL, SIZE * sizeof *copy);
+        mu_cuda_shadow_set(mu_pool_cuda(ct_bf16_pool()), copied ? params : NULL, SIZE, copy);
+        assert_int_equal(mu_cuda_shadow_refresh(ct_bf16_pool(), params, SIZE), MU_OK);
+        for (int round = 0; round < 2; round++) { /* as loaded, and as updated, in two uneven parts */
+            struct mu_gemm y = {.m = ROWS, .n = OUT, .k = IN, .a = dev_x, .b = params + BEFORE, .lda = IN, .ldb = OUT};
+            y.c = ct_floats(NULL, ROWS * OUT);
+            y.ldc = OUT;
+            assert_int_equal(mu_cuda_bf16_gemm(ct_bf16_pool(), &y), MU_OK);
+            float *values = ct_read(y.c, ROWS * OUT);
+            if (copied)
+                assert_memory_equal(values, expected + round * ROWS * OUT, ROWS * OUT * sizeof *values);
+            expected = expected ? expected : kt_alloc(2 * ROWS * OUT, sizeof *expected);
+            memcpy(expected + round * ROWS * OUT, values, ROWS * OUT * sizeof *values);
+            free(values);
+            for (size_t first = 0, size = 101; first < SIZE; first += size, size = SIZE - 101)
+                assert_int_equal(
+                    mu_cuda_adamw(ct_bf16_pool(), &adamw, size, params + first, m + first, v + first, dev_g + first),
+                    MU_OK);
+        }
+    }
+    mu_cuda_shadow_set(mu_pool_cuda(ct_bf16_pool()), NULL, 0, NULL);
+    float *all[] = {w, g, x, zero, expected};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        free(all[i]);
+    ct_reset();
+}
+
 /* ---- attention ---- */
 
 struct attention_case {
@@ -223,6 +261,7 @@ int main(void)
         cmocka_unit_test(test_products_are_those_of_rounded_operands),
         cmocka_unit_test(test_slices_are_added_by_the_tree),
         cmocka_unit_test(test_products_in_blocks_are_whole),
+        cmocka_unit_test(test_copy_of_the_parameters_shows_in_no_bit),
     };
     return cmocka_run_group_tests(tests, ct_setup, ct_teardown);
 }
