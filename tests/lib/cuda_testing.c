@@ -7,12 +7,14 @@
 #include <cmocka.h>
 
 #include "common/rng.h"
+#include "cudasim/control.h"
 
 enum { COPIES_MAX = 64, TEST_WORKSPACE_BYTES = 4 << 20 };
 
 static struct mu_pool *pools[2]; /* fp32, bf16 */
 static void *copies[COPIES_MAX];
 static uint32_t copy_count;
+static uint64_t order; /* of the order of threads: another one for each case */
 
 /* A pool of these tests is nothing but its GPU. */
 struct mu_cuda *mu_pool_cuda(struct mu_pool *pool)
@@ -99,6 +101,7 @@ void ct_reset(void)
     for (uint32_t i = 0; i < copy_count; i++)
         assert_int_equal(cudaFree(copies[i]), cudaSuccess);
     copy_count = 0;
+    cudasim_seed(++order);
 }
 
 static void *read_back(const void *device, size_t size_bytes)

@@ -23,6 +23,7 @@ struct mu_pool *ct_bf16_pool(void);
 void *ct_copy(const void *host, size_t size_bytes);
 float *ct_floats(const float *host, size_t size);
 float *ct_misaligned(const float *host, size_t size, size_t misalign);
+/* Ends a case: its copies are freed, and threads run in another order from now on. */
 void ct_reset(void);
 
 /* Waits, then the values of the GPU's array must be those of `expected`, bit for bit. */

@@ -8,6 +8,9 @@
 #include <string.h>
 #include <cmocka.h>
 
+#include "cudasim/control.h"
+#include "kernels/kernel_ops.h"
+
 static const uint64_t samples[] = {5, 0xabcdef0123u, 9, 1};
 
 /* A dropout site and its like on the GPU. */
@@ -418,6 +421,38 @@ static void test_sum_of_squares_is_the_exact_sum_of_the_cpu(void **state)
     check_squares(5000, 3e38f);
 }
 
+/* ---- backend ---- */
+
+static void test_tables_have_every_operation(void **state)
+{
+    (void)state;
+    typedef enum mu_status operation(void);
+    operation *ops[sizeof(struct mu_kernel_ops) / sizeof(operation *)];
+    const struct mu_kernel_ops *tables[] = {&mu_cuda_ops, &mu_cuda_bf16_ops};
+    for (size_t i = 0; i < 2; i++) {
+        memcpy(ops, tables[i], sizeof ops);
+        for (size_t j = 0; j < sizeof ops / sizeof ops[0]; j++)
+            assert_non_null((void *)(uintptr_t)ops[j]);
+    }
+    assert_true(mu_cuda_ops.gemm != mu_cuda_bf16_ops.gemm && mu_cuda_ops.adamw == mu_cuda_bf16_ops.adamw);
+}
+
+static void test_failures_leave_nothing_and_say_why(void **state)
+{
+    (void)state;
+    static const char *const calls[] = {"cudaMalloc", "cudaHostAlloc", "cudaSetDevice"};
+    const size_t before = cudasim_device_bytes(0);
+    for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+        struct mu_cuda cuda;
+        struct mu_error err = {0};
+        cudasim_fail(calls[i], 1, 0);
+        assert_int_not_equal(mu_cuda_init(&cuda, 0, MU_CUDA_FP32, 1 << 20, &err), MU_OK);
+        assert_non_null(strstr(err.text, "GPU 0: "));
+        assert_int_equal(cudasim_device_bytes(0), before);
+        cudasim_fail_none();
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -427,6 +462,8 @@ int main(void)
         cmocka_unit_test(test_loss_has_the_bits_of_the_cpu),
         cmocka_unit_test(test_ranges_have_the_bits_of_the_cpu),
         cmocka_unit_test(test_sum_of_squares_is_the_exact_sum_of_the_cpu),
+        cmocka_unit_test(test_tables_have_every_operation),
+        cmocka_unit_test(test_failures_leave_nothing_and_say_why),
     };
     return cmocka_run_group_tests(tests, ct_setup, ct_teardown);
 }
