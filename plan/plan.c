@@ -467,7 +467,7 @@ static double median_of(const double *seconds, uint32_t count)
     return measured ? sorted[measured / 2] : 0;
 }
 
-/* By measured speed, where the counts of all replicas can be told to all; else equal. */
+/* By measured speed, in runs that an Assign can name; of very many replicas, equal. */
 static void choose_leaves(struct planning *p)
 {
     uint32_t replicas = p->plan->layout.dp;
@@ -475,7 +475,7 @@ static void choose_leaves(struct planning *p)
     if (p->plan->equal_leaves)
         return;
     double seconds[MU_COUNTED_REPLICAS_MAX];
-    struct mu_balance_rank speeds[MU_COUNTED_REPLICAS_MAX];
+    struct mu_balance_rank speeds[MU_COUNTED_REPLICAS_MAX], blocks[MU_COUNTED_REPLICAS_MAX];
     for (uint32_t d = 0; d < replicas; d++)
         seconds[d] = replica_seconds(p, d);
     double median = median_of(seconds, replicas);
@@ -484,7 +484,8 @@ static void choose_leaves(struct planning *p)
         bool ordinary = !(relative > 0) || (relative > 1 - SPEED_NOISE && relative < 1 + SPEED_NOISE);
         speeds[d] = (struct mu_balance_rank){.seconds_per_leaf = ordinary ? 1 : relative};
     }
-    mu_balance_leaves(mu_job_leaves(p->input->spec), replicas, speeds, p->plan->leaf_counts);
+    mu_balance_leaves_in_runs(mu_job_leaves(p->input->spec), replicas, speeds, MU_LEAF_RUNS_MAX, blocks,
+                              p->plan->leaf_counts);
 }
 
 /* State */

@@ -5,7 +5,7 @@
 #include "common/mutant.h"
 #include "coordinator/core/core.h"
 
-enum { NONE = UINT32_MAX, DEATHS_KEPT = 4096, WORKER_RECORDS_MAX = 4096, HUNG_KEPT = 16 };
+enum { NONE = UINT32_MAX, WORKER_RECORDS_MAX = 4096 };
 
 /* Open-addressing map u64 -> u32 with a fixed capacity; key 0 is never used. */
 struct map {
@@ -55,8 +55,6 @@ struct worker {
 };
 
 struct checkpoint {
-    uint32_t unprepared;                /* generations that could not be prepared from it, through no peer's fault */
-    uint64_t failed_generation;         /* the last of them */
     bool unreadable;                    /* when it was last to be re-read; told */
     uint64_t scrub_due_us;              /* lease clock: to be re-read then; 0: at once */
     struct mu_checkpoint_record record; /* pieces point to the job's `pieces` while it is the open intent */
@@ -157,7 +155,7 @@ struct job {
     struct bad_link bad_links[MU_BAD_LINKS_MAX];
     uint32_t bad_link_count;
 
-    struct mu_id hung[HUNG_KEPT]; /* ring: declared lost because they hang; never taken in again */
+    struct mu_id hung[MU_HUNG_KEPT]; /* ring: declared lost because they hang; never taken in again */
     uint32_t hung_count;
 };
 
@@ -184,8 +182,10 @@ struct mu_coord {
     struct mu_worker_record worker_records[WORKER_RECORDS_MAX];
     uint32_t worker_record_count;
     struct {
-        uint64_t name_hash, lease_us;
-    } deaths[DEATHS_KEPT]; /* ring */
+        struct mu_id incarnation;
+        uint64_t name_hash;   /* 0: none, or lifted */
+        uint64_t lease_us;    /* until the start: wall clock */
+    } deaths[MU_DEATHS_KEPT]; /* ring */
     uint64_t death_count;
 
     struct mu_id scrub_job; /* uid of the job whose checkpoint is being re-read */
@@ -219,6 +219,8 @@ void reject(struct mu_coord *coord, uint64_t session, enum mu_reject_reason reas
 void persist_job(struct mu_coord *coord, const struct job *job);
 void persist_generation(struct mu_coord *coord, const struct job *job);
 void persist_checkpoint(struct mu_coord *coord, const struct mu_checkpoint_record *record);
+void persist_tally(struct mu_coord *coord, const struct job *job);
+void persist_death(struct mu_coord *coord, const struct mu_death_record *record);
 void persist_worker(struct mu_coord *coord, const struct mu_worker_record *record);
 void event(struct mu_coord *coord, enum mu_event_severity severity, const char *kind, const struct job *job,
            const struct worker *worker, const char *fmt, ...) MU_PRINTF(6, 7);

@@ -356,6 +356,7 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     set_phase(coord, job, MU_JP_PREPARING);
     persist_job(coord, job);
     persist_generation(coord, job);
+    persist_tally(coord, job);
     for (uint32_t rank = 0; rank < job->world; rank++)
         send_assign(coord, job, member_at(coord, job, rank));
     for (uint32_t rank = mu_layout_working(&job->layout); MU_MUTANT(MU_MUT_FREE_IDLE_EARLY) && rank < job->world;
@@ -476,6 +477,7 @@ static void go(struct mu_coord *coord, struct job *job)
     persist_generation(coord, job);
     struct checkpoint *start = find_checkpoint(job, job->plan_checkpoint);
     suspect_go(coord, job);
+    persist_tally(coord, job);
     bool loaded = start != NULL; /* by all: then every byte of it was read and verified */
     for (uint32_t rank = 0; rank < job->world; rank++) {
         struct worker *worker = member_at(coord, job, rank);
