@@ -173,7 +173,7 @@ MU_INLINE struct random4 score_random(const struct attention_args &a, uint32_t s
 struct attention_args attention_args_of(const struct mu_attention *attention);
 
 /* Fills delta, in the workspace: the sums over channels of dout * out. */
-void launch_delta(struct mu_cuda *cuda, struct attention_args *a);
+enum mu_status launch_delta(struct mu_cuda *cuda, struct attention_args *a);
 
 /* The kernel for the channels of a head. */
 #define MU_ATTENTION_KERNEL(kernel, head_channels)                                                                     \

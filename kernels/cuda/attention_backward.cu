@@ -131,13 +131,16 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_queries_kernel(st
     write_rows<WIDE>(a, dq, number, factor, a.at.dqkv + at.query, a.at.qkv_stride);
 }
 
-void launch_delta(struct mu_cuda *cuda, struct attention_args *a)
+enum mu_status launch_delta(struct mu_cuda *cuda, struct attention_args *a)
 {
     const size_t rows = (size_t)a->sequences * a->at.heads * a->at.length;
-    MU_ASSERT(rows * sizeof(float) <= cuda->workspace_bytes);
+    enum mu_status status = need_workspace(cuda, "attention_backward", rows * sizeof(float));
+    if (status != MU_OK)
+        return status;
     a->delta = (float *)cuda->workspace;
     MU_LAUNCH(delta_kernel, dim3(div_up(rows * LANES, ATTENTION_THREADS)), dim3(ATTENTION_THREADS), 0, cuda->stream, *a,
               rows);
+    return MU_OK;
 }
 
 extern "C" enum mu_status mu_cuda_attention_backward(struct mu_pool *pool, const struct mu_attention *attention)
@@ -149,7 +152,9 @@ extern "C" enum mu_status mu_cuda_attention_backward(struct mu_pool *pool, const
     void (*queries)(struct attention_args) = MU_ATTENTION_KERNEL(attention_queries_kernel, a.at.head_channels);
     const size_t keys_bytes = (tiles + 2 * SCORE_FLOATS) * sizeof(float),
                  queries_bytes = (tiles + SCORE_FLOATS) * sizeof(float);
-    launch_delta(cuda, &a);
+    enum mu_status status = launch_delta(cuda, &a);
+    if (status != MU_OK)
+        return status;
     allow_shared(keys, keys_bytes);
     allow_shared(queries, queries_bytes);
     MU_LAUNCH(keys, dim3(a.tiles * a.sequences * a.at.kv_heads), dim3(ATTENTION_THREADS), keys_bytes, cuda->stream, a);

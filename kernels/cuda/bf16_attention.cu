@@ -338,7 +338,9 @@ extern "C" enum mu_status mu_cuda_bf16_attention_backward(struct mu_pool *pool, 
     if (attention->head_channels > MMA_CHANNELS_MAX)
         return mu_cuda_attention_backward(pool, attention);
     struct attention_args a = attention_args_of(attention);
-    launch_delta(cuda, &a);
+    enum mu_status status = launch_delta(cuda, &a);
+    if (status != MU_OK)
+        return status;
     launch_attention(cuda, MMA_KERNEL(bf16_keys_kernel, a.at.head_channels), &a, a.at.kv_heads, 4);
     launch_attention(cuda, MMA_KERNEL(bf16_queries_kernel, a.at.head_channels), &a, a.at.heads, 4);
     return launched(cuda, "attention_backward");

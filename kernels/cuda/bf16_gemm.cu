@@ -173,7 +173,8 @@ static enum mu_status product(struct mu_cuda *cuda, const struct room *room, con
 {
     enum { ROWS_MIN = 256 };
     const size_t lines = room->rounded_size / (g->k + OF_THREAD); /* rows of op(A) and columns of op(B) that fit */
-    MU_ASSERT(lines >= 8 * OF_THREAD);
+    if (lines < 8 * OF_THREAD)                                    /* not even a block of a few rows and columns */
+        return need_workspace(cuda, "matrix product", (size_t)32 * OF_THREAD * (g->k + OF_THREAD));
     const uint32_t fit = lines - 4 * OF_THREAD < UINT32_MAX / 2 ? (uint32_t)lines - 4 * OF_THREAD : UINT32_MAX / 2;
     const uint32_t down = g->m < ROWS_MIN ? g->m : (uint32_t)ROWS_MIN;
     const uint32_t across = g->n <= fit - down && fit > down ? g->n : fit / 2 / OF_THREAD * OF_THREAD;
@@ -241,7 +242,9 @@ extern "C" enum mu_status mu_cuda_bf16_gemm(struct mu_pool *pool, const struct m
         status = product(cuda, &room, &g);
     } else {
         const size_t fit = room.partial_floats / STACK_LEVELS / gemm->n;
-        MU_ASSERT(fit > 0);
+        if (fit == 0)
+            return need_workspace(cuda, "sliced product",
+                                  4 * STACK_LEVELS * gemm->n * sizeof(float) + cuda->workspace_bytes);
         const uint32_t rows = fit < gemm->m ? (uint32_t)fit : gemm->m;
         for (uint32_t row = 0; row < gemm->m && status == MU_OK; row += rows)
             status = sliced_rows(pool, &room, gemm, row, gemm->m - row < rows ? gemm->m - row : rows);

@@ -212,6 +212,16 @@ static inline enum mu_status launched(struct mu_cuda *cuda, const char *what)
                    cudaGetErrorString(error));
 }
 
+/* Whether the workspace has room for what `what` needs of it at once. */
+static inline enum mu_status need_workspace(struct mu_cuda *cuda, const char *what, size_t bytes)
+{
+    if (bytes <= cuda->workspace_bytes)
+        return MU_OK;
+    return mu_fail(cuda->error.status == MU_OK ? &cuda->error : NULL, MU_ERR_LIMIT,
+                   "GPU %d, %s: %zu MiB of workspace are needed, %zu MiB are there: use smaller micro-batches",
+                   cuda->device, what, (bytes >> 20) + 1, cuda->workspace_bytes >> 20);
+}
+
 /* More than 48 KiB of dynamic shared memory must be asked for. */
 template <typename kernel_fn> static inline void allow_shared(kernel_fn *kernel, size_t bytes)
 {

@@ -120,9 +120,10 @@ extern "C" enum mu_status mu_cuda_embedding_backward(struct mu_pool *pool, uint3
     const uint32_t tiles = div_up(rows, TILE_ITEMS), across = div_up(channels, ADD_COLUMNS);
     uint32_t *scratch = (uint32_t *)cuda->workspace, *counts = scratch + 4 * (size_t)rows;
     struct items in = {scratch, scratch + rows}, out = {scratch + 2 * (size_t)rows, scratch + 3 * (size_t)rows};
-    MU_ASSERT((4 * (size_t)rows + (size_t)tiles * DIGITS) * sizeof *scratch <= cuda->workspace_bytes);
-    if (rows == 0 || count == 0)
-        return MU_OK;
+    const size_t bytes = (4 * (size_t)rows + (size_t)tiles * DIGITS) * sizeof *scratch;
+    enum mu_status status = need_workspace(cuda, "embedding_backward", bytes);
+    if (status != MU_OK || rows == 0 || count == 0)
+        return status;
     MU_LAUNCH(number_kernel, dim3(div_up(rows, DIGITS)), dim3(DIGITS), 0, cuda->stream, rows, tokens, first, count, in);
     for (uint32_t shift = 0; shift < 32 && count >> shift; shift += DIGIT_BITS) {
         struct items swap = in;

@@ -275,12 +275,14 @@ extern "C" enum mu_status mu_cuda_norm_backward(struct mu_pool *pool, const stru
     struct backward_args a = {*norm, site_of(norm->drop), (float *)cuda->workspace};
     const uint32_t blocks = div_up(norm->rows, MU_NORM_ROWS), across = div_up(norm->channels, COLUMNS_OF_BLOCK);
     const size_t stride = 2 * (size_t)norm->channels;
-    MU_ASSERT((size_t)norm->rows * 2 * sizeof(float) <= cuda->workspace_bytes);
+    enum mu_status status = need_workspace(cuda, "norm_backward", (size_t)norm->rows * 2 * sizeof(float));
+    if (status != MU_OK)
+        return status;
     if (norm->rows > 0) {
         MU_LAUNCH(norm_sums_kernel, dim3(div_up(norm->rows, ROWS_OF_BLOCK)), dim3(NORM_THREADS), 0, cuda->stream, a);
         MU_LAUNCH(norm_backward_kernel, dim3(blocks * across), dim3(COLUMN_THREADS), 0, cuda->stream, a, across);
     }
-    enum mu_status status = launched(cuda, "norm_backward");
+    status = launched(cuda, "norm_backward");
     if (status == MU_OK)
         status =
             mu_cuda_column_sum(pool, blocks, norm->channels, norm->workspace, stride, norm->accumulate, norm->dweight);

@@ -144,6 +144,24 @@ static void test_products_in_blocks_are_whole(void **state)
     cuda->workspace_bytes = bytes;
 }
 
+static void test_workspace_without_room_for_a_block_is_refused(void **state)
+{
+    (void)state;
+    struct mu_cuda *cuda = mu_pool_cuda(ct_bf16_pool());
+    const size_t bytes = cuda->workspace_bytes;
+    float *x = ct_floats(NULL, 10000);
+    struct mu_gemm g = {.m = 9, .n = 9, .k = 1000, .a = x, .b = x, .c = x, .lda = 1000, .ldb = 9, .ldc = 9};
+    for (uint32_t slices = 1; slices <= 2; slices++)
+        for (cuda->workspace_bytes = 500; cuda->workspace_bytes < 200000; cuda->workspace_bytes *= 2) {
+            g.slices = slices;
+            assert_int_equal(mu_cuda_bf16_gemm(ct_bf16_pool(), &g), MU_ERR_LIMIT);
+        }
+    assert_non_null(strstr(cuda->error.text, "MiB of workspace are needed"));
+    cuda->workspace_bytes = bytes;
+    cuda->error = (struct mu_error){0};
+    ct_reset();
+}
+
 /* Products take their weights from the copy, which the optimizer keeps: the bits are those of products that round. */
 static void test_copy_of_the_parameters_shows_in_no_bit(void **state)
 {
@@ -262,6 +280,7 @@ int main(void)
         cmocka_unit_test(test_slices_are_added_by_the_tree),
         cmocka_unit_test(test_products_in_blocks_are_whole),
         cmocka_unit_test(test_copy_of_the_parameters_shows_in_no_bit),
+        cmocka_unit_test(test_workspace_without_room_for_a_block_is_refused),
     };
     return cmocka_run_group_tests(tests, ct_setup, ct_teardown);
 }

@@ -453,6 +453,20 @@ static void test_failures_leave_nothing_and_say_why(void **state)
     }
 }
 
+static void test_workspace_too_small_is_said_with_what_it_takes(void **state)
+{
+    (void)state;
+    struct mu_cuda *cuda = mu_pool_cuda(ct_pool());
+    const size_t bytes = cuda->workspace_bytes;
+    float *x = ct_floats(NULL, 5000);
+    cuda->workspace_bytes = 1000;
+    assert_int_equal(mu_cuda_embedding_backward(ct_pool(), 1000, 5, (const int32_t *)x, x, 0, 10, x), MU_ERR_LIMIT);
+    assert_non_null(strstr(cuda->error.text, "embedding_backward: 1 MiB of workspace are needed"));
+    cuda->workspace_bytes = bytes;
+    cuda->error = (struct mu_error){0};
+    ct_reset();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -464,6 +478,7 @@ int main(void)
         cmocka_unit_test(test_sum_of_squares_is_the_exact_sum_of_the_cpu),
         cmocka_unit_test(test_tables_have_every_operation),
         cmocka_unit_test(test_failures_leave_nothing_and_say_why),
+        cmocka_unit_test(test_workspace_too_small_is_said_with_what_it_takes),
     };
     return cmocka_run_group_tests(tests, ct_setup, ct_teardown);
 }
