@@ -1,4 +1,5 @@
-/* Operations of a transformer in fp32 on the CPU: the same bits on every machine.
+/* Operations of a transformer in fp32: the same bits on every machine. (What follows says how the CPU does it; on GPUs the
+ * definitions are the same, see kernels/cuda/cuda.h.)
  *
  * The result of every operation is a function of its logical arguments alone: not of the number of threads, the
  * instruction set (AVX-512, AVX2, plain C), the alignment of buffers or the tile sizes. How:
@@ -32,6 +33,8 @@
 
 enum {
     MU_GEMM_CHUNK = 256,                 /* part of the definition of every result: never change it */
+    MU_NORM_ROWS = 64,                   /* rows in one partial sum of a norm's weight gradients; as above */
+    MU_SOFTMAX_BLOCK = 1024,             /* columns in one partial sum of a row of the vocabulary; as above */
     MU_ATTENTION_TILE = 64,              /* queries and keys in one tile; part of the definition */
     MU_ATTENTION_HEAD_MAX = 256,         /* largest channels / heads */
     MU_ATTENTION_ELEMENTS_MAX = 1 << 18, /* largest length * (channels / heads), in whole tiles and lanes */
