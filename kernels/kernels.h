@@ -32,6 +32,8 @@
 
 enum {
     MU_GEMM_CHUNK = 256,                 /* part of the definition of every result: never change it */
+    MU_NORM_ROWS = 64,                   /* rows in one partial sum of a norm's weight gradients; as above */
+    MU_SOFTMAX_BLOCK = 1024,             /* columns in one partial sum of a row of the vocabulary; as above */
     MU_ATTENTION_TILE = 64,              /* queries and keys in one tile; part of the definition */
     MU_ATTENTION_HEAD_MAX = 256,         /* largest channels / heads */
     MU_ATTENTION_ELEMENTS_MAX = 1 << 18, /* largest length * (channels / heads), in whole tiles and lanes */

@@ -9,7 +9,14 @@
 #ifndef MU_KERNELS_POOL_H
 #define MU_KERNELS_POOL_H
 
+#ifdef __cplusplus /* CUDA sources: C++ has C's atomic types under its own names */
+#include <atomic>
+using std::atomic_bool;
+using std::atomic_load_explicit;
+using std::memory_order_relaxed;
+#else
 #include <stdatomic.h>
+#endif
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
