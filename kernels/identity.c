@@ -257,13 +257,13 @@ static enum mu_status sliced_loss(struct battery *t)
     fill(t->a, each * slices, 33, false);
     for (uint32_t s = 0; s < slices && status == MU_OK; s++)
         status = mu_kernel_cross_entropy_max(t->pool, VOCAB_ROWS, width, width, t->a + s * each, t->c + s * VOCAB_ROWS);
-    wait(t);
-    mu_join_max(slices, VOCAB_ROWS, t->c);
+    if (status == MU_OK)
+        status = mu_kernel_join_max(t->pool, slices, VOCAB_ROWS, t->c);
     for (uint32_t s = 0; s < slices && status == MU_OK; s++)
         status = mu_kernel_cross_entropy_sum(t->pool, VOCAB_ROWS, s * width, width, width, t->a + s * each, targets,
                                              t->c, true, sums + s * VOCAB_ROWS, loss);
-    wait(t);
-    mu_join_sums(slices, VOCAB_ROWS, sums);
+    if (status == MU_OK)
+        status = mu_kernel_join_sums(t->pool, slices, VOCAB_ROWS, sums);
     for (uint32_t s = 0; s < slices && status == MU_OK; s++)
         status = mu_kernel_cross_entropy_gradient(t->pool, VOCAB_ROWS, s * width, width, width, t->a + s * each,
                                                   targets, sums, 0.125f, true, loss);

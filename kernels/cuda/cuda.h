@@ -1,8 +1,8 @@
 /* The CUDA backend: the operations of kernels/kernels.h on one GPU.
  *
- * mu_cuda_ops holds them as functions mu_cuda_X with the signatures of mu_kernel_X. The pool they get belongs to a GPU:
- * mu_pool_cuda gives what is here. They enqueue their work on its stream and return at once; a returned MU_OK says that
- * it was enqueued. What they read and write is device memory, except:
+ * mu_cuda_ops holds them as functions mu_cuda_X with the signatures of mu_kernel_X. Their pool is bound to a GPU
+ * (mu_pool_bind with one of the tables and a struct mu_cuda). They enqueue their work on its stream and return at once;
+ * a returned MU_OK says that it was enqueued. What they read and write is device memory, except:
  *   - structures passed by pointer (struct mu_gemm, struct mu_dropout, struct mu_adamw, ...) and the array
  *     mu_vocab_slices.slices are host memory, read during the call; the arrays that their members point to (and
  *     mu_dropout.samples) are device memory, as are tokens, targets and losses;
@@ -65,7 +65,7 @@ enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_cuda_dtype
                             struct mu_error *err) MU_WARN_UNUSED;
 void mu_cuda_fini(struct mu_cuda *cuda);
 
-/* The GPU of a pool; NULL when the pool computes on the CPU. */
+/* The GPU that a pool is bound to; NULL when it computes on the CPU. */
 struct mu_cuda *mu_pool_cuda(struct mu_pool *pool);
 
 /* Waits until everything enqueued is done. MU_ERR_IO with the reason in cuda->error when the GPU failed. */
@@ -86,10 +86,6 @@ enum mu_status mu_cuda_identity(struct mu_pool *pool, const struct mu_kernel_sha
 struct mu_kernel_ops;
 extern const struct mu_kernel_ops mu_cuda_ops;      /* exact fp32 */
 extern const struct mu_kernel_ops mu_cuda_bf16_ops; /* the same but for products and attention */
-
-/* The joins of cross-entropy's phases, on the device: as mu_join_max and mu_join_sums. */
-enum mu_status mu_cuda_join_max(struct mu_pool *pool, uint32_t slices, uint32_t rows, float *highest) MU_WARN_UNUSED;
-enum mu_status mu_cuda_join_sums(struct mu_pool *pool, uint32_t slices, uint32_t rows, double *sums) MU_WARN_UNUSED;
 
 #ifdef __cplusplus
 }

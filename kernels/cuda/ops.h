@@ -55,6 +55,8 @@ enum mu_status mu_cuda_adamw(struct mu_pool *pool, const struct mu_adamw *adamw,
 enum mu_status mu_cuda_init_normal(struct mu_pool *pool, uint64_t seed, uint32_t tensor, uint64_t first, size_t size,
                                    float std, float *x) MU_WARN_UNUSED;
 enum mu_status mu_cuda_fill(struct mu_pool *pool, size_t size, float value, float *x) MU_WARN_UNUSED;
+enum mu_status mu_cuda_join_max(struct mu_pool *pool, uint32_t slices, uint32_t rows, float *highest) MU_WARN_UNUSED;
+enum mu_status mu_cuda_join_sums(struct mu_pool *pool, uint32_t slices, uint32_t rows, double *sums) MU_WARN_UNUSED;
 
 /* What bf16 does differently. */
 enum mu_status mu_cuda_bf16_gemm(struct mu_pool *pool, const struct mu_gemm *gemm) MU_WARN_UNUSED;

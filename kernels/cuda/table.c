@@ -14,10 +14,15 @@
         .rotary = mu_cuda_rotary, .attention_forward = mu_cuda_##type##attention_forward,                              \
         .attention_backward = mu_cuda_##type##attention_backward, .cross_entropy = mu_cuda_cross_entropy,              \
         .cross_entropy_max = mu_cuda_cross_entropy_max, .cross_entropy_sum = mu_cuda_cross_entropy_sum,                \
-        .cross_entropy_gradient = mu_cuda_cross_entropy_gradient, .add = mu_cuda_add,                                  \
-        .square_sum = mu_cuda_square_sum, .adamw = mu_cuda_adamw, .init_normal = mu_cuda_init_normal,                  \
-        .fill = mu_cuda_fill,                                                                                          \
+        .cross_entropy_gradient = mu_cuda_cross_entropy_gradient, .join_max = mu_cuda_join_max,                        \
+        .join_sums = mu_cuda_join_sums, .add = mu_cuda_add, .square_sum = mu_cuda_square_sum, .adamw = mu_cuda_adamw,  \
+        .init_normal = mu_cuda_init_normal, .fill = mu_cuda_fill,                                                      \
     }
+
+struct mu_cuda *mu_pool_cuda(struct mu_pool *pool)
+{
+    return mu_pool_backend(pool);
+}
 
 const struct mu_kernel_ops mu_cuda_ops = MU_CUDA_OPS();
 const struct mu_kernel_ops mu_cuda_bf16_ops = MU_CUDA_OPS(bf16_);

@@ -16,17 +16,14 @@ static void *copies[COPIES_MAX];
 static uint32_t copy_count;
 static uint64_t order; /* of the order of threads: another one for each case */
 
-/* A pool of these tests is nothing but its GPU. */
-struct mu_cuda *mu_pool_cuda(struct mu_pool *pool)
-{
-    return (struct mu_cuda *)pool;
-}
-
 static enum mu_status new_pool(enum mu_cuda_dtype dtype, struct mu_error *err, struct mu_pool **ret_pool)
 {
     struct mu_cuda *cuda = kt_alloc(1, sizeof *cuda);
     enum mu_status status = mu_cuda_init(cuda, 0, dtype, TEST_WORKSPACE_BYTES, err);
-    *ret_pool = (struct mu_pool *)cuda;
+    if (status == MU_OK)
+        status = mu_pool_new(1, err, ret_pool);
+    if (status == MU_OK)
+        mu_pool_bind(*ret_pool, dtype == MU_CUDA_BF16 ? &mu_cuda_bf16_ops : &mu_cuda_ops, cuda);
     return status;
 }
 
@@ -47,8 +44,10 @@ int ct_teardown(void **state)
 {
     ct_reset();
     for (int dtype = MU_CUDA_FP32; dtype <= MU_CUDA_BF16; dtype++) {
-        mu_cuda_fini(mu_pool_cuda(pools[dtype]));
-        free(pools[dtype]);
+        struct mu_cuda *cuda = mu_pool_cuda(pools[dtype]);
+        mu_pool_free(pools[dtype]);
+        mu_cuda_fini(cuda);
+        free(cuda);
     }
     return kt_teardown(state);
 }

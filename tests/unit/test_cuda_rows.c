@@ -308,7 +308,7 @@ static void check_sliced_loss(uint32_t rows, uint32_t width, uint32_t slices, bo
             mu_cuda_cross_entropy_max(ct_pool(), rows, vocab, width, gpu_logits + s * each, gpu_highest + s * rows),
             MU_OK);
     }
-    mu_join_max(slices, rows, highest);
+    assert_int_equal(mu_kernel_join_max(ct_cpu(), slices, rows, highest), MU_OK);
     assert_int_equal(mu_cuda_join_max(ct_pool(), slices, rows, gpu_highest), MU_OK);
     ct_expect_bits("highest", gpu_highest, highest, rows);
     for (uint32_t s = 0; s < slices; s++) {
@@ -321,7 +321,7 @@ static void check_sliced_loss(uint32_t rows, uint32_t width, uint32_t slices, bo
                          MU_OK);
     }
     ct_expect_bytes("sums of slices", gpu_sums, sums, rows * slices * sizeof *sums);
-    mu_join_sums(slices, rows, sums);
+    assert_int_equal(mu_kernel_join_sums(ct_cpu(), slices, rows, sums), MU_OK);
     assert_int_equal(mu_cuda_join_sums(ct_pool(), slices, rows, gpu_sums), MU_OK);
     for (uint32_t s = 0; s < slices; s++) {
         uint32_t vocab = s + 1 == slices ? width - 1 : width;
