@@ -24,6 +24,10 @@ static const struct command commands[] = {
     {"drain", mu_cmd_drain, "WORKER --reason TEXT", "a worker leaves at the next boundary, for good"},
     {"undrain", mu_cmd_undrain, "WORKER", "lift a drain or a quarantine"},
     {"cancel", mu_cmd_cancel, "JOB [--reason TEXT]", "end a job"},
+    {"snapshot", mu_cmd_snapshot, "save FILE | restore FILE --data-dir DIR [--epoch N]",
+     "the coordinator's records: to a file, or (with the coordinator stopped) from one"},
+    {"catalog", mu_cmd_catalog, "rebuild DIR --job JOB --data-dir DIR",
+     "a lost job's record, made again from its checkpoints (with the coordinator stopped)"},
     {"up", mu_cmd_up, "JOB.yaml [--workers N] [--threads N] [--data-dir D] [--listen A]",
      "coordinator, workers and live view on this machine"},
     {"generate", mu_cmd_generate,
@@ -33,6 +37,9 @@ static const struct command commands[] = {
      "a checkpoint's parameters for other programs"},
     {"import", mu_cmd_import, "--format hf-gpt2|hf-llama|llm.c --from DIR|FILE --out DIR [--slices T]",
      "a checkpoint from other programs' parameters"},
+    {"plan", mu_cmd_plan,
+     "CLUSTER.yaml JOB.yaml [--top N] [--tp N] [--pp N] [--dp N] [--micro N] [--fp32] [--what-if NAME=NUMBER,..]",
+     "which layout, how fast, what failures cost; before anything runs"},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 
