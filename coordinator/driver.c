@@ -231,6 +231,11 @@ static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
     case MU_POSTED_CHECKPOINT:
         on_checkpoint_done(driver, (struct mu_checkpoint_done *)posted);
         break;
+    case MU_POSTED_QUESTION: {
+        struct mu_error full;
+        mu_http_answer((struct mu_http_question *)posted, driver->coord, mu_store_check(driver->store, &full) == MU_OK);
+        break;
+    }
     }
 }
 
@@ -239,6 +244,8 @@ static void drop_item(struct mu_rpc_item *item)
     struct mu_posted *posted = (struct mu_posted *)item;
     if (posted->kind == MU_POSTED_PLANNED)
         mu_planned_free((struct mu_planned *)posted);
+    else if (posted->kind == MU_POSTED_QUESTION)
+        mu_http_drop((struct mu_http_question *)posted);
     else
         free(posted);
 }
@@ -408,6 +415,11 @@ const char *mu_driver_address(const struct mu_driver *driver)
     return mu_rpc_server_address(driver->server);
 }
 
+const char *mu_driver_http_address(const struct mu_driver *driver)
+{
+    return driver->http ? mu_http_address(driver->http) : NULL;
+}
+
 /* ---- start ---- */
 
 static enum mu_status restore_one(void *arg, const struct mu_record *record, struct mu_error *err)
@@ -491,7 +503,10 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                 .events = driver->events,
                                 .step = step_from_api,
                                 .ctx = driver};
-    return mu_api_new(&api, &driver->api, err);
+    status = mu_api_new(&api, &driver->api, err);
+    if (status == MU_OK && driver->config.http)
+        status = mu_http_new(driver->config.http, driver->server, &driver->http, err);
+    return status;
 }
 
 static void sweep_all(struct mu_driver *driver)
@@ -546,6 +561,7 @@ void mu_driver_free(struct mu_driver *driver)
     if (!driver)
         return;
     /* Those who post to the server first, then the server. */
+    mu_http_free(driver->http);
     mu_planner_free(driver->planner);
     mu_checkpoint_io_free(driver->io);
     mu_outbox_free(driver->outbox);
