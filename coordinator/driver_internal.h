@@ -7,6 +7,7 @@
 #include "coordinator/api.h"
 #include "coordinator/checkpoint_io.h"
 #include "coordinator/driver.h"
+#include "coordinator/health.h"
 #include "coordinator/http.h"
 #include "coordinator/outbox.h"
 #include "coordinator/planner.h"
@@ -24,6 +25,8 @@ struct mu_driver {
     struct mu_outbox *outbox;
     struct mu_sessions *sessions;
     struct mu_events *events;
+    struct mu_health *health;
+    uint64_t health_next_us;
     struct mu_planner *planner;
     struct mu_checkpoint_io *io;
     struct mu_http *http; /* NULL: not wanted */
