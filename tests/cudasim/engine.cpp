@@ -85,7 +85,6 @@ static void exchange(engine *e, cuda_thread *first, uint32_t lanes)
     for (uint32_t rest = lanes; rest; rest &= rest - 1) {
         cuda_thread *t = &lane0[__builtin_ctz(rest)];
         t->answer = ballot;
-        t->warp_epoch++;
         if (t->kind == CUDASIM_SHFL) {
             if (lanes >> t->source & 1)
                 memcpy(t->out, lane0[t->source].in, t->size);
@@ -113,7 +112,6 @@ static void release_barrier(engine *e)
         make_ready(e, &e->threads[i]);
     }
     e->barrier_count = e->predicate_count = 0;
-    e->barrier_epoch++;
 }
 
 /* The running thread has nothing to do until it is released. */
@@ -182,7 +180,7 @@ static void set_block(engine *e, uint64_t block)
     const kernel_launch &l = *e->launch;
     const uint3 index = {static_cast<unsigned>(block % l.grid.x), static_cast<unsigned>(block / l.grid.x % l.grid.y),
                          static_cast<unsigned>(block / l.grid.x / l.grid.y)};
-    e->done_count = e->barrier_count = e->predicate_count = e->ready_count = e->barrier_epoch = 0;
+    e->done_count = e->barrier_count = e->predicate_count = e->ready_count = 0;
     for (uint32_t i = 0; i < e->thread_count; i++) {
         cuda_thread *t = &e->threads[i];
         t->place.thread = {i % l.block.x, i / l.block.x % l.block.y, i / l.block.x / l.block.y};
@@ -193,7 +191,6 @@ static void set_block(engine *e, uint64_t block)
         t->number = i;
         t->stack = nullptr;
         t->predicate = 0;
-        t->warp_epoch = 0;
         make_ready(e, t);
     }
     for (uint32_t w = 0; w * WARP_LANES < e->thread_count; w++) {
@@ -208,7 +205,6 @@ static void run_block(engine *e, uint64_t block)
     shared_memory_poison();
     if (e->shared)
         memset(e->shared, POISON, e->launch->shared_bytes);
-    race_begin(*e->launch);
     cuda_thread *first = pick(e);
     first->stack = e->idle.back();
     e->idle.pop_back();
@@ -220,7 +216,7 @@ static void run_block(engine *e, uint64_t block)
 
 static std::mutex engines_lock;
 static std::condition_variable engines_free;
-static std::vector<engine *> engines;
+static auto &engines = *new std::vector<engine *>; /* outlives the exit of the process, like what it points to */
 static int engines_made;
 
 static engine *engine_take()

@@ -51,7 +51,6 @@ struct cuda_thread {
     uint32_t answer;
     size_t size;
     unsigned char in[16], out[16];
-    uint32_t warp_epoch; /* exchanges of its warp that it has passed (race.cpp) */
 };
 
 struct warp {
@@ -66,7 +65,6 @@ struct engine {
     uint32_t ready[BLOCK_THREADS_MAX], ready_count;
     warp warps[WARPS_MAX];
     uint32_t thread_count, done_count, barrier_count, predicate_count;
-    uint32_t barrier_epoch; /* barriers of the block so far (race.cpp) */
     cuda_thread *running;
     const kernel_launch *launch;
     void *shared; /* dynamic */
@@ -84,9 +82,6 @@ void engine_run(const kernel_launch &launch, uint64_t seed);
 /* shared_memory.cpp: what a new block finds in its static shared memory. */
 void shared_memory_poison();
 enum { POISON = 0xff }; /* NaN in every format, -1 in integers */
-
-/* Races between the threads of a block: race.cpp. */
-void race_begin(const kernel_launch &launch);
 
 } // namespace cudasim
 
