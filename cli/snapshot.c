@@ -109,6 +109,8 @@ static int restore(const char *path, const char *data_dir, uint64_t epoch)
     const struct mu_store_rocksdb_config config = {.path = data_dir, .reserve_bytes = MU_STORE_RESERVE_BYTES_DEFAULT};
     enum mu_status status = mu_file_read_all(path, MU_SNAPSHOT_BYTES_MAX, &bytes, &size_bytes, &err);
     if (status == MU_OK)
+        status = mu_snapshot_check((const uint8_t *)bytes, size_bytes, &err);
+    if (status == MU_OK)
         status = mu_store_rocksdb_open(&config, &store, NULL, &err);
     if (status == MU_OK)
         status =

@@ -181,6 +181,7 @@ def test_restored_snapshot_takes_back_workers_that_are_ahead():
         with open(saved, "rb") as whole, open(cut, "wb") as part:
             part.write(whole.read()[:-5])
         check("cut off" in muster("snapshot", "restore", cut, "--data-dir", cut + ".d", code=1), "not told")
+        check(not os.path.exists(cut + ".d"), "a data directory was made for a snapshot that is none")
         shutil.rmtree(store)
         said = muster("snapshot", "restore", saved, "--data-dir", store)
         check("epoch 1" in said, said)
