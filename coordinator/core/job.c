@@ -189,6 +189,9 @@ static void all_arrived(struct mu_coord *coord, struct job *job)
             park_all(coord, job);
         break;
     case MU_JP_PARKING:
+        if (!job->revoked && feed_pending(coord, job))
+            break; /* parked_waits_no_more goes on */
+        feed_over(job);
         job->record.command.open = false;
         judge_links(coord, job);
         checkpoint_after_park(coord, job);
@@ -234,8 +237,15 @@ static void await_still(struct mu_coord *coord, struct job *job, const struct mu
         all_arrived(coord, job);
 }
 
+void parked_waits_no_more(struct mu_coord *coord, struct job *job)
+{
+    if (job->phase == MU_JP_PARKING && job->feed_until_us && job->arrived == job->world && !feed_pending(coord, job))
+        all_arrived(coord, job);
+}
+
 void park_all(struct mu_coord *coord, struct job *job)
 {
+    feed_over(job); /* with the generation */
     job->revoked = true;
     await_still(coord, job, &(struct mu_coord_message){.kind = MU_CM_REVOKE, .generation = job->record.generation});
 }
@@ -249,8 +259,7 @@ static struct mu_coord_message park_command(const struct job *job)
     return message;
 }
 
-/* A planned change: everybody parks at the same boundary, nothing is torn. */
-static void regroup(struct mu_coord *coord, struct job *job)
+void regroup(struct mu_coord *coord, struct job *job)
 {
     job->revoked = job->regroup_for_leaving = false;
     job->record.command =
@@ -342,6 +351,7 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     job->go = false;
     job->considered = job->plan_staying > plan->left_out ? job->plan_staying - plan->left_out : 0;
     job->regroup_for_leaving = job->plan_without_state = false;
+    job->feed_attempts = 0;
     job->equal_leaves = plan->equal_leaves;
     if (!plan->equal_leaves)
         memcpy(job->leaf_counts, plan->leaf_counts, plan->layout.dp * sizeof job->leaf_counts[0]);
@@ -363,13 +373,28 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
         send_release(coord, member_at(coord, job, rank), 0, "");
 }
 
-/* More workers have come than the last plan could choose from: parking everybody is worth it only for a larger world.
- */
-static void trial_planned(struct mu_coord *coord, struct job *job, const struct mu_plan *plan)
+/* More workers have come than the last plan could choose from: a change is worth it only for a larger world. Who is new
+ * in it, or in the place of who leaves, gets its state first. */
+static void trial_planned(struct mu_coord *coord, struct job *job, const struct mu_plan *plan, const uint8_t *secret)
 {
     job->trial_ticket = 0;
-    if (job->phase == MU_JP_STEPPING && job->arrived == 0 && plan->status == MU_OK &&
-        mu_layout_working(&plan->layout) > mu_layout_working(&job->layout))
+    if (job->phase != MU_JP_STEPPING || job->arrived > 0)
+        return;
+    bool larger = plan->status == MU_OK && mu_layout_working(&plan->layout) > mu_layout_working(&job->layout);
+    if (!larger && !job->regroup_for_leaving)
+        return;
+    if (plan->status != MU_OK || !feed_begin(coord, job, plan, secret))
+        regroup(coord, job);
+}
+
+/* Somebody is to leave: at once, unless another one gets his place and its state before. */
+static void regroup_for_leaving(struct mu_coord *coord, struct job *job)
+{
+    if (job->trial_ticket)
+        return;
+    if (feed_has_takers(coord, job))
+        request_trial(coord, job);
+    else if (!job->feeding)
         regroup(coord, job);
 }
 
@@ -395,7 +420,7 @@ void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *p
         return;
     struct job *job = &coord->jobs[slot];
     if (job->trial_ticket && job->trial_ticket == ticket) {
-        trial_planned(coord, job, plan);
+        trial_planned(coord, job, plan, secret);
         return;
     }
     if (job->plan_ticket != ticket || job->phase != MU_JP_PLANNING)
@@ -644,7 +669,9 @@ void reconcile(struct mu_coord *coord, struct worker *worker)
         return;
     }
     if (worker->rank == NONE) {
-        reconcile_outside(coord, job, worker);
+        feed_advance(coord, job, worker);
+        if (worker->rank == NONE)
+            reconcile_outside(coord, job, worker);
         return;
     }
     switch (job->phase) {
@@ -687,7 +714,7 @@ void job_tick(struct mu_coord *coord, struct job *job)
         if (job->phase == MU_JP_WAITING)
             request_plan(coord, job);
         else if (job->phase == MU_JP_STEPPING && job->regroup_for_leaving)
-            regroup(coord, job);
+            regroup_for_leaving(coord, job);
         else if (job->phase == MU_JP_STEPPING)
             request_trial(coord, job);
     }
@@ -705,9 +732,11 @@ void job_tick(struct mu_coord *coord, struct job *job)
             }
         }
         checkpoint_policy(coord, job);
+        feed_tick(coord, job);
         break;
     case MU_JP_PARKING:
-        if (!job->revoked && is_stuck(coord, job)) {
+        parked_waits_no_more(coord, job);
+        if (job->phase == MU_JP_PARKING && !job->revoked && is_stuck(coord, job)) {
             note_break(coord, job, "the boundary of a command does not come, everybody waits for everybody");
             park_all(coord, job);
         }
