@@ -105,13 +105,25 @@ bool feed_begin(struct mu_coord *coord, struct job *job, const struct mu_plan *p
     return any;
 }
 
+/* After a planned change always; after a failure only if nobody else has the newest step: a taker may have got the end
+ * of a feed whose giver has died since. */
+static bool is_worth_waiting(struct mu_coord *coord, const struct job *job)
+{
+    bool any;
+    if (count_fed(coord, job, MU_FEED_LIVE) == 0)
+        return false;
+    return !job->revoked || newest_whole_step(coord, job, &any) < job->steps_done || !any;
+}
+
 bool feed_pending(struct mu_coord *coord, struct job *job)
 {
-    if (!job->feeding || count_fed(coord, job, MU_FEED_LIVE) + count_fed(coord, job, MU_FEED_FILLING) == 0)
-        return false;
     uint64_t now = lease_now(coord);
+    if (!is_worth_waiting(coord, job))
+        return false;
+    uint64_t limit_us = job->revoked ? (uint64_t)coord->config.prepare_limit_ms * 1000
+                                     : FEED_END_LIMIT_MS * 1000ull + (uint64_t)(job->seconds_per_step * 2e6);
     if (job->feed_until_us == 0)
-        job->feed_until_us = now + FEED_END_LIMIT_MS * 1000ull + (uint64_t)(job->seconds_per_step * 2e6);
+        job->feed_until_us = now + limit_us;
     return now < job->feed_until_us;
 }
 

@@ -189,7 +189,7 @@ static void all_arrived(struct mu_coord *coord, struct job *job)
             park_all(coord, job);
         break;
     case MU_JP_PARKING:
-        if (!job->revoked && feed_pending(coord, job))
+        if (feed_pending(coord, job))
             break; /* parked_waits_no_more goes on */
         feed_over(job);
         job->record.command.open = false;
@@ -245,7 +245,7 @@ void parked_waits_no_more(struct mu_coord *coord, struct job *job)
 
 void park_all(struct mu_coord *coord, struct job *job)
 {
-    feed_over(job); /* with the generation */
+    job->feed_until_us = 0;
     job->revoked = true;
     await_still(coord, job, &(struct mu_coord_message){.kind = MU_CM_REVOKE, .generation = job->record.generation});
 }
