@@ -1,17 +1,12 @@
-/* What the two halves of the job file's reader share: job_file.c loads the document and finds out what libcyaml
- * refuses, job_file_fields.c turns the texts of fields into values. */
+/* What the two halves of the job file's reader share: job_file.c has the schema, job_file_fields.c turns the texts of
+ * fields into values. */
 #ifndef MU_CLI_JOB_FILE_INTERNAL_H
 #define MU_CLI_JOB_FILE_INTERNAL_H
 
 #include <stdint.h>
 
 #include "cli/job_file.h"
-#include "cli/yaml_index.h"
-
-enum {
-    JOB_FILE_NAME_SHOWN_SIZE = 128, /* most of the file's name, its end */
-    JOB_FILE_LOG_LINE_SIZE = 256,   /* of libcyaml's messages */
-};
+#include "cli/yaml_reader.h"
 
 /* ---- The document as libcyaml loads it: every value a string, NULL when absent. ---- */
 
@@ -57,26 +52,8 @@ struct job_text {
     struct init_text *init;
 };
 
-/* One reading. */
-struct job_file_reader {
-    char name[JOB_FILE_NAME_SHOWN_SIZE]; /* FILE in messages */
-    const char *directory;
-    struct mu_yaml_index index;
-    struct mu_error *err;
-    /* What libcyaml logged: its first message, the path and line of its backtrace. */
-    char message[JOB_FILE_LOG_LINE_SIZE];
-    char path[MU_YAML_PATH_SIZE];
-    uint32_t line;
-};
-
-/* "FILE:LINE: field: value V is not allowed: <allowed>; <advice>". */
-enum mu_status job_file_refuse(struct job_file_reader *r, const char *field, const char *value, const char *allowed,
-                               const char *advice);
-/* "FILE:LINE: field: is missing; <advice>". */
-enum mu_status job_file_missing(struct job_file_reader *r, const char *field, const char *advice);
-
 /* The document as a record; what mu_job_spec_check says of it is not asked here. */
-enum mu_status job_file_read_fields(struct job_file_reader *r, const struct job_text *document,
+enum mu_status job_file_read_fields(struct mu_yaml_reader *r, const struct job_text *document,
                                     struct mu_job_spec *ret_spec);
 
 #endif

@@ -33,6 +33,9 @@ static const struct command commands[] = {
      "a checkpoint's parameters for other programs"},
     {"import", mu_cmd_import, "--format hf-gpt2|hf-llama|llm.c --from DIR|FILE --out DIR [--slices T]",
      "a checkpoint from other programs' parameters"},
+    {"plan", mu_cmd_plan,
+     "CLUSTER.yaml JOB.yaml [--top N] [--tp N] [--pp N] [--dp N] [--micro N] [--fp32] [--what-if NAME=NUMBER,..]",
+     "which layout, how fast, what failures cost; before anything runs"},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 

@@ -1,0 +1,190 @@
+#include "cli/cluster_file.h"
+
+#include <cyaml/cyaml.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/yaml_reader.h"
+
+/* ---- The document as libcyaml loads it: every value a string, NULL when absent. ---- */
+
+struct device_text {
+    char *type, *per_node, *flops_bf16, *flops_fp32, *memory, *memory_rate, *link_rate, *nic_rate, *host_rate;
+};
+struct fabric_text {
+    char **nodes, **oversubscription;
+    uint32_t nodes_count, oversubscription_count;
+    char *routing, *flows_per_pair;
+};
+struct storage_text {
+    char *write_rate, *read_rate;
+};
+struct failures_text {
+    char *device_mtbf_hours, *restart_s;
+};
+struct cluster_text {
+    char *cluster, *nodes, *spare_nodes;
+    struct device_text *device;
+    struct fabric_text *fabric;
+    struct storage_text *storage;
+    struct failures_text *failures;
+};
+
+#define OPTIONAL               (CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL)
+#define TEXT(parent, member)   CYAML_FIELD_STRING_PTR(#member, OPTIONAL, struct parent, member, 0, CYAML_UNLIMITED)
+#define GROUP(member, schema_) CYAML_FIELD_MAPPING_PTR(#member, OPTIONAL, struct cluster_text, member, schema_)
+#define LIST(parent, member)                                                                                           \
+    CYAML_FIELD_SEQUENCE(#member, OPTIONAL, struct parent, member, &number_schema, 1, MU_FABRIC_LEVELS_MAX)
+
+static const cyaml_schema_value_t number_schema = {CYAML_VALUE_STRING(CYAML_FLAG_POINTER, char, 0, CYAML_UNLIMITED)};
+static const cyaml_schema_field_t device_schema[] = {TEXT(device_text, type),       TEXT(device_text, per_node),
+                                                     TEXT(device_text, flops_bf16), TEXT(device_text, flops_fp32),
+                                                     TEXT(device_text, memory),     TEXT(device_text, memory_rate),
+                                                     TEXT(device_text, link_rate),  TEXT(device_text, nic_rate),
+                                                     TEXT(device_text, host_rate),  CYAML_FIELD_END};
+static const cyaml_schema_field_t fabric_schema[] = {LIST(fabric_text, nodes), LIST(fabric_text, oversubscription),
+                                                     TEXT(fabric_text, routing), TEXT(fabric_text, flows_per_pair),
+                                                     CYAML_FIELD_END};
+static const cyaml_schema_field_t storage_schema[] = {TEXT(storage_text, write_rate), TEXT(storage_text, read_rate),
+                                                      CYAML_FIELD_END};
+static const cyaml_schema_field_t failures_schema[] = {TEXT(failures_text, device_mtbf_hours),
+                                                       TEXT(failures_text, restart_s), CYAML_FIELD_END};
+static const cyaml_schema_field_t cluster_schema[] = {TEXT(cluster_text, cluster),     GROUP(device, device_schema),
+                                                      TEXT(cluster_text, nodes),       GROUP(fabric, fabric_schema),
+                                                      GROUP(storage, storage_schema),  GROUP(failures, failures_schema),
+                                                      TEXT(cluster_text, spare_nodes), CYAML_FIELD_END};
+static const cyaml_schema_value_t top_schema = {
+    CYAML_VALUE_MAPPING(CYAML_FLAG_POINTER, struct cluster_text, cluster_schema)};
+
+static const struct mu_yaml_kind cluster_kind = {.noun = "cluster file",
+                                                 .needs = "device and nodes",
+                                                 .begin = "write a line nodes: NUMBER and so on",
+                                                 .list = "a list of 1 to 4 numbers, one for each level",
+                                                 .list_advice = "write [16, 128]",
+                                                 .docs = "see docs/planning.md",
+                                                 .schema = &top_schema,
+                                                 .size_max = MU_CLUSTER_FILE_SIZE_MAX};
+
+/* ---- Groups of fields. ---- */
+
+static enum mu_status read_device(struct mu_yaml_reader *r, const struct device_text *t, struct mu_device_type *device)
+{
+    static const char advice[] = "give device: {type: h100-sxm}, or all of its rates";
+    enum mu_status status;
+    if (!t)
+        return mu_yaml_missing(r, "device", advice);
+    if (t->type) {
+        const struct mu_device_type *known = mu_device_type_named(t->type);
+        if (!known)
+            return mu_yaml_refuse(r, "device.type", t->type, mu_device_type_names(),
+                                  "write one of these, or leave it out and give all rates");
+        *device = *known;
+    } else {
+        snprintf(device->name, sizeof device->name, "device");
+    }
+    if ((status = mu_yaml_read_positive(r, "device.per_node", t->per_node, NULL, &device->per_node)) ||
+        (status = mu_yaml_read_real(r, "device.flops_bf16", t->flops_bf16, &device->flops_bf16)) ||
+        (status = mu_yaml_read_real(r, "device.flops_fp32", t->flops_fp32, &device->flops_fp32)) ||
+        (status = mu_yaml_read_real(r, "device.memory", t->memory, &device->memory_bytes)) ||
+        (status = mu_yaml_read_real(r, "device.memory_rate", t->memory_rate, &device->memory_bytes_per_second)) ||
+        (status = mu_yaml_read_real(r, "device.link_rate", t->link_rate, &device->link_bytes_per_second)) ||
+        (status = mu_yaml_read_real(r, "device.nic_rate", t->nic_rate, &device->nic_bytes_per_second)) ||
+        (status = mu_yaml_read_real(r, "device.host_rate", t->host_rate, &device->host_bytes_per_second)))
+        return status;
+    if (!t->type && (!t->per_node || !t->flops_bf16 || !t->flops_fp32 || !t->memory || !t->memory_rate ||
+                     !t->link_rate || !t->nic_rate || !t->host_rate))
+        return mu_yaml_missing(r, "device.type", advice);
+    return MU_OK;
+}
+
+static enum mu_status read_fabric(struct mu_yaml_reader *r, const struct fabric_text *t, struct mu_cluster *c)
+{
+    static const struct mu_yaml_choice routings[] = {
+        {"adaptive", MU_ROUTING_ADAPTIVE}, {"static", MU_ROUTING_STATIC}, {NULL, 0}};
+    enum mu_status status = MU_OK;
+    int routing = c->routing;
+    char field[64];
+    if (!t)
+        return MU_OK;
+    if (t->nodes_count != t->oversubscription_count)
+        return mu_yaml_missing(r,
+                               t->nodes_count < t->oversubscription_count ? "fabric.nodes" : "fabric.oversubscription",
+                               "both lists have one number for each level of switches");
+    c->level_count = t->nodes_count;
+    for (uint32_t i = 0; i < c->level_count && status == MU_OK; i++) {
+        snprintf(field, sizeof field, "fabric.nodes[%u]", i);
+        status = mu_yaml_read_positive(r, field, t->nodes[i], NULL, &c->levels[i].nodes);
+        snprintf(field, sizeof field, "fabric.oversubscription[%u]", i);
+        if (status == MU_OK)
+            status = mu_yaml_read_real(r, field, t->oversubscription[i], &c->levels[i].oversubscription);
+    }
+    if (status == MU_OK)
+        status = mu_yaml_read_choice(r, "fabric.routing", t->routing, routings, "adaptive or static", &routing);
+    if (status == MU_OK)
+        status = mu_yaml_read_positive(r, "fabric.flows_per_pair", t->flows_per_pair, NULL, &c->flows_per_pair);
+    c->routing = (enum mu_routing)routing;
+    return status;
+}
+
+static enum mu_status read_rest(struct mu_yaml_reader *r, const struct cluster_text *t, struct mu_cluster *c)
+{
+    static const struct storage_text no_storage;
+    static const struct failures_text no_failures;
+    const struct storage_text *storage = t->storage ? t->storage : &no_storage;
+    const struct failures_text *failures = t->failures ? t->failures : &no_failures;
+    enum mu_status status;
+    if (!t->nodes)
+        return mu_yaml_missing(r, "nodes", "set the number of nodes");
+    if (t->cluster && strlen(t->cluster) >= sizeof c->name)
+        return mu_yaml_refuse(r, "cluster", t->cluster, "at most 63 characters", "choose a shorter name");
+    if (t->cluster)
+        memcpy(c->name, t->cluster, strlen(t->cluster) + 1);
+    if ((status = mu_yaml_read_positive(r, "nodes", t->nodes, NULL, &c->nodes)) ||
+        (status = mu_yaml_read_u32(r, "spare_nodes", t->spare_nodes, &c->spare_nodes)) ||
+        (status =
+             mu_yaml_read_real(r, "storage.write_rate", storage->write_rate, &c->storage_write_bytes_per_second)) ||
+        (status = mu_yaml_read_real(r, "storage.read_rate", storage->read_rate, &c->storage_read_bytes_per_second)) ||
+        (status =
+             mu_yaml_read_real(r, "failures.device_mtbf_hours", failures->device_mtbf_hours, &c->device_mtbf_hours)) ||
+        (status = mu_yaml_read_real(r, "failures.restart_s", failures->restart_s, &c->restart_s)))
+        return status;
+    return MU_OK;
+}
+
+enum mu_status mu_cluster_file_parse(const char *name, const void *text, size_t size_bytes,
+                                     struct mu_cluster *ret_cluster, struct mu_error *err)
+{
+    struct mu_error own_err;
+    struct mu_yaml_reader r = {.kind = &cluster_kind, .directory = "/", .err = err ? err : &own_err};
+    struct mu_cluster cluster;
+    void *document = NULL;
+    enum mu_status status = mu_yaml_load(&r, name, text, size_bytes, &document);
+    if (status != MU_OK)
+        return status;
+    const struct cluster_text *t = document;
+    mu_cluster_init(&cluster);
+    if (!(status = read_device(&r, t->device, &cluster.device)) && !(status = read_fabric(&r, t->fabric, &cluster)) &&
+        !(status = read_rest(&r, t, &cluster))) {
+        status = mu_cluster_check(&cluster, r.err);
+        if (status != MU_OK)
+            mu_yaml_locate(&r);
+    }
+    mu_yaml_free(&r, document);
+    if (status == MU_OK)
+        *ret_cluster = cluster;
+    return status;
+}
+
+enum mu_status mu_cluster_file_read(const char *path, struct mu_cluster *ret_cluster, struct mu_error *err)
+{
+    char *directory, *text;
+    size_t size;
+    enum mu_status status = mu_yaml_read_file(path, &cluster_kind, &directory, &text, &size, err);
+    if (status != MU_OK)
+        return status;
+    status = mu_cluster_file_parse(path, text, size, ret_cluster, err);
+    free(directory);
+    free(text);
+    return status;
+}

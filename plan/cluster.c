@@ -1,0 +1,136 @@
+#include "plan/cluster.h"
+
+#include <stddef.h>
+#include <string.h>
+
+/* Data sheets, dense rates: NVIDIA A100 80GB SXM (DS-10031: 312 TFLOP/s bf16, 19.5 fp32, 2,039 GB/s, NVLink 600 GB/s
+ * both ways), H100 SXM (989.4, 67, 3,350 GB/s, 900 GB/s), H200 SXM (the same with 141 GB at 4,800 GB/s), B200 of HGX
+ * (2,250, 80, 180 GB at 8,000 GB/s, 1,800 GB/s). Network: one 200 Gb/s card for each A100 (DGX A100), 400 Gb/s for the
+ * others (DGX H100, B200). PCIe 4.0 and 5.0 x16: about 25 and 50 GB/s in practice. */
+static const struct mu_device_type types[] = {
+    {"a100-80g", 312e12, 19.5e12, 80e9, 2.039e12, 300e9, 25e9, 25e9, 8},
+    {"h100-sxm", 989.4e12, 67e12, 80e9, 3.35e12, 450e9, 50e9, 50e9, 8},
+    {"h200-sxm", 989.4e12, 67e12, 141e9, 4.8e12, 450e9, 50e9, 50e9, 8},
+    {"b200-sxm", 2250e12, 80e12, 180e9, 8e12, 900e9, 50e9, 50e9, 8},
+};
+
+const struct mu_device_type *mu_device_type_named(const char *name)
+{
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
+        if (strcmp(types[i].name, name) == 0)
+            return &types[i];
+    return NULL;
+}
+
+const char *mu_device_type_names(void)
+{
+    return "a100-80g, h100-sxm, h200-sxm, b200-sxm";
+}
+
+void mu_cluster_init(struct mu_cluster *cluster)
+{
+    *cluster = (struct mu_cluster){.name = "cluster",
+                                   .routing = MU_ROUTING_ADAPTIVE,
+                                   .flows_per_pair = 1,
+                                   .storage_write_bytes_per_second = 100e9,
+                                   .storage_read_bytes_per_second = 100e9,
+                                   .device_mtbf_hours = 50677,
+                                   .restart_s = 120};
+}
+
+/* ---- what is allowed ---- */
+
+struct bound {
+    const char *field;
+    double value, least, most;
+};
+
+static enum mu_status check_bounds(const struct bound *bounds, size_t count, struct mu_error *err)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!(bounds[i].value >= bounds[i].least && bounds[i].value <= bounds[i].most)) /* also refuses NaN */
+            return mu_fail(err, MU_ERR_INVALID, "%s: value %g is not allowed: a number from %g to %g", bounds[i].field,
+                           bounds[i].value, bounds[i].least, bounds[i].most);
+    return MU_OK;
+}
+
+static enum mu_status check_levels(const struct mu_cluster *c, struct mu_error *err)
+{
+    uint32_t below = 1;
+    for (uint32_t i = 0; i < c->level_count; i++) {
+        const struct mu_fabric_level *level = &c->levels[i];
+        if (level->nodes < below || level->nodes > MU_CLUSTER_NODES_MAX)
+            return mu_fail(err, MU_ERR_INVALID,
+                           "fabric.nodes[%u]: value %u is not allowed: levels ascend, at least %u nodes here", i,
+                           level->nodes, below);
+        if (!(level->oversubscription >= 1 && level->oversubscription <= 1000))
+            return mu_fail(err, MU_ERR_INVALID,
+                           "fabric.oversubscription[%u]: value %g is not allowed: a number from 1 to 1000", i,
+                           level->oversubscription);
+        below = level->nodes + 1;
+    }
+    return MU_OK;
+}
+
+enum mu_status mu_cluster_check(const struct mu_cluster *c, struct mu_error *err)
+{
+    const struct mu_device_type *d = &c->device;
+    const struct bound bounds[] = {
+        {"device.flops_bf16", d->flops_bf16, 1e6, 1e18},
+        {"device.flops_fp32", d->flops_fp32, 1e6, 1e18},
+        {"device.memory", d->memory_bytes, 1e6, 1e15},
+        {"device.memory_rate", d->memory_bytes_per_second, 1e6, 1e16},
+        {"device.link_rate", d->link_bytes_per_second, 1e3, 1e15},
+        {"device.nic_rate", d->nic_bytes_per_second, 1e3, 1e15},
+        {"device.host_rate", d->host_bytes_per_second, 1e3, 1e15},
+        {"device.per_node", d->per_node, 1, MU_NODE_DEVICES_MAX},
+        {"nodes", c->nodes, 1, MU_CLUSTER_NODES_MAX},
+        {"devices", (double)c->nodes * d->per_node, 1, MU_CLUSTER_DEVICES_MAX},
+        {"fabric.levels", c->level_count, 0, MU_FABRIC_LEVELS_MAX},
+        {"fabric.flows_per_pair", c->flows_per_pair, 1, 1024},
+        {"storage.write_rate", c->storage_write_bytes_per_second, 1e3, 1e15},
+        {"storage.read_rate", c->storage_read_bytes_per_second, 1e3, 1e15},
+        {"failures.device_mtbf_hours", c->device_mtbf_hours, 1e-3, 1e9},
+        {"failures.restart_s", c->restart_s, 0, 1e6},
+        {"spare_nodes", c->spare_nodes, 0, c->nodes > 0 ? c->nodes - 1.0 : 0},
+    };
+    enum mu_status status = check_bounds(bounds, sizeof bounds / sizeof bounds[0], err);
+    return status == MU_OK ? check_levels(c, err) : status;
+}
+
+/* ---- the fabric ---- */
+
+uint32_t mu_cluster_devices(const struct mu_cluster *cluster)
+{
+    return (cluster->nodes - cluster->spare_nodes) * cluster->device.per_node;
+}
+
+/* 32 connections of q flows each, hashed to 32 uplinks: 3.53, 2.15, 1.55, 1.26 for q = 1, 4, 16, 64, the mean of
+ * simulations (16 uplinks: 3.13, 1.98, 1.46, 1.23). The next lower q of the table counts. */
+double mu_cluster_imbalance(const struct mu_cluster *cluster)
+{
+    static const double excess[] = {2.53, 1.15, 0.55, 0.26};
+    if (cluster->routing == MU_ROUTING_ADAPTIVE)
+        return 1;
+    uint32_t step = 0, q = 1;
+    while (step < 3 && q * 4 <= cluster->flows_per_pair) {
+        q *= 4;
+        step++;
+    }
+    return 1 + excess[step];
+}
+
+double mu_cluster_nic_rate(const struct mu_cluster *cluster, uint32_t members, uint32_t stride)
+{
+    double rate = cluster->device.nic_bytes_per_second, slowest = rate, narrow = mu_cluster_imbalance(cluster);
+    for (uint32_t i = 0; i < cluster->level_count; i++) {
+        const struct mu_fabric_level *level = &cluster->levels[i];
+        uint32_t inside = level->nodes / stride;
+        if (inside >= members)
+            break;
+        narrow *= level->oversubscription;
+        double here = rate * (inside > 1 ? inside : 1) / narrow;
+        slowest = here < slowest ? here : slowest;
+    }
+    return slowest;
+}

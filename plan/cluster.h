@@ -1,0 +1,77 @@
+/* A cluster as the planner sees it: nodes of one device type, joined by a fabric of switch levels.
+ *
+ * A plain value, read from cluster.yaml by cli/cluster_file.c (docs/planning.md has every field). Rates are of one
+ * device and one direction, bytes per second, unless said otherwise. Pure. */
+#ifndef MU_PLAN_CLUSTER_H
+#define MU_PLAN_CLUSTER_H
+
+#include <stdint.h>
+
+#include "common/status.h"
+
+enum {
+    MU_CLUSTER_NAME_SIZE = 64, /* with the terminating 0 */
+    MU_FABRIC_LEVELS_MAX = 4,  /* leaf, spine, core and one more */
+    MU_NODE_DEVICES_MAX = 128, /* of one NVLink domain */
+    MU_CLUSTER_NODES_MAX = 1 << 20,
+    MU_CLUSTER_DEVICES_MAX = 1 << 22,
+};
+
+/* One type of accelerator with what is around it in its node. */
+struct mu_device_type {
+    char name[MU_CLUSTER_NAME_SIZE];
+    double flops_bf16, flops_fp32;  /* dense, without sparsity, of the data sheet */
+    double memory_bytes;            /* of the device */
+    double memory_bytes_per_second; /* of its own memory, reading and writing together */
+    double link_bytes_per_second;   /* to its neighbours in the node (NVLink): all links together */
+    double nic_bytes_per_second;    /* its share of the node's network cards */
+    double host_bytes_per_second;   /* to the host's memory (PCIe) */
+    uint32_t per_node;
+};
+
+/* Profiles by name ("a100-80g", "h100-sxm", "h200-sxm", "b200-sxm"); the sources stand in cluster.c. NULL: none. */
+const struct mu_device_type *mu_device_type_named(const char *name);
+/* The names, for messages: "a100-80g, h100-sxm, ...". */
+const char *mu_device_type_names(void);
+
+/* How flows that cross a level find their way. STATIC: each flow is hashed to one uplink (ECMP). */
+enum mu_routing { MU_ROUTING_ADAPTIVE = 1, MU_ROUTING_STATIC = 2 };
+
+/* One level of switches, the lowest first. */
+struct mu_fabric_level {
+    uint32_t nodes;          /* under one switch (or one group of switches) of this level; ascending */
+    double oversubscription; /* of its uplinks: capacity from below over capacity upward, >= 1 */
+};
+
+struct mu_cluster {
+    char name[MU_CLUSTER_NAME_SIZE];
+    struct mu_device_type device;
+    uint32_t nodes;
+    uint32_t level_count; /* 0: one switch that blocks nothing */
+    struct mu_fabric_level levels[MU_FABRIC_LEVELS_MAX];
+    enum mu_routing routing;
+    uint32_t flows_per_pair; /* queue pairs of one connection, which STATIC routing spreads; >= 1 */
+    double storage_write_bytes_per_second, storage_read_bytes_per_second; /* of all nodes together */
+    double device_mtbf_hours; /* mean time between failures that stop a job, of one device and its part of the node */
+    double restart_s;         /* from a failure until state is loaded, without the loading */
+    uint32_t spare_nodes;     /* of `nodes`: not used while nothing fails */
+};
+
+/* Adaptive routing, one level, H100 failure rate of Llama 3 (arXiv 2407.21783: 419 interruptions in 54 days on 16,384
+ * GPUs: 50,677 hours), 100 GB/s of storage, 120 s to restart. No device type and no nodes. */
+void mu_cluster_init(struct mu_cluster *cluster);
+/* MU_ERR_INVALID: "field: value V is not allowed: ..."; nonsense (zero or negative rates, levels that do not ascend,
+ * more spares than nodes) is refused. */
+enum mu_status mu_cluster_check(const struct mu_cluster *cluster, struct mu_error *err) MU_WARN_UNUSED;
+
+uint32_t mu_cluster_devices(const struct mu_cluster *cluster); /* in use: without spares */
+
+/* What one device gets through the fabric in a ring (or between two) of `members` nodes, `stride` nodes apart, while
+ * every other device of the cluster does the same in a ring of its own. Of each switch's nodes, `inside` belong to the
+ * ring, so every inside-th of its devices sends across the level: the NIC's rate times inside / (oversubscription so
+ * far x imbalance), never more than the NIC's. */
+double mu_cluster_nic_rate(const struct mu_cluster *cluster, uint32_t members, uint32_t stride);
+/* Load of the fullest uplink over the mean, with flows_per_pair flows hashed to uplinks. 1 for adaptive routing. */
+double mu_cluster_imbalance(const struct mu_cluster *cluster);
+
+#endif

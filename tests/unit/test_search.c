@@ -1,0 +1,205 @@
+/* links: mu_plan mu_job_file */
+#include "plan/search.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <cmocka.h>
+
+#include "cli/cluster_file.h"
+
+static struct mu_cluster cluster_from(const char *text)
+{
+    struct mu_cluster c;
+    struct mu_error err = {0};
+    if (mu_cluster_file_parse("c.yaml", text, strlen(text), &c, &err) != MU_OK)
+        fail_msg("%s", err.text);
+    return c;
+}
+
+static void refused(const char *text, const char *want)
+{
+    struct mu_cluster c = {.nodes = 77};
+    struct mu_error err = {0};
+    enum mu_status status = mu_cluster_file_parse("c.yaml", text, strlen(text), &c, &err);
+    if (status == MU_OK || !strstr(err.text, want))
+        fail_msg("'%s' is not in '%s'", want, status == MU_OK ? "accepted" : err.text);
+    assert_null(strchr(err.text, '\n'));
+    assert_int_equal(c.nodes, 77);
+}
+
+static struct mu_forecast_model model(uint32_t sequences)
+{
+    return (struct mu_forecast_model){.config = {.family = MU_FAMILY_LLAMA,
+                                                 .layers = 32,
+                                                 .heads = 32,
+                                                 .kv_heads = 8,
+                                                 .channels = 4096,
+                                                 .hidden = 14336,
+                                                 .context = 2048,
+                                                 .vocab = 128256,
+                                                 .slices = 1},
+                                      .sequences = sequences,
+                                      .length = 2048};
+}
+
+enum { TOP = 50 };
+struct found {
+    struct mu_candidate list[TOP];
+    struct mu_search_result result;
+};
+
+static struct found search(const struct mu_cluster *c, uint32_t sequences)
+{
+    struct found f;
+    struct mu_forecast_model m = model(sequences);
+    struct mu_forecast_rates rates;
+    struct mu_search_limits limits;
+    struct mu_error err = {0};
+    mu_forecast_rates_init(&rates);
+    mu_search_limits_init(&limits);
+    if (mu_search(&m, c, &rates, &limits, f.list, TOP, &f.result, &err) != MU_OK)
+        fail_msg("%s", err.text);
+    return f;
+}
+
+static const char small[] = "device: {type: h100-sxm}\nnodes: 16\n";
+
+static void test_search_lists_what_fits_the_best_first(void **state)
+{
+    (void)state;
+    struct mu_cluster c = cluster_from(small);
+    struct found f = search(&c, 1024);
+    assert_int_equal(f.result.count, TOP);
+    assert_true(f.result.fitting <= f.result.tried);
+    for (uint32_t i = 0; i < f.result.count; i++) {
+        const struct mu_candidate *a = &f.list[i];
+        assert_true(a->forecast.memory_bytes <= 0.9 * c.device.memory_bytes);
+        assert_true(a->plan.tp * a->plan.pp * a->plan.dp <= 128);
+        assert_true(a->goodput.share > 0 && a->goodput.share < 1);
+        assert_true(i == 0 || a->tokens_per_day <= f.list[i - 1].tokens_per_day);
+    }
+}
+
+/* Everything that fits is in a list that is long enough: the first of it is the best of a plain walk over all degrees.
+ */
+static void test_search_finds_the_best_of_all_degrees(void **state)
+{
+    (void)state;
+    struct mu_cluster c = cluster_from("device: {type: h100-sxm}\nnodes: 2\n");
+    struct found f = search(&c, 64);
+    struct mu_forecast_model m = model(64);
+    struct mu_forecast_rates rates;
+    mu_forecast_rates_init(&rates);
+    double best = 0;
+    for (uint32_t tp = 1; tp <= 16; tp++)
+        for (uint32_t pp = 1; pp <= 16; pp++)
+            for (uint32_t dp = 1; dp <= 16; dp++)
+                for (uint32_t micro = 1; micro <= 64; micro *= 2)
+                    for (int way = 1; way <= 3; way++) {
+                        struct mu_error err;
+                        struct mu_forecast_plan p = f.list[0].plan;
+                        p.tp = tp, p.pp = pp, p.dp = dp, p.micro = micro, p.recompute = (enum mu_recompute)way;
+                        p.sequence_parallel = tp > 1, p.sharded = dp > 1;
+                        if (mu_forecast_check(&m, &c, &p, &err) != MU_OK)
+                            continue;
+                        struct mu_forecast forecast = mu_forecast_of(&m, &c, &p, &rates);
+                        struct mu_goodput g = mu_goodput_of(&m, &c, &p, &forecast);
+                        double tokens = 64.0 * 2048 / forecast.cautious_s * 86400 * g.share;
+                        if (forecast.memory_bytes <= 0.9 * c.device.memory_bytes && tokens > best)
+                            best = tokens;
+                    }
+    assert_true(f.list[0].tokens_per_day == best);
+}
+
+static void test_search_more_failures_and_less_storage_leave_less(void **state)
+{
+    (void)state;
+    struct mu_cluster c = cluster_from(small), frail = c, slow;
+    frail.device_mtbf_hours = 500;
+    slow = frail;
+    slow.storage_read_bytes_per_second = 1e8;
+    double a = search(&c, 1024).list[0].goodput.share, b = search(&frail, 1024).list[0].goodput.share,
+           d = search(&slow, 1024).list[0].goodput.share;
+    assert_true(a > b && b > d);
+}
+
+static void test_search_what_does_not_fit_says_by_how_much(void **state)
+{
+    (void)state;
+    struct mu_cluster c = cluster_from("device: {type: a100-80g, memory: 8e9}\nnodes: 1\n");
+    struct mu_forecast_model m = model(64);
+    struct mu_forecast_rates rates;
+    struct mu_search_limits limits;
+    struct mu_candidate one;
+    struct mu_search_result result;
+    struct mu_error err = {0};
+    mu_forecast_rates_init(&rates);
+    mu_search_limits_init(&limits);
+    assert_int_equal(mu_search(&m, &c, &rates, &limits, &one, 1, &result, &err), MU_ERR_UNAVAILABLE);
+    assert_non_null(strstr(err.text, "no layout fits"));
+    assert_true(result.nearest.forecast.memory_bytes > 7.2e9);
+    limits.tp = 3;
+    assert_int_equal(mu_search(&m, &c, &rates, &limits, &one, 1, &result, &err), MU_ERR_UNAVAILABLE);
+    assert_non_null(strstr(err.text, "no layout divides"));
+}
+
+static void test_cluster_file_every_field_arrives(void **state)
+{
+    (void)state;
+    struct mu_cluster c = cluster_from("cluster: x\n"
+                                       "device: {type: b200-sxm, per_node: 4, nic_rate: 1e11}\n"
+                                       "nodes: 300\nspare_nodes: 7\n"
+                                       "fabric: {nodes: [8, 64], oversubscription: [2, 1.5], routing: static, "
+                                       "flows_per_pair: 16}\n"
+                                       "storage: {write_rate: 5e9, read_rate: 6e9}\n"
+                                       "failures: {device_mtbf_hours: 100, restart_s: 9}\n");
+    assert_string_equal(c.name, "x");
+    assert_string_equal(c.device.name, "b200-sxm");
+    assert_int_equal(c.device.per_node, 4);
+    assert_true(c.device.nic_bytes_per_second == 1e11 && c.device.flops_bf16 == 2250e12);
+    assert_int_equal(mu_cluster_devices(&c), 293 * 4);
+    assert_int_equal(c.level_count, 2);
+    assert_int_equal(c.levels[1].nodes, 64);
+    assert_true(c.levels[1].oversubscription == 1.5);
+    assert_int_equal(c.routing, MU_ROUTING_STATIC);
+    assert_int_equal(c.flows_per_pair, 16);
+    assert_true(c.storage_write_bytes_per_second == 5e9 && c.storage_read_bytes_per_second == 6e9);
+    assert_true(c.device_mtbf_hours == 100 && c.restart_s == 9);
+}
+
+static void test_cluster_file_nonsense_is_refused_with_its_line(void **state)
+{
+    (void)state;
+    refused("", "c.yaml: empty; a cluster file has at least device and nodes");
+    refused("nodes: 3\n", "c.yaml: device: is missing");
+    refused("device: {type: h100-sxm}\n", "c.yaml: nodes: is missing");
+    refused("device: {type: h100}\nnodes: 3\n", "c.yaml:1: device.type: value h100 is not allowed: a100-80g");
+    refused("device: {per_node: 3}\nnodes: 3\n", "c.yaml:1: device.type: is missing");
+    refused("device: {type: h100-sxm}\nnodes: 1000000000\n", "c.yaml:2: nodes: value 1e+09");
+    refused("device: {type: h100-sxm}\nnodes: 3\nfabric: {nodes: [8, 4], oversubscription: [1, 1]}\n",
+            "c.yaml:3: fabric.nodes[1]: value 4 is not allowed: levels ascend");
+    refused("device: {type: h100-sxm}\nnodes: 3\nfabric: {nodes: [8, 64]}\n", "fabric.oversubscription: is missing");
+    refused("device: {type: h100-sxm, nic_rate: 0}\nnodes: 3\n", "c.yaml:1: device.nic_rate: value 0 is not allowed");
+    refused("device: {type: h100-sxm}\nnodes: 3\nfailures: {device_mtbf_hours: -1}\n",
+            "c.yaml:3: failures.device_mtbf_hours: value -1 is not allowed");
+    refused("device: {type: h100-sxm}\nnodez: 3\n", "c.yaml:2: nodez: unknown key; did you mean nodes?");
+    refused("device: {type: h100-sxm}\nnodes: 3\nspare_nodes: 3\n", "c.yaml:3: spare_nodes: value 3 is not allowed");
+    refused("device: {type: h100-sxm}\nnodes: 3\nfabric: {nodes: [1, 2, 3, 4, 5], oversubscription: [1]}\n",
+            "a list of 1 to 4 numbers");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_search_lists_what_fits_the_best_first),
+        cmocka_unit_test(test_search_finds_the_best_of_all_degrees),
+        cmocka_unit_test(test_search_more_failures_and_less_storage_leave_less),
+        cmocka_unit_test(test_search_what_does_not_fit_says_by_how_much),
+        cmocka_unit_test(test_cluster_file_every_field_arrives),
+        cmocka_unit_test(test_cluster_file_nonsense_is_refused_with_its_line),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
