@@ -254,7 +254,7 @@ enum mu_status mu_feed_end(struct mu_feed *feed, uint64_t step, struct mu_error 
     note_of(item, NOTE_END, step, feed->count);
     status = send_note(feed, item, err);
     feed->next++;
-    return status;
+    return status == MU_OK ? mu_comm_group_progress(feed->group, err) : status; /* who parks sleeps next */
 }
 
 /* ---- taker ---- */
