@@ -61,6 +61,8 @@ int mu_cmd_submit(struct mu_cli *cli, int argc, char **argv)
                " steps, %u leaves a step; add workers with: muster-worker --coordinator %s --job %s\n",
                spec.name, reply->existed ? "is there already" : "submitted", spec.steps, mu_job_leaves(&spec),
                cli->address, spec.name);
+    if (!cli->json && reply->estimate)
+        printf("%s\n%s\n", reply->estimate->slices_line, reply->estimate->layout_line);
     return MU_EXIT_OK;
 }
 
@@ -139,8 +141,7 @@ static int status_of_one(struct mu_cli *cli, const char *name)
     if (job->eval_step)
         printf("evaluation at step %" PRIu64 ": loss %.4f\n", job->eval_step, job->eval_loss);
     if (job->workers_lost || job->replayed_steps)
-        printf("since the coordinator started: %" PRIu64 " workers lost, %" PRIu64 " generations, %" PRIu64
-               " steps replayed\n",
+        printf("so far: %" PRIu64 " workers lost, %" PRIu64 " generations, %" PRIu64 " steps replayed\n",
                job->workers_lost, job->generations, job->replayed_steps);
     if (job->weights_sha256.len) {
         char hex[65];
@@ -237,7 +238,8 @@ int mu_cmd_workers(struct mu_cli *cli, int argc, char **argv)
 
 int mu_cmd_checkpoints(struct mu_cli *cli, int argc, char **argv)
 {
-    static const char *const heading[] = {"NUMBER", "STEP", "STATE", "SIZE", "AGE", "GENERATION", "DIRECTORY"};
+    static const char *const heading[] = {"NUMBER", "STEP", "STATE",      "VERIFIED",
+                                          "SIZE",   "AGE",  "GENERATION", "DIRECTORY"};
     Muster__V1__ListCheckpointsRequest request = MUSTER__V1__LIST_CHECKPOINTS_REQUEST__INIT;
     if (mu_cli_parse("checkpoints", argc, argv, NULL, 0, 1, 1) < 0)
         return MU_EXIT_USAGE;
@@ -262,6 +264,7 @@ int mu_cmd_checkpoints(struct mu_cli *cli, int argc, char **argv)
             mu_cli_table_add(table, "%" PRIu64, ckpt->number);
             mu_cli_table_add(table, "%" PRIu64, ckpt->step);
             mu_cli_table_add(table, "%s", mu_cli_enum(&muster__v1__checkpoint_state__descriptor, (int)ckpt->state));
+            mu_cli_table_add(table, "%s", ckpt->verified ? "yes" : "-");
             mu_cli_table_add(table, "%s", size);
             mu_cli_table_add(table, "%s", age);
             mu_cli_table_add(table, "%" PRIu64, ckpt->generation);

@@ -70,7 +70,8 @@ static void *events_thread(void *arg)
 
 static void format_progress(const Muster__V1__Job *job, char *out, size_t size)
 {
-    char tokens[16] = "-", loss[16] = "-", ckpt[32] = "-", layout[MU_CLI_LAYOUT_SIZE], cut[MU_CLI_LAYOUT_SIZE + 4] = "";
+    char tokens[16] = "-", loss[16] = "-", ckpt[32] = "-", step[24] = "-", layout[MU_CLI_LAYOUT_SIZE],
+         cut[MU_CLI_LAYOUT_SIZE + 4] = "";
     const Muster__V1__Layout *l = job->layout;
     mu_cli_layout(l, layout);
     if (l && (l->tp * l->pp > 1 || l->sharded || l->idle)) /* else the number of workers says it all */
@@ -79,13 +80,13 @@ static void format_progress(const Muster__V1__Job *job, char *out, size_t size)
         mu_cli_count(job->tokens_per_second, tokens);
     if (job->has_result)
         snprintf(loss, sizeof loss, "%.4f", job->result->loss);
+    if (job->has_result || job->world == 0) /* else what is recorded is old: a coordinator just started */
+        snprintf(step, sizeof step, "%" PRIu64, job->steps_done);
     if (job->last_checkpoint)
         snprintf(ckpt, sizeof ckpt, "%" PRIu64, job->last_checkpoint_step);
     snprintf(out, size,
-             "%s step %" PRIu64 "/%" PRIu64 "  loss %s  %s tokens/s  %u workers%s  generation %" PRIu64
-             "  checkpoint %s",
-             job->name, job->steps_done, job->spec ? job->spec->steps : 0, loss, tokens, job->world, cut,
-             job->generation, ckpt);
+             "%s step %s/%" PRIu64 "  loss %s  %s tokens/s  %u workers%s  generation %" PRIu64 "  checkpoint %s",
+             job->name, step, job->spec ? job->spec->steps : 0, loss, tokens, job->world, cut, job->generation, ckpt);
 }
 
 static void show_progress(struct follower *follower, const Muster__V1__Job *job, uint64_t *next_line_us,

@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "coordinator/snapshot.h"
 #include "coordinator/views.h"
+
+enum { SNAPSHOT_PAGE_BYTES = 2 << 20 };
 
 #define SERVICE "/muster.v1.MusterService/"
 const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
@@ -20,6 +23,7 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {SERVICE "ListCheckpoints", MU_RPC_UNARY, MU_METHOD_LIST_CHECKPOINTS, false},
     {SERVICE "GetTimings", MU_RPC_UNARY, MU_METHOD_GET_TIMINGS, false},
     {SERVICE "WatchEvents", MU_RPC_SERVER_STREAM, MU_METHOD_WATCH_EVENTS, false},
+    {SERVICE "SaveSnapshot", MU_RPC_UNARY, MU_METHOD_SAVE_SNAPSHOT, false},
 };
 
 /* An answer on its way through the outbox. */
@@ -47,6 +51,9 @@ struct mu_api {
     struct pending *pending;
     uint64_t last_cookie;
     bool any_replied;
+    uint64_t snapshot; /* number of the newest one, of which pages are still wanted */
+    uint8_t *snapshot_bytes;
+    size_t snapshot_size;
 };
 
 enum mu_status mu_api_new(const struct mu_api_config *config, struct mu_api **ret_api, struct mu_error *err)
@@ -73,6 +80,7 @@ void mu_api_free(struct mu_api *api)
         free(pending);
     }
     mu_wire_arena_fini(&api->arena);
+    free(api->snapshot_bytes);
     free(api);
 }
 
@@ -371,6 +379,41 @@ static enum mu_status watch_events(struct mu_api *api, struct mu_rpc_call *call,
     return status;
 }
 
+static void drop_snapshot(struct mu_api *api)
+{
+    free(api->snapshot_bytes);
+    api->snapshot_bytes = NULL;
+    api->snapshot_size = 0;
+}
+
+static enum mu_status save_snapshot(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                    struct mu_error *err)
+{
+    const Muster__V1__SaveSnapshotRequest *request = (const Muster__V1__SaveSnapshotRequest *)base;
+    Muster__V1__SaveSnapshotResponse response = MUSTER__V1__SAVE_SNAPSHOT_RESPONSE__INIT;
+    if (api->config.is_volatile)
+        return mu_fail(err, MU_ERR_CONFLICT, "this coordinator keeps its records in memory: there is nothing to save");
+    if (request->snapshot == 0) {
+        drop_snapshot(api);
+        enum mu_status status = mu_snapshot_take(api->config.store, &api->snapshot_bytes, &api->snapshot_size, err);
+        if (status)
+            return status;
+        api->snapshot++;
+    }
+    uint64_t offset = request->snapshot ? request->offset : 0;
+    if ((request->snapshot && request->snapshot != api->snapshot) || offset >= api->snapshot_size)
+        return mu_fail(err, MU_ERR_CONFLICT, "another snapshot was begun, or the coordinator restarted: begin again");
+    size_t left = api->snapshot_size - (size_t)offset;
+    response.snapshot = api->snapshot;
+    response.size_bytes = api->snapshot_size;
+    response.data.data = api->snapshot_bytes + offset;
+    response.data.len = left < SNAPSHOT_PAGE_BYTES ? left : SNAPSHOT_PAGE_BYTES;
+    answer_call(api, call, &response.base);
+    if (response.data.len == left)
+        drop_snapshot(api);
+    return MU_OK;
+}
+
 /* ---- changes ---- */
 
 /* Refuses at the door what could not be stored. */
@@ -493,6 +536,9 @@ static void build_reply(struct mu_api *api, const struct pending *pending)
             response.job = mu_view_job(&api->arena, view, &answer->err);
             if (!response.job)
                 return;
+            response.estimate = mu_view_estimate(&api->arena, &view->record.spec, &answer->err);
+            if (!response.estimate)
+                return;
         }
         fill_answer(api, answer, &response.base);
     } else if (pending->method == MU_METHOD_TRIGGER_CHECKPOINT) {
@@ -542,6 +588,7 @@ static const struct {
     [MU_METHOD_LIST_CHECKPOINTS] = {&muster__v1__list_checkpoints_request__descriptor, list_checkpoints},
     [MU_METHOD_GET_TIMINGS] = {&muster__v1__get_timings_request__descriptor, get_timings},
     [MU_METHOD_WATCH_EVENTS] = {&muster__v1__watch_events_request__descriptor, watch_events},
+    [MU_METHOD_SAVE_SNAPSHOT] = {&muster__v1__save_snapshot_request__descriptor, save_snapshot},
 };
 
 void mu_api_call(struct mu_api *api, struct mu_rpc_call *call, const void *data, size_t size_bytes)

@@ -24,13 +24,15 @@ enum mu_method {
     MU_METHOD_LIST_CHECKPOINTS,
     MU_METHOD_GET_TIMINGS,
     MU_METHOD_WATCH_EVENTS,
+    MU_METHOD_SAVE_SNAPSHOT,
     MU_METHOD_COUNT
 };
 extern const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT];
 
 struct mu_api_config {
     const struct mu_coord *coord;
-    struct mu_store *store; /* only asked whether it would take a write */
+    struct mu_store *store; /* only asked whether it would take a write, and scanned for a snapshot */
+    bool is_volatile;       /* the store is memory: no snapshots */
     struct mu_outbox *outbox;
     struct mu_events *events;
     void (*step)(void *ctx, struct mu_coord_event *event); /* steps the core; fills in time and randomness */

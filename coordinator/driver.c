@@ -447,6 +447,7 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
         return status;
     struct mu_api_config api = {.coord = driver->coord,
                                 .store = driver->store,
+                                .is_volatile = driver->config.data_dir == NULL,
                                 .outbox = driver->outbox,
                                 .events = driver->events,
                                 .step = step_from_api,

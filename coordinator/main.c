@@ -31,6 +31,8 @@ static const char usage_text[] =
     "  --lost-ms N              a worker silent for so long is lost (default %u)\n"
     "  --reattach-grace-ms N    a worker whose stream broke may come back for so long (default %u)\n"
     "  --settle-ms N            wait so long for further changes before planning a new generation (default %u)\n"
+    "  --rebalance-ms N         look so often whether layers should move from slow stages to fast ones, 0: never\n"
+    "                           (default %u)\n"
     "  --prepare-limit-ms N     a worker that makes no progress while preparing is lost after (default %u)\n"
     "  --hang-floor-ms N        a running worker without progress is never called hanging before (default %u)\n"
     "  --link-retry-ms N        a link that failed between living workers is tried again after (default %u)\n"
@@ -73,13 +75,13 @@ enum {
     OPT_VERSION,
     OPT_HELP
 };
-enum { NUMBER_OPTIONS = 16, TEXT_OPTIONS = 7, MS_MAX = 24 * 3600 * 1000 };
+enum { NUMBER_OPTIONS = 17, TEXT_OPTIONS = 7, MS_MAX = 24 * 3600 * 1000 };
 
 static void print_usage(const struct options *options, FILE *to)
 {
     const struct mu_driver_config *d = &options->driver;
     const struct mu_coord_config *c = &d->core;
-    fprintf(to, usage_text, c->heartbeat_ms, c->suspect_ms, c->lost_ms, c->reattach_grace_ms, c->settle_ms,
+    fprintf(to, usage_text, c->heartbeat_ms, c->suspect_ms, c->lost_ms, c->reattach_grace_ms, c->settle_ms, c->rebalance_ms,
             c->prepare_limit_ms, c->hang_floor_ms, c->link_retry_ms, c->scrub_again_s, c->crash_limit,
             c->crash_window_ms, c->max_workers, c->max_jobs, d->events_kept, (unsigned)(d->reserve_bytes >> 20),
             d->pollers);
@@ -177,6 +179,7 @@ static void parse_options(struct options *options, int argc, char **argv)
         {"lost-ms", &core->lost_ms, 1, MS_MAX},
         {"reattach-grace-ms", &core->reattach_grace_ms, 0, MS_MAX},
         {"settle-ms", &core->settle_ms, 0, MS_MAX},
+        {"rebalance-ms", &core->rebalance_ms, 0, MS_MAX},
         {"prepare-limit-ms", &core->prepare_limit_ms, 1, MS_MAX},
         {"hang-floor-ms", &core->hang_floor_ms, 1, MS_MAX},
         {"link-retry-ms", &core->link_retry_ms, 0, MS_MAX},

@@ -5,12 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char format_key[] = "m/format";
-static const char format_value[] = "muster 1";
+static const char format_word[] = "muster ";
 
 static const char prefixes[MU_RECORD_KIND_COUNT][3] = {
-    [MU_RECORD_JOB] = "j/",    [MU_RECORD_GENERATION] = "g/", [MU_RECORD_CHECKPOINT] = "c/",
-    [MU_RECORD_WORKER] = "w/", [MU_RECORD_EVENT] = "e/",
+    [MU_RECORD_JOB] = "j/",   [MU_RECORD_GENERATION] = "g/", [MU_RECORD_CHECKPOINT] = "c/", [MU_RECORD_WORKER] = "w/",
+    [MU_RECORD_TALLY] = "t/", [MU_RECORD_DEATH] = "d/",      [MU_RECORD_EVENT] = "e/",
 };
 
 _Static_assert(MUSTER__V1__JOB_STATE__JOB_STATE_CANCELLED == (int)MU_JOB_STATE_COUNT, "job state");
@@ -52,6 +51,12 @@ size_t mu_record_key(const struct mu_record *record, uint8_t out[MU_RECORD_KEY_S
         break;
     case MU_RECORD_WORKER:
         size += put_name(out + size, record->worker->name, MU_WORKER_NAME_SIZE);
+        break;
+    case MU_RECORD_TALLY:
+        size += put_name(out + size, record->tally->job, MU_JOB_NAME_SIZE);
+        break;
+    case MU_RECORD_DEATH:
+        size += put_number(out + size, record->death->number % MU_DEATHS_KEPT);
         break;
     case MU_RECORD_EVENT:
         size += put_number(out + size, record->event->number);
@@ -111,6 +116,8 @@ static enum mu_status put_job(struct mu_wire_arena *arena, const struct mu_job_r
     pb->job.identity_set = job->identity_set;
     pb->job.numeric_identity = mu_wire_put_hash(arena, job->numeric_identity);
     pb->job.data_hash = mu_wire_put_hash(arena, job->data_hash);
+    pb->job.embedding_cost = job->costs.embedding;
+    pb->job.head_cost = job->costs.head;
     pb->job.text = mu_wire_put_text(arena, job->text, sizeof job->text);
     *ret_pb = &pb->job;
     enum mu_status status =
@@ -145,6 +152,7 @@ static enum mu_status put_members(struct mu_wire_arena *arena, const struct mu_g
         muster__v1__member_record__init(&members[rank]);
         members[rank].incarnation = mu_wire_put_id(arena, member->incarnation);
         members[rank].leaf_count = member->leaf_count;
+        members[rank].layer_ns = member->layer_ns;
         enum mu_status status = MU_OK;
         if ((status = mu_wire_put_string(member->name, MU_WIRE_NAME, "MemberRecord.name", sizeof member->name,
                                          &members[rank].name, err)) ||
@@ -229,6 +237,8 @@ static enum mu_status put_checkpoint(struct mu_wire_arena *arena, const struct m
     pb->size_bytes = checkpoint->size_bytes;
     pb->text = mu_wire_put_text(arena, checkpoint->text, sizeof checkpoint->text);
     pb->attempt = checkpoint->attempt;
+    pb->unprepared = checkpoint->unprepared;
+    pb->failed_generation = checkpoint->failed_generation;
     *ret_pb = pb;
     enum mu_status status = MU_OK;
     if ((status = put_layout(arena, &checkpoint->layout, "CheckpointRecord.layout", &pb->layout, err)) ||
@@ -252,6 +262,61 @@ static enum mu_status put_worker(struct mu_wire_arena *arena, const struct mu_wo
     pb->reason = mu_wire_put_text(arena, worker->reason, sizeof worker->reason);
     *ret_pb = pb;
     return mu_wire_put_string(worker->name, MU_WIRE_NAME, "WorkerRecord.name", sizeof worker->name, &pb->name, err);
+}
+
+static enum mu_status put_tally(struct mu_wire_arena *arena, const struct mu_tally_record *tally,
+                                Muster__V1__TallyRecord **ret_pb, struct mu_error *err)
+{
+    struct {
+        Muster__V1__TallyRecord tally;
+        Muster__V1__IntervalTally interval;
+        ProtobufCBinaryData hung[MU_HUNG_KEPT];
+    } *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__tally_record__init(&pb->tally);
+    muster__v1__interval_tally__init(&pb->interval);
+    pb->tally.job_uid = mu_wire_put_id(arena, tally->job_uid);
+    pb->tally.workers_lost = tally->workers_lost;
+    pb->tally.generations = tally->generations;
+    pb->tally.replayed_steps = tally->replayed_steps;
+    pb->tally.suspect = tally->suspect;
+    pb->tally.suspect_step = tally->suspect_step;
+    pb->tally.unfinite_reports = tally->unfinite_reports;
+    pb->tally.interval = &pb->interval;
+    pb->interval.steps = tally->interval.steps;
+    pb->interval.told_steps = tally->interval.told_steps;
+    pb->interval.base_step = tally->interval.base;
+    pb->interval.worker_us = tally->interval.worker_us;
+    pb->interval.cost_s = tally->interval.cost_s;
+    pb->interval.write_s = tally->interval.write_s;
+    pb->interval.failure_s = tally->interval.failure_s;
+    pb->interval.stall_s = tally->interval.stall_s;
+    pb->interval.slow_s = tally->interval.slow_s;
+    pb->interval.seconds_per_step = tally->interval.step_s;
+    pb->interval.reason = mu_wire_put_text(arena, tally->interval.reason, sizeof tally->interval.reason);
+    pb->tally.hung_count = tally->hung_count;
+    pb->tally.n_hung = tally->hung_count < MU_HUNG_KEPT ? tally->hung_count : MU_HUNG_KEPT;
+    pb->tally.hung = pb->hung;
+    for (size_t i = 0; i < pb->tally.n_hung; i++)
+        pb->hung[i] = mu_wire_put_id(arena, tally->hung[i]);
+    *ret_pb = &pb->tally;
+    return mu_wire_put_string(tally->job, MU_WIRE_NAME, "TallyRecord.job", sizeof tally->job, &pb->tally.job, err);
+}
+
+static enum mu_status put_death(struct mu_wire_arena *arena, const struct mu_death_record *death,
+                                Muster__V1__DeathRecord **ret_pb, struct mu_error *err)
+{
+    Muster__V1__DeathRecord *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__death_record__init(pb);
+    pb->number = death->number;
+    pb->name_hash = death->name_hash;
+    pb->wall_us = death->wall_us;
+    pb->incarnation = mu_wire_put_id(arena, death->incarnation);
+    *ret_pb = pb;
+    return MU_OK;
 }
 
 enum mu_status mu_event_to_pb(struct mu_wire_arena *arena, const struct mu_event_record *event, Muster__V1__Event *pb,
@@ -290,6 +355,12 @@ static enum mu_status put_record(struct mu_wire_arena *arena, const struct mu_re
     case MU_RECORD_WORKER:
         pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_WORKER;
         return put_worker(arena, record->worker, &pb->worker, err);
+    case MU_RECORD_TALLY:
+        pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_TALLY;
+        return put_tally(arena, record->tally, &pb->tally, err);
+    case MU_RECORD_DEATH:
+        pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_DEATH;
+        return put_death(arena, record->death, &pb->death, err);
     case MU_RECORD_EVENT:
         pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_EVENT;
         pb->event = mu_wire_arena_alloc(arena, sizeof *pb->event);
@@ -343,6 +414,7 @@ static enum mu_status get_job(const Muster__V1__JobRecord *pb, struct mu_job_rec
     out->created_wall_us = pb->created_wall_us;
     out->ended_wall_us = pb->ended_wall_us;
     out->identity_set = pb->identity_set;
+    out->costs = (struct mu_stage_costs){.embedding = pb->embedding_cost, .head = pb->head_cost};
     return MU_OK;
 }
 
@@ -360,6 +432,7 @@ static enum mu_status get_members(struct mu_wire_arena *arena, const Muster__V1_
         const Muster__V1__MemberRecord *from = pb->members[rank];
         struct mu_member_record *to = &members[rank];
         to->leaf_count = from->leaf_count;
+        to->layer_ns = from->layer_ns;
         if ((status =
                  mu_wire_get_string(from->name, MU_WIRE_NAME, "MemberRecord.name", to->name, sizeof to->name, err)) ||
             (status = mu_wire_get_string(from->address, MU_WIRE_TEXT, "MemberRecord.address", to->address,
@@ -435,6 +508,8 @@ static enum mu_status get_checkpoint(struct mu_wire_arena *arena, const Muster__
         (status = get_layout(pb->layout, "CheckpointRecord.layout", &out->layout, err)))
         return status;
     out->attempt = pb->attempt;
+    out->unprepared = pb->unprepared;
+    out->failed_generation = pb->failed_generation;
     out->state = (enum mu_checkpoint_state)(state - 1);
     out->number = pb->number;
     out->step = pb->step;
@@ -456,6 +531,47 @@ static enum mu_status get_worker(const Muster__V1__WorkerRecord *pb, struct mu_w
     if (status == MU_OK)
         status =
             mu_wire_get_string(pb->reason, MU_WIRE_TEXT, "WorkerRecord.reason", out->reason, sizeof out->reason, err);
+    return status;
+}
+
+static void get_interval(const Muster__V1__IntervalTally *pb, struct mu_tally_record *out)
+{
+    out->interval.steps = pb->steps;
+    out->interval.told_steps = pb->told_steps;
+    out->interval.base = pb->base_step;
+    out->interval.worker_us = pb->worker_us;
+    out->interval.cost_s = pb->cost_s;
+    out->interval.write_s = pb->write_s;
+    out->interval.failure_s = pb->failure_s;
+    out->interval.stall_s = pb->stall_s;
+    out->interval.slow_s = pb->slow_s;
+    out->interval.step_s = pb->seconds_per_step;
+}
+
+static enum mu_status get_tally(const Muster__V1__TallyRecord *pb, struct mu_tally_record *out, struct mu_error *err)
+{
+    uint32_t hung = pb->hung_count < MU_HUNG_KEPT ? pb->hung_count : MU_HUNG_KEPT;
+    if (pb->n_hung != hung)
+        return mu_fail(err, MU_ERR_INVALID, "TallyRecord.hung: %zu of them are not allowed: %u by hung_count",
+                       pb->n_hung, hung);
+    enum mu_status status = MU_OK;
+    if ((status = mu_wire_get_id(pb->job_uid, "TallyRecord.job_uid", &out->job_uid, err)) ||
+        (status = mu_wire_get_string(pb->job, MU_WIRE_NAME, "TallyRecord.job", out->job, sizeof out->job, err)))
+        return status;
+    if (pb->interval) {
+        get_interval(pb->interval, out);
+        status = mu_wire_get_string(pb->interval->reason, MU_WIRE_TEXT, "IntervalTally.reason", out->interval.reason,
+                                    sizeof out->interval.reason, err);
+    }
+    out->workers_lost = pb->workers_lost;
+    out->generations = pb->generations;
+    out->replayed_steps = pb->replayed_steps;
+    out->suspect = pb->suspect;
+    out->suspect_step = pb->suspect_step;
+    out->unfinite_reports = pb->unfinite_reports;
+    out->hung_count = pb->hung_count;
+    for (size_t i = 0; i < hung && status == MU_OK; i++)
+        status = mu_wire_get_id(pb->hung[i], "TallyRecord.hung", &out->hung[i], err);
     return status;
 }
 
@@ -483,6 +599,8 @@ union any_record {
     struct mu_generation_record generation;
     struct mu_checkpoint_record checkpoint;
     struct mu_worker_record worker;
+    struct mu_tally_record tally;
+    struct mu_death_record death;
     struct mu_event_record event;
 };
 
@@ -506,6 +624,14 @@ static enum mu_status get_record(struct mu_wire_arena *arena, const Muster__V1__
     case MUSTER__V1__STORED_RECORD__KIND_WORKER:
         out->kind = MU_RECORD_WORKER;
         return get_worker(pb->worker, &any->worker, err);
+    case MUSTER__V1__STORED_RECORD__KIND_TALLY:
+        out->kind = MU_RECORD_TALLY;
+        return get_tally(pb->tally, &any->tally, err);
+    case MUSTER__V1__STORED_RECORD__KIND_DEATH:
+        out->kind = MU_RECORD_DEATH;
+        any->death = (struct mu_death_record){
+            .number = pb->death->number, .name_hash = pb->death->name_hash, .wall_us = pb->death->wall_us};
+        return mu_wire_get_id(pb->death->incarnation, "DeathRecord.incarnation", &any->death.incarnation, err);
     case MUSTER__V1__STORED_RECORD__KIND_EVENT:
         out->kind = MU_RECORD_EVENT;
         return get_event(pb->event, &any->event, err);
@@ -575,20 +701,60 @@ static bool count_one(void *arg, const uint8_t *key, size_t key_bytes, const uin
     return false;
 }
 
-/* The first open of an empty store writes the version; everything else must have it. */
+enum mu_status mu_records_check_format(const char *value, size_t value_bytes, struct mu_error *err)
+{
+    size_t word = sizeof format_word - 1;
+    uint64_t version = 0;
+    if (value_bytes > word && memcmp(value, format_word, word) == 0 &&
+        mu_records_read_epoch(value + word, value_bytes - word, &version) && version >= 1 && version <= MU_STORE_FORMAT)
+        return MU_OK;
+    return mu_fail(err, MU_ERR_CORRUPT,
+                   "data directory: its format is '%.*s', this program reads 'muster 1' to 'muster %d'; use the "
+                   "version that wrote it",
+                   (int)(value_bytes < 40 ? value_bytes : 40), value, MU_STORE_FORMAT);
+}
+
+bool mu_records_read_epoch(const char *value, size_t value_bytes, uint64_t *ret_epoch)
+{
+    uint64_t number = 0;
+    for (size_t i = 0; i < value_bytes; i++) {
+        if (value[i] < '0' || value[i] > '9' || i >= 18)
+            return false;
+        number = 10 * number + (uint64_t)(value[i] - '0');
+    }
+    *ret_epoch = number;
+    return value_bytes > 0;
+}
+
+enum mu_status mu_records_write_format(struct mu_store *store, struct mu_error *err)
+{
+    char value[24];
+    struct mu_store_batch batch;
+    int length = snprintf(value, sizeof value, "%s%d", format_word, MU_STORE_FORMAT);
+    mu_store_batch_init(&batch);
+    enum mu_status status = mu_store_batch_put(&batch, MU_FORMAT_KEY, sizeof MU_FORMAT_KEY - 1, value, (size_t)length);
+    if (status == MU_OK)
+        status = mu_store_write(store, &batch, err);
+    else
+        mu_fail(err, status, "data directory: no memory");
+    mu_store_batch_fini(&batch);
+    return status;
+}
+
+/* The first open of an empty store writes the format; everything else must have one. An older one is raised: from then
+ * on older programs, which do not know all records, refuse it. */
 static enum mu_status check_format(struct mu_store *store, struct mu_error *err)
 {
     uint8_t *value = NULL;
     size_t value_bytes = 0;
-    enum mu_status status = mu_store_get(store, format_key, sizeof format_key - 1, &value, &value_bytes, err);
+    enum mu_status status = mu_store_get(store, MU_FORMAT_KEY, sizeof MU_FORMAT_KEY - 1, &value, &value_bytes, err);
     if (status == MU_OK) {
-        if (value_bytes != sizeof format_value - 1 || memcmp(value, format_value, value_bytes) != 0)
-            status =
-                mu_fail(err, MU_ERR_CORRUPT,
-                        "data directory: its format is '%.*s', this program reads '%s'; use the version that wrote it",
-                        (int)(value_bytes < 40 ? value_bytes : 40), (const char *)value, format_value);
+        char own[24];
+        int length = snprintf(own, sizeof own, "%s%d", format_word, MU_STORE_FORMAT);
+        bool current = value_bytes == (size_t)length && memcmp(value, own, value_bytes) == 0;
+        status = mu_records_check_format((const char *)value, value_bytes, err);
         free(value);
-        return status;
+        return status || current ? status : mu_records_write_format(store, err);
     }
     if (status != MU_ERR_NOT_FOUND)
         return status;
@@ -599,15 +765,7 @@ static enum mu_status check_format(struct mu_store *store, struct mu_error *err)
     if (any)
         return mu_fail(err, MU_ERR_CORRUPT,
                        "data directory: it holds a database that is not a coordinator's; choose another directory");
-    struct mu_store_batch batch;
-    mu_store_batch_init(&batch);
-    status = mu_store_batch_put(&batch, format_key, sizeof format_key - 1, format_value, sizeof format_value - 1);
-    if (status == MU_OK)
-        status = mu_store_write(store, &batch, err);
-    else
-        mu_fail(err, status, "data directory: no memory");
-    mu_store_batch_fini(&batch);
-    return status;
+    return mu_records_write_format(store, err);
 }
 
 enum mu_status mu_records_load(struct mu_store *store, mu_record_fn fn, void *arg, struct mu_error *err)

@@ -1,6 +1,8 @@
 /* The stored records: keys, values, and reading all of them back.
  *
  *    m/format            version of the layout              g/<job>                generation
+ *    m/epoch             see snapshot.h; absent: 0          t/<job>                tally
+ *    d/<slot>            death (8 bytes)
  *    j/<job>             job                                c/<job>/<number>       checkpoint (8 bytes, most
  * significant first) w/<worker>          worker                             e/<number>             event (likewise)
  *
@@ -16,8 +18,12 @@
 
 enum {
     MU_RECORD_VERSION = 1,
+    MU_STORE_FORMAT = 2, /* of all records together: "muster 2". 1: without tallies, deaths and epochs */
     MU_RECORD_KEY_SIZE = 96,
 };
+
+#define MU_FORMAT_KEY "m/format"
+#define MU_EPOCH_KEY  "m/epoch"
 
 /* Writes the key of the record and returns its size. Only the fields that make the key are looked at. */
 size_t mu_record_key(const struct mu_record *record, uint8_t out[MU_RECORD_KEY_SIZE]);
@@ -29,9 +35,15 @@ enum mu_status mu_record_decode(struct mu_wire_arena *arena, const void *key, si
                                 size_t size_bytes, struct mu_record *ret_record, struct mu_error *err) MU_WARN_UNUSED;
 
 /* Calls `fn` for every record: jobs, generations, checkpoints, workers, then events, each in order of the keys. The
- * record is valid during the call. An empty store is given its format version; one of another version is refused. */
+ * record is valid during the call. An empty store is given its format version; one of an older version is
+ * raised to this one, one of a newer version is refused. */
 typedef enum mu_status (*mu_record_fn)(void *arg, const struct mu_record *record, struct mu_error *err);
 enum mu_status mu_records_load(struct mu_store *store, mu_record_fn fn, void *arg, struct mu_error *err) MU_WARN_UNUSED;
+
+/* MU_ERR_CORRUPT with one line: not written by a coordinator, or by a newer one. */
+enum mu_status mu_records_check_format(const char *value, size_t value_bytes, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_records_write_format(struct mu_store *store, struct mu_error *err) MU_WARN_UNUSED;
+bool mu_records_read_epoch(const char *value, size_t value_bytes, uint64_t *ret_epoch);
 
 /* An event on the wire; it borrows from `event` (text cleaned into the arena when needed). */
 enum mu_status mu_event_to_pb(struct mu_wire_arena *arena, const struct mu_event_record *event, Muster__V1__Event *pb,

@@ -177,6 +177,33 @@ void mu_balance_leaves(uint32_t leaves, uint32_t world, const struct mu_balance_
         fill_aligned(&p, from_bits(time_bits), ret_counts);
 }
 
+uint32_t mu_balance_run_count(uint32_t world, const uint32_t *counts)
+{
+    uint32_t runs = 0;
+    for (uint32_t i = 0; i < world; i++)
+        runs += i == 0 || counts[i] != counts[i - 1];
+    return runs;
+}
+
+void mu_balance_leaves_in_runs(uint32_t leaves, uint32_t world, const struct mu_balance_rank *ranks, uint32_t runs_max,
+                               struct mu_balance_rank *blocks, uint32_t *ret_counts)
+{
+    double mean = mean_seconds(world, ranks);
+    mu_balance_leaves(leaves, world, ranks, ret_counts);
+    for (uint32_t block_count = runs_max / 2; mu_balance_run_count(world, ret_counts) > runs_max; block_count /= 2) {
+        uint32_t size = block_count > 0 ? (world + block_count - 1) / block_count : world;
+        for (uint32_t first = 0; first < world; first += size) {
+            uint32_t end = world - first < size ? world : first + size;
+            double slowest = 0;
+            for (uint32_t i = first; i < end; i++)
+                slowest = slope_of(&ranks[i], mean) > slowest ? slope_of(&ranks[i], mean) : slowest;
+            for (uint32_t i = first; i < end; i++)
+                blocks[i] = (struct mu_balance_rank){.seconds_per_leaf = block_count > 0 ? slowest : 0};
+        }
+        mu_balance_leaves(leaves, world, blocks, ret_counts); /* none measured: two runs at most */
+    }
+}
+
 double mu_balance_seconds(uint32_t world, const struct mu_balance_rank *ranks, const uint32_t *counts)
 {
     double mean = mean_seconds(world, ranks), slowest = 0.0;

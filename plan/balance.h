@@ -29,6 +29,12 @@ enum {
  * or NaN count as not measured. Bounds that leave too little room (sum of leaves_max < leaves) are all ignored. */
 void mu_balance_leaves(uint32_t leaves, uint32_t world, const struct mu_balance_rank *ranks, uint32_t *ret_counts);
 
+/* The same with at most runs_max (at least 2) runs of neighbours with equal counts. Where the speeds ask for more,
+ * neighbours are taken together in blocks, each as fast as its slowest rank; the last resort are equal counts. */
+void mu_balance_leaves_in_runs(uint32_t leaves, uint32_t world, const struct mu_balance_rank *ranks, uint32_t runs_max,
+                               struct mu_balance_rank *blocks, uint32_t *ret_counts); /* blocks: room for [world] */
+uint32_t mu_balance_run_count(uint32_t world, const uint32_t *counts);
+
 /* Seconds until the slowest rank has computed its leaves; ranks without a measurement are taken at the mean. 0 when
  * none has one. */
 double mu_balance_seconds(uint32_t world, const struct mu_balance_rank *ranks, const uint32_t *counts);

@@ -17,7 +17,7 @@
 #include "plan/reshard.h"
 
 enum {
-    MU_PROTOCOL_VERSION = 2,
+    MU_PROTOCOL_VERSION = 3,
     MU_WORKER_NAME_SIZE = 64, /* with the terminating 0; same characters as a job name */
     MU_ADDRESS_SIZE = 256,    /* data-plane address as its owner reports it */
     MU_TEXT_SIZE = 256,       /* reasons and errors shown to people */
@@ -25,7 +25,8 @@ enum {
     MU_PEERS_MAX = 256,  /* most peers named in one Assign: neighbours (plan/layout.h) and partners of moves */
     MU_MOVES_MAX = 8192, /* most moves named in one Assign */
     MU_COUNTED_REPLICAS_MAX =
-        1024, /* up to here leaf counts are free per replica; above they are equal (first replicas one more) */
+        1024, /* up to here leaf counts follow the speeds; above they are equal (first replicas one more) */
+    MU_LEAF_RUNS_MAX = 64, /* most runs of replicas with equal counts (plan/balance.h): an Assign names runs */
 };
 
 /* Outcome of the step reduction of the update from `step` to `step` + 1: the same on every rank that has it. */
@@ -247,7 +248,7 @@ struct mu_assign {
     uint32_t rank;
     uint64_t start_step;
     uint8_t secret[32];          /* for the data plane's hand-shake, this generation only */
-    const uint32_t *leaf_counts; /* [dp], or NULL: equal */
+    const uint32_t *leaf_counts; /* [dp] in at most MU_LEAF_RUNS_MAX runs, or NULL: equal */
     const struct mu_peer *peers; /* mu_layout_neighbours and partners of moves, ascending rank */
     uint32_t peer_count;
     enum mu_state_source source;

@@ -93,24 +93,39 @@ static enum mu_status put_moves(struct mu_wire_arena *arena, const struct mu_ass
     return MU_OK;
 }
 
+static enum mu_status put_leaf_counts(struct mu_wire_arena *arena, const struct mu_assign *assign,
+                                      Muster__V1__Assign *pb, struct mu_error *err)
+{
+    uint32_t *runs = mu_wire_arena_alloc(arena, 2 * MU_LEAF_RUNS_MAX * sizeof *runs), count = 0;
+    if (!runs)
+        return no_memory(err);
+    for (uint32_t d = 0; d < assign->layout.dp; d++) {
+        bool same = count > 0 && runs[2 * count - 1] == assign->leaf_counts[d];
+        if (!same && count == MU_LEAF_RUNS_MAX)
+            return mu_fail(err, MU_ERR_LIMIT, "Assign.leaf_runs: more than %d runs of equal leaf counts",
+                           MU_LEAF_RUNS_MAX);
+        if (!same) {
+            runs[2 * count] = 0;
+            runs[2 * count++ + 1] = assign->leaf_counts[d];
+        }
+        runs[2 * count - 2]++;
+    }
+    pb->n_leaf_runs = 2 * count;
+    pb->leaf_runs = runs;
+    return MU_OK;
+}
+
 static enum mu_status put_assign(struct mu_wire_arena *arena, const struct mu_assign *assign, struct parts *parts,
                                  struct mu_error *err)
 {
-    if (assign->peer_count > MU_PEERS_MAX || assign->move_count > MU_MOVES_MAX ||
-        (assign->leaf_counts && assign->layout.dp > MU_COUNTED_REPLICAS_MAX))
-        return mu_fail(err, MU_ERR_LIMIT,
-                       "Assign: %u peers, %u moves, %u replicas: at most %d, %d, and %d with leaf counts",
-                       assign->peer_count, assign->move_count, assign->layout.dp, MU_PEERS_MAX, MU_MOVES_MAX,
-                       MU_COUNTED_REPLICAS_MAX);
+    if (assign->peer_count > MU_PEERS_MAX || assign->move_count > MU_MOVES_MAX)
+        return mu_fail(err, MU_ERR_LIMIT, "Assign: %u peers, %u moves: at most %d and %d", assign->peer_count,
+                       assign->move_count, MU_PEERS_MAX, MU_MOVES_MAX);
     Muster__V1__Assign *pb = &parts->assign;
     muster__v1__assign__init(pb);
     pb->rank = assign->rank;
     pb->start_step = assign->start_step;
     pb->secret = (ProtobufCBinaryData){.len = sizeof assign->secret, .data = (uint8_t *)assign->secret};
-    if (assign->leaf_counts) {
-        pb->n_leaf_counts = assign->layout.dp;
-        pb->leaf_counts = (uint32_t *)assign->leaf_counts;
-    }
     pb->n_peers = assign->peer_count;
     pb->peers = parts->peer_pointers;
     pb->source = (Muster__V1__StateSource)((int)assign->source + 1);
@@ -121,7 +136,8 @@ static enum mu_status put_assign(struct mu_wire_arena *arena, const struct mu_as
     pb->checkpoint = assign->checkpoint;
     pb->command_base = assign->command_base;
     enum mu_status status = MU_OK;
-    if ((status = mu_wire_layout_to_pb(arena, &assign->layout, "Assign.layout", &pb->layout, err)) ||
+    if ((assign->leaf_counts && (status = put_leaf_counts(arena, assign, pb, err))) ||
+        (status = mu_wire_layout_to_pb(arena, &assign->layout, "Assign.layout", &pb->layout, err)) ||
         (status = mu_wire_put_string(assign->checkpoint_dir, MU_WIRE_TEXT, "Assign.checkpoint_dir",
                                      sizeof assign->checkpoint_dir, &pb->checkpoint_dir, err)) ||
         (status = put_moves(arena, assign, pb, err)))
@@ -273,21 +289,37 @@ static enum mu_status get_welcome(struct mu_wire_arena *arena, const Muster__V1_
     return mu_wire_spec_from_pb(pb->spec, spec, err);
 }
 
-static enum mu_status get_leaf_counts(const Muster__V1__Assign *pb, struct mu_assign *out, struct mu_error *err)
+/* The counts lie in the arena, like all that was unpacked. */
+static enum mu_status get_leaf_counts(struct mu_wire_arena *arena, const Muster__V1__Assign *pb, struct mu_assign *out,
+                                      struct mu_error *err)
 {
-    if (pb->n_leaf_counts == 0)
+    uint64_t leaves = 0, replicas = 0;
+    if (pb->n_leaf_runs == 0)
         return MU_OK;
-    if (pb->n_leaf_counts != out->layout.dp || out->layout.dp > MU_COUNTED_REPLICAS_MAX)
+    if (pb->n_leaf_runs % 2 != 0 || pb->n_leaf_runs > 2 * MU_LEAF_RUNS_MAX)
+        return mu_fail(err, MU_ERR_INVALID, "Assign.leaf_runs: %zu numbers are not allowed: pairs, at most %d",
+                       pb->n_leaf_runs, MU_LEAF_RUNS_MAX);
+    for (size_t i = 0; i < pb->n_leaf_runs; i += 2) {
+        replicas += pb->leaf_runs[i];
+        leaves += (uint64_t)pb->leaf_runs[i] * pb->leaf_runs[i + 1];
+        if (pb->leaf_runs[i] == 0 || replicas > out->layout.dp || leaves > MU_LEAVES_MAX)
+            return mu_fail(err, MU_ERR_INVALID,
+                           "Assign.leaf_runs: run %zu of %u replicas with %u leaves is not allowed: %u replicas, "
+                           "%d leaves at most",
+                           i / 2, pb->leaf_runs[i], pb->leaf_runs[i + 1], out->layout.dp, MU_LEAVES_MAX);
+    }
+    if (replicas != out->layout.dp || leaves == 0)
         return mu_fail(err, MU_ERR_INVALID,
-                       "Assign.leaf_counts: %zu of them are not allowed: none, or dp (%u) up to %d", pb->n_leaf_counts,
-                       out->layout.dp, MU_COUNTED_REPLICAS_MAX);
-    uint64_t sum = 0;
-    for (size_t i = 0; i < pb->n_leaf_counts; i++)
-        sum += pb->leaf_counts[i];
-    if (sum == 0 || sum > MU_LEAVES_MAX)
-        return mu_fail(err, MU_ERR_INVALID, "Assign.leaf_counts: a sum of %llu is not allowed: 1 to %d",
-                       (unsigned long long)sum, MU_LEAVES_MAX);
-    out->leaf_counts = pb->leaf_counts; /* in the arena, like all that was unpacked */
+                       "Assign.leaf_runs: %llu replicas with %llu leaves are not allowed: %u replicas, at least 1 leaf",
+                       (unsigned long long)replicas, (unsigned long long)leaves, out->layout.dp);
+    uint32_t *counts = mu_wire_arena_alloc(arena, replicas * sizeof *counts);
+    if (!counts)
+        return no_memory(err);
+    out->leaf_counts = counts;
+    for (size_t i = 0; i < pb->n_leaf_runs; i += 2) {
+        for (uint32_t left = pb->leaf_runs[i]; left > 0; left--)
+            *counts++ = pb->leaf_runs[i + 1];
+    }
     return MU_OK;
 }
 
@@ -401,7 +433,7 @@ static enum mu_status get_assign(struct mu_wire_arena *arena, const Muster__V1__
     enum mu_status status = MU_OK;
     if ((status = get_rank_and_layout(pb, out, err)) ||
         (status = mu_wire_get_enum((int)pb->source, 1, MU_SOURCE_INIT + 1, "Assign.source", &source, err)) ||
-        (status = get_leaf_counts(pb, out, err)) || (status = get_peers(arena, pb, out, err)) ||
+        (status = get_leaf_counts(arena, pb, out, err)) || (status = get_peers(arena, pb, out, err)) ||
         (status = get_moves(arena, pb, out, err)) ||
         (status = mu_wire_get_string(pb->checkpoint_dir, MU_WIRE_TEXT, "Assign.checkpoint_dir", out->checkpoint_dir,
                                      sizeof out->checkpoint_dir, err)))

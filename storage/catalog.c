@@ -370,7 +370,8 @@ static bool read_committed(int root_fd, const char *path, const struct listed *e
         mu_manifest_free(manifest);
         return false;
     }
-    if (manifest->identity.seq != entry->seq || manifest->identity.step != entry->step ||
+    /* The name has the step as ordered: the first boundary at which all could take it may be a later one. */
+    if (manifest->identity.seq != entry->seq || manifest->identity.step < entry->step ||
         !mu_id_equal(manifest->nonce, entry->nonce)) {
         mu_fail(problem, MU_ERR_CORRUPT,
                 "'%s': its manifest is of checkpoint %" PRIu64 ", step %" PRIu64 ", and belongs to another directory",

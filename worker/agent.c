@@ -299,9 +299,12 @@ static void on_post(void *ctx, const struct mu_worker_event *event)
                 event->fed.text);
     if (event->kind == MU_WE_JOB_LOADED && event->job_loaded.status != MU_OK)
         MU_LOGE("job cannot be loaded: %s", event->job_loaded.text);
-    if (event->kind == MU_WE_PIECE && event->piece.status != MU_OK)
-        MU_LOGE("checkpoint %llu, piece %u: %s", (unsigned long long)event->piece.checkpoint, event->piece.piece,
-                event->piece.text);
+    if (event->kind == MU_WE_PIECE && event->piece.status != MU_OK) {
+        bool gone = event->piece.status == MU_ERR_NOT_FOUND; /* its directory: the checkpoint was given up meanwhile */
+        mu_log(gone ? MU_LOG_WARN : MU_LOG_ERROR, NULL, "checkpoint %llu, piece %u%s: %s",
+               (unsigned long long)event->piece.checkpoint, event->piece.piece,
+               gone ? " came too late, the checkpoint was given up" : "", event->piece.text);
+    }
     give_event(agent, &copy);
 }
 

@@ -266,6 +266,7 @@ uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_
     job->checkpoint_attempt = 0;
     interval_ordered(coord, job);
     persist_job(coord, job);
+    persist_tally(coord, job);
     persist_checkpoint(coord, record);
     for (uint32_t piece = 0; piece < writers; piece++)
         send_order(coord, job, checkpoint, &coord->workers[job->piece_slots[piece]], piece);

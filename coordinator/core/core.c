@@ -15,6 +15,7 @@ void mu_coord_config_init(struct mu_coord_config *config)
         .lost_ms = 6000,
         .reattach_grace_ms = 1000,
         .settle_ms = 200,
+        .rebalance_ms = 10000,
         .prepare_limit_ms = 60000,
         .hang_floor_ms = 30000,
         .link_retry_ms = 10000,
@@ -165,6 +166,15 @@ static void tick(struct mu_coord *coord)
         scrub_next(coord);
 }
 
+/* From the wall clock to the lease clock. (It may have begun later than they happened: ages are differences.) */
+static void date_deaths(struct mu_coord *coord)
+{
+    for (uint32_t i = 0; i < MU_DEATHS_KEPT; i++) {
+        uint64_t then = coord->deaths[i].lease_us;
+        coord->deaths[i].lease_us = lease_now(coord) - (coord->wall_us > then ? coord->wall_us - then : 0);
+    }
+}
+
 void mu_coord_start(struct mu_coord *coord, uint64_t now_us, uint64_t wall_us, const struct mu_coord_sink *sink)
 {
     coord->sink = sink;
@@ -172,6 +182,7 @@ void mu_coord_start(struct mu_coord *coord, uint64_t now_us, uint64_t wall_us, c
     coord->wall_us = wall_us;
     coord->deadline_us = UINT64_MAX;
     coord->started_us = coord->last_attach_us = lease_now(coord);
+    date_deaths(coord);
     for (uint32_t slot = 0; slot < coord->worker_high;
          slot++) { /* members of the recorded generations: may re-attach until then */
         struct worker *worker = &coord->workers[slot];

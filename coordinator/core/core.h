@@ -35,7 +35,9 @@ enum {
     MU_SUSPECT_STEPS = 16,    /* after a load: what begins to be not finite within so many is the checkpoint's fault, */
     MU_SUSPECT_REPORTS = 5,   /* when so many reports in a row say so (one such step is skipped by all and harmless) */
     MU_SUSPECT_UNPREPARED =
-        3, /* so many generations that could not be prepared from a checkpoint, with all peers there */
+        3,                 /* so many generations that could not be prepared from a checkpoint, with all peers there */
+    MU_HUNG_KEPT = 16,     /* per job: workers that were declared lost because they hang */
+    MU_DEATHS_KEPT = 4096, /* over all jobs, for the crash budgets */
     MU_CHECKPOINT_ATTEMPTS_MAX = 3, /* a checkpoint that is given up is ordered again at once until so many were */
 };
 
@@ -45,6 +47,8 @@ struct mu_coord_config {
     uint32_t heartbeat_ms, suspect_ms, lost_ms;
     uint32_t reattach_grace_ms; /* a reset stream without a second witness may come back for so long */
     uint32_t settle_ms; /* after a change in the set of workers, wait for so long for further ones before planning */
+    uint32_t rebalance_ms; /* STEPPING in stages: whether others would suit the workers' speeds is looked at so often;
+                              0: never */
     uint32_t prepare_limit_ms;             /* without progress while preparing */
     uint32_t hang_floor_ms;                /* a running worker that makes no progress for max(this, 20 steps) hangs */
     uint32_t link_retry_ms;                /* a bad link is tried again after so long */
@@ -90,6 +94,7 @@ struct mu_job_record {
     struct mu_hash128 numeric_identity, data_hash;
     struct mu_identity_parts identity_parts; /* of numeric_identity, so that a refusal can name the kernel */
     char text[MU_TEXT_SIZE];                 /* why it failed or was cancelled */
+    struct mu_stage_costs costs;             /* what its workers measured */
 };
 
 struct mu_member_record {
@@ -97,6 +102,7 @@ struct mu_member_record {
     struct mu_id incarnation;
     char address[MU_ADDRESS_SIZE];
     uint32_t leaf_count;
+    uint64_t layer_ns; /* measured time of a leaf in one layer before this generation; 0: not known */
 };
 
 /* Moves are not recorded: they matter only until Go, and a generation without Go is not resumed after a restart. Its
@@ -141,11 +147,13 @@ struct mu_checkpoint_record {
     uint64_t size_bytes;
     char dir[MU_PATH_SIZE]; /* <path>/<seq>-<step as ordered>-<nonce>, final, chosen at the intent; the manifest has the
                                exact step */
-    char text[MU_TEXT_SIZE]; /* why it is BAD */
-    uint32_t attempt;        /* INTENT: how many were given up and ordered again before it */
-    struct mu_layout layout; /* INTENT: of its pieces; else zero: what is committed fits any layout. dp = 0 in an
-                                intent: recorded before there were layouts: tp = pp = 1, dp = piece_count */
-    uint32_t piece_count;    /* INTENT: mu_layout_working(&layout) */
+    char text[MU_TEXT_SIZE];    /* why it is BAD */
+    uint32_t attempt;           /* INTENT: how many were given up and ordered again before it */
+    uint32_t unprepared;        /* generations that could not be prepared from it, through no peer's fault */
+    uint64_t failed_generation; /* the last of them */
+    struct mu_layout layout;    /* INTENT: of its pieces; else zero: what is committed fits any layout. dp = 0 in an
+                                   intent: recorded before there were layouts: tp = pp = 1, dp = piece_count */
+    uint32_t piece_count;       /* INTENT: mu_layout_working(&layout) */
     const struct mu_piece_record *pieces;
 };
 
@@ -153,6 +161,32 @@ struct mu_worker_record {
     char name[MU_WORKER_NAME_SIZE];
     bool quarantined, draining;
     char reason[MU_TEXT_SIZE];
+};
+
+/* What was counted and measured of a job, where a decision rests on it or people are shown it. Written with the records
+ * that a change comes with; a restarted coordinator goes on from it. */
+struct mu_tally_record {
+    struct mu_id job_uid;
+    char job[MU_JOB_NAME_SIZE];
+    uint64_t workers_lost, generations, replayed_steps;
+    uint64_t suspect, suspect_step; /* the checkpoint that the state was loaded from not long ago; 0: none */
+    uint32_t unfinite_reports;
+    struct {
+        uint64_t steps, told_steps, base, worker_us;
+        double cost_s, write_s, failure_s, stall_s, slow_s, step_s;
+        char reason[MU_TEXT_SIZE];
+    } interval;                      /* see interval.c */
+    uint32_t hung_count;             /* ever */
+    struct mu_id hung[MU_HUNG_KEPT]; /* the newest of them, by number modulo */
+};
+
+/* One loss of a worker, for the crash budget of its name. Times are of the wall clock: no other one outlives the
+ * process. It decides about nothing but quarantine, and a clock that was set back makes deaths older than it count as
+ * of now. */
+struct mu_death_record {
+    uint64_t number; /* 0, 1, ... over all jobs; the key is this modulo MU_DEATHS_KEPT */
+    uint64_t name_hash, wall_us;
+    struct mu_id incarnation; /* who is found missing again after a restart dies only once */
 };
 
 enum mu_event_severity { MU_EVENT_INFO, MU_EVENT_WARNING, MU_EVENT_ERROR };
@@ -173,11 +207,14 @@ enum mu_record_kind {
     MU_RECORD_GENERATION,
     MU_RECORD_CHECKPOINT,
     MU_RECORD_WORKER,
+    MU_RECORD_TALLY,
+    MU_RECORD_DEATH,
     MU_RECORD_EVENT,
     MU_RECORD_KIND_COUNT
 };
 
-/* Keys: JOB, GENERATION by job name; CHECKPOINT by (job name, number); WORKER by name; EVENT by number. A put replaces.
+/* Keys: JOB, GENERATION, TALLY by job name; DEATH by number modulo MU_DEATHS_KEPT; CHECKPOINT by (job name, number);
+ * WORKER by name; EVENT by number. A put replaces.
  */
 struct mu_record {
     enum mu_record_kind kind;
@@ -186,6 +223,8 @@ struct mu_record {
         const struct mu_generation_record *generation;
         const struct mu_checkpoint_record *checkpoint;
         const struct mu_worker_record *worker;
+        const struct mu_tally_record *tally;
+        const struct mu_death_record *death;
         const struct mu_event_record *event;
     };
 };

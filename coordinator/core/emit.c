@@ -93,6 +93,7 @@ void persist_generation(struct mu_coord *coord, const struct job *job)
         memcpy(member->address, worker->address, sizeof member->address);
         member->incarnation = worker->incarnation;
         member->leaf_count = worker->leaf_count;
+        member->layer_ns = (uint64_t)(worker->seconds_per_layer * 1e9);
     }
     struct mu_generation_record record = {
         .job_uid = job->record.uid,
@@ -115,6 +116,40 @@ void persist_generation(struct mu_coord *coord, const struct job *job)
 void persist_checkpoint(struct mu_coord *coord, const struct mu_checkpoint_record *record)
 {
     persist(coord, (struct mu_record){.kind = MU_RECORD_CHECKPOINT, .checkpoint = record});
+}
+
+void persist_tally(struct mu_coord *coord, const struct job *job)
+{
+    const struct interval *in = &job->interval;
+    struct mu_tally_record record = {
+        .job_uid = job->record.uid,
+        .workers_lost = job->workers_lost,
+        .generations = job->generations,
+        .replayed_steps = job->replayed_steps,
+        .suspect = job->suspect,
+        .suspect_step = job->suspect_step,
+        .unfinite_reports = job->unfinite_reports,
+        .interval = {.steps = in->steps,
+                     .told_steps = in->told_steps,
+                     .base = in->base,
+                     .worker_us = in->worker_us,
+                     .cost_s = in->cost_s,
+                     .write_s = in->write_s,
+                     .failure_s = in->failure_s,
+                     .stall_s = in->stall_s,
+                     .slow_s = in->slow_s,
+                     .step_s = in->step_s},
+        .hung_count = job->hung_count,
+    };
+    memcpy(record.job, job->record.spec.name, sizeof record.job);
+    memcpy(record.interval.reason, in->reason, sizeof record.interval.reason);
+    memcpy(record.hung, job->hung, sizeof record.hung);
+    persist(coord, (struct mu_record){.kind = MU_RECORD_TALLY, .tally = &record});
+}
+
+void persist_death(struct mu_coord *coord, const struct mu_death_record *record)
+{
+    persist(coord, (struct mu_record){.kind = MU_RECORD_DEATH, .death = record});
 }
 
 void persist_worker(struct mu_coord *coord, const struct mu_worker_record *record)

@@ -5,7 +5,7 @@
 #include "common/mutant.h"
 #include "coordinator/core/core.h"
 
-enum { NONE = UINT32_MAX, DEATHS_KEPT = 4096, WORKER_RECORDS_MAX = 4096, HUNG_KEPT = 16 };
+enum { NONE = UINT32_MAX, WORKER_RECORDS_MAX = 4096 };
 
 /* Open-addressing map u64 -> u32 with a fixed capacity; key 0 is never used. */
 struct map {
@@ -18,6 +18,13 @@ void map_fini(struct map *map);
 uint32_t map_get(const struct map *map, uint64_t key); /* NONE: absent */
 void map_put(struct map *map, uint64_t key, uint32_t value);
 void map_remove(struct map *map, uint64_t key);
+
+/* How long a worker computed on a leaf in some stage. */
+struct stage_time {
+    uint32_t tp, layers;
+    bool embedding, head;
+    double seconds; /* 0: it was not measured */
+};
 
 struct worker {
     bool used;
@@ -49,15 +56,16 @@ struct worker {
         progress_us; /* lease clock: last sign of life; end of grace; last change of `progress` */
     uint64_t progress;
     bool waiting;
-    double seconds_per_leaf;
+    double seconds_per_leaf;  /* in this generation; 0: not measured */
+    double seconds_per_layer; /* in all of them: see speeds.c */
+    uint32_t speed_reports;   /* of this generation */
+    struct stage_time before; /* of the last generation in which it was measured */
     struct mu_timing_view timings[MU_TIMINGS_KEPT]; /* ring */
     uint64_t timing_count;
     char reason[MU_TEXT_SIZE]; /* why it is draining, suspect or lost */
 };
 
 struct checkpoint {
-    uint32_t unprepared;                /* generations that could not be prepared from it, through no peer's fault */
-    uint64_t failed_generation;         /* the last of them */
     bool unreadable;                    /* when it was last to be re-read; told */
     uint64_t scrub_due_us;              /* lease clock: to be re-read then; 0: at once */
     struct mu_checkpoint_record record; /* pieces point to the job's `pieces` while it is the open intent */
@@ -132,6 +140,11 @@ struct job {
     uint64_t feed_until_us;             /* PARKING: their ends are waited for until then; 0: not */
     bool regroup_for_leaving;           /* then, whatever the new plan would be */
 
+    uint64_t look_us;         /* lease clock: not before, whether other stages would pay */
+    uint32_t quiet_looks;     /* looks in this generation that found nothing */
+    uint64_t change_begun_us; /* lease clock: when the change of generation under way began; 0: none is */
+    double change_s;          /* how long the last one took; 0: not known */
+
     uint64_t steps_done, replayed_steps;
     uint64_t progress_us; /* lease clock: when steps_done last grew, or Go */
     struct mu_step_result result;
@@ -161,7 +174,7 @@ struct job {
     struct bad_link bad_links[MU_BAD_LINKS_MAX];
     uint32_t bad_link_count;
 
-    struct mu_id hung[HUNG_KEPT]; /* ring: declared lost because they hang; never taken in again */
+    struct mu_id hung[MU_HUNG_KEPT]; /* ring: declared lost because they hang; never taken in again */
     uint32_t hung_count;
 };
 
@@ -188,8 +201,10 @@ struct mu_coord {
     struct mu_worker_record worker_records[WORKER_RECORDS_MAX];
     uint32_t worker_record_count;
     struct {
-        uint64_t name_hash, lease_us;
-    } deaths[DEATHS_KEPT]; /* ring */
+        struct mu_id incarnation;
+        uint64_t name_hash;   /* 0: none, or lifted */
+        uint64_t lease_us;    /* until the start: wall clock */
+    } deaths[MU_DEATHS_KEPT]; /* ring */
     uint64_t death_count;
 
     struct mu_id scrub_job; /* uid of the job whose checkpoint is being re-read */
@@ -223,6 +238,8 @@ void reject(struct mu_coord *coord, uint64_t session, enum mu_reject_reason reas
 void persist_job(struct mu_coord *coord, const struct job *job);
 void persist_generation(struct mu_coord *coord, const struct job *job);
 void persist_checkpoint(struct mu_coord *coord, const struct mu_checkpoint_record *record);
+void persist_tally(struct mu_coord *coord, const struct job *job);
+void persist_death(struct mu_coord *coord, const struct mu_death_record *record);
 void persist_worker(struct mu_coord *coord, const struct mu_worker_record *record);
 void event(struct mu_coord *coord, enum mu_event_severity severity, const char *kind, const struct job *job,
            const struct worker *worker, const char *fmt, ...) MU_PRINTF(6, 7);
@@ -362,6 +379,12 @@ void interval_report(struct mu_coord *coord, struct job *job, const struct worke
                      const struct mu_step_report *report);
 void interval_ordered(struct mu_coord *coord, struct job *job);
 void interval_committed(struct mu_coord *coord, struct job *job);
+
+/* speeds.c */
+void speeds_report(struct mu_coord *coord, struct job *job, struct worker *worker, const struct mu_step_report *report);
+void speeds_end(struct mu_coord *coord, struct job *job);   /* before members and layout of a generation go */
+void speeds_begin(struct mu_coord *coord, struct job *job); /* a generation goes */
+bool speeds_change_pays(const struct job *job, const struct mu_plan *plan);
 
 /* requests.c */
 void on_submit(struct mu_coord *coord, uint64_t cookie, const struct mu_job_spec *spec);

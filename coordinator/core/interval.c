@@ -4,7 +4,8 @@
  * the boundary, plus what steps took longer while it was written), and the mean time between failures of the job (the
  * losses of its workers over the time that they worked; as long as nothing was lost, one loss in PRIOR_WORKER_S is
  * taken). It is never shorter than writing one takes. Chosen anew after each commit; before the first one, of which
- * nothing is known, FIRST_S pass. All since the coordinator started, on the lease clock. */
+ * nothing is known, FIRST_S pass. On the lease clock; what was measured is recorded with each choice
+ * (persist_tally), so a restart forgets none of it. */
 #include "coordinator/core/internal.h"
 
 #include "plan/young.h"
@@ -86,7 +87,7 @@ static void choose(struct mu_coord *coord, struct job *job)
         interval_s = in->write_s;
     uint64_t steps = steps_in(job, interval_s);
     if (steps == 0)
-        return; /* no step was timed since the coordinator started */
+        return; /* no step was timed yet */
     in->steps = steps;
     char loss[64];
     if (job->workers_lost)
@@ -99,6 +100,7 @@ static void choose(struct mu_coord *coord, struct job *job)
                 in->cost_s, in->write_s, by_write ? ", the least" : "", world, world == 1 ? " fails" : "s fail",
                 in->failure_s / 3600, loss);
     tell(coord, job);
+    persist_tally(coord, job);
 }
 
 void interval_report(struct mu_coord *coord, struct job *job, const struct worker *worker,

@@ -219,6 +219,7 @@ static void arrive(struct mu_coord *coord, struct job *job, struct worker *worke
 static void await_still(struct mu_coord *coord, struct job *job, const struct mu_coord_message *notify)
 {
     set_phase(coord, job, MU_JP_PARKING);
+    job->change_begun_us = lease_now(coord);
     job->arrived = 0;
     job->settle_until_us = 0;
     for (uint32_t rank = 0; rank < job->world; rank++) {
@@ -286,6 +287,7 @@ static uint32_t leaves_of_rank(const struct job *job, const struct mu_plan *plan
 /* Old members step back; new ones take their ranks. Slots of the lost are free from here on. */
 static void install_members(struct mu_coord *coord, struct job *job, const struct mu_plan *plan)
 {
+    speeds_end(coord, job);
     for (uint32_t rank = 0; rank < job->world; rank++) {
         struct worker *worker = member_at(coord, job, rank);
         if (!worker)
@@ -307,6 +309,8 @@ static void install_members(struct mu_coord *coord, struct job *job, const struc
         worker->rank = rank;
         worker->arrived = false;
         worker->leaf_count = leaves_of_rank(job, plan, rank);
+        worker->seconds_per_leaf = 0;
+        worker->speed_reports = 0;
         worker->source = planned->source;
         worker->accuser = NONE;
         worker->progress_us = lease_now(coord);
@@ -366,6 +370,7 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     set_phase(coord, job, MU_JP_PREPARING);
     persist_job(coord, job);
     persist_generation(coord, job);
+    persist_tally(coord, job);
     for (uint32_t rank = 0; rank < job->world; rank++)
         send_assign(coord, job, member_at(coord, job, rank));
     for (uint32_t rank = mu_layout_working(&job->layout); MU_MUTANT(MU_MUT_FREE_IDLE_EARLY) && rank < job->world;
@@ -373,18 +378,26 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
         send_release(coord, member_at(coord, job, rank), 0, "");
 }
 
-/* More workers have come than the last plan could choose from: a change is worth it only for a larger world. Who is new
- * in it, or in the place of who leaves, gets its state first. */
+/* More workers have come than the last plan could choose from, somebody is to leave, or some are slow: a change is
+ * worth it only for a larger world, without those that leave, or for stages that save more than it takes. Who is new in
+ * it, or in the place of who leaves, gets its state first. */
 static void trial_planned(struct mu_coord *coord, struct job *job, const struct mu_plan *plan, const uint8_t *secret)
 {
     job->trial_ticket = 0;
     if (job->phase != MU_JP_STEPPING || job->arrived > 0)
         return;
-    bool larger = plan->status == MU_OK && mu_layout_working(&plan->layout) > mu_layout_working(&job->layout);
-    if (!larger && !job->regroup_for_leaving)
-        return;
-    if (plan->status != MU_OK || !feed_begin(coord, job, plan, secret))
+    bool good = plan->status == MU_OK;
+    bool larger = good && mu_layout_working(&plan->layout) > mu_layout_working(&job->layout);
+    if (larger || job->regroup_for_leaving) {
+        if (!good || !feed_begin(coord, job, plan, secret))
+            regroup(coord, job);
+    } else if (good && speeds_change_pays(job, plan)) {
+        event(coord, MU_EVENT_INFO, "layers_moved", job, NULL,
+              "workers of some stages are slower than those of others: layers move to the faster ones, which saves "
+              "%.1f ms of each step",
+              plan->saved_s * 1e3);
         regroup(coord, job);
+    }
 }
 
 /* Somebody is to leave: at once, unless another one gets his place and its state before. */
@@ -496,11 +509,13 @@ static void go(struct mu_coord *coord, struct job *job)
     drop_moves(job);
     job->record.state = MU_JOB_RUNNING;
     set_phase(coord, job, MU_JP_STEPPING);
+    speeds_begin(coord, job);
     job->progress_us = lease_now(coord);
     persist_job(coord, job);
     persist_generation(coord, job);
     struct checkpoint *start = find_checkpoint(job, job->plan_checkpoint);
     suspect_go(coord, job);
+    persist_tally(coord, job);
     bool loaded = start != NULL; /* by all: then every byte of it was read and verified */
     for (uint32_t rank = 0; rank < job->world; rank++) {
         struct worker *worker = member_at(coord, job, rank);

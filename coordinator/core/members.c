@@ -234,10 +234,9 @@ static bool holds_state(const struct job *job, const struct mu_hello *hello)
 {
     bool superseded = job->go && hello->status.generation != job->record.generation;
     bool worthless = hello->status.held.step == 0 && hello->status.phase == MU_PHASE_PARKED;
-    if (!claims_membership(hello) || superseded || hello->status.generation > job->record.generation ||
-        !hello->status.held.has_state || worthless)
+    if (!claims_membership(hello) || superseded || !hello->status.held.has_state || worthless)
         return false;
-    for (uint32_t i = 0; i < HUNG_KEPT; i++) {
+    for (uint32_t i = 0; i < MU_HUNG_KEPT; i++) {
         if (mu_id_equal(job->hung[i], hello->incarnation))
             return false;
     }
@@ -264,6 +263,14 @@ static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const s
     }
     if (!mu_id_is_zero(hello->job_uid) && !mu_id_equal(hello->job_uid, job->record.uid)) {
         reject(coord, session, MU_REJECT_JOB_OVER, "job '%s' was replaced by a new job of that name", hello->job);
+        return NULL;
+    }
+    if (hello->status.generation >
+        job->record.generation) { /* nothing is told before it is recorded: so records are lost */
+        reject(coord, session, MU_REJECT_BUSY,
+               "worker '%s' stands in generation %llu, this coordinator has given no newer one than %llu: its data "
+               "directory is an old copy; restore it with: muster snapshot restore --epoch",
+               hello->name, (unsigned long long)hello->status.generation, (unsigned long long)job->record.generation);
         return NULL;
     }
     struct mu_error err;
@@ -443,12 +450,6 @@ static void on_step(struct mu_coord *coord, struct worker *worker, const struct 
     timing->generation = job->record.generation;
     timing->rank = worker->rank;
     timing->report = *report;
-    if (report->leaf_count > 0) {
-        double seconds =
-            (double)(report->data_us + report->forward_us + report->backward_us) * 1e-6 / report->leaf_count;
-        worker->seconds_per_leaf =
-            worker->seconds_per_leaf > 0 ? 0.8 * worker->seconds_per_leaf + 0.2 * seconds : seconds;
-    }
     if (report->steps_done > job->steps_done || !job->has_result) {
         job->steps_done = report->steps_done;
         job->progress_us = lease_now(coord);
@@ -462,6 +463,7 @@ static void on_step(struct mu_coord *coord, struct worker *worker, const struct 
         job->seconds_per_step = (double)report->total_us * 1e-6 / report->step_count;
     }
     interval_report(coord, job, worker, report);
+    speeds_report(coord, job, worker, report);
     if (job->phase == MU_JP_STEPPING)
         checkpoint_policy(coord, job);
 }
@@ -614,10 +616,15 @@ static void count_death(struct mu_coord *coord, const struct job *job, const str
     uint64_t hash = name_key(worker->name), now = lease_now(coord),
              window_us = (uint64_t)coord->config.crash_window_ms * 1000;
     uint32_t count = 1;
-    for (uint32_t i = 0; i < DEATHS_KEPT; i++)
+    for (uint32_t i = 0; i < MU_DEATHS_KEPT; i++)
         count += coord->deaths[i].name_hash == hash && now - coord->deaths[i].lease_us < window_us;
-    coord->deaths[coord->death_count % DEATHS_KEPT].name_hash = hash;
-    coord->deaths[coord->death_count++ % DEATHS_KEPT].lease_us = now;
+    coord->deaths[coord->death_count % MU_DEATHS_KEPT].name_hash = hash;
+    coord->deaths[coord->death_count % MU_DEATHS_KEPT].lease_us = now;
+    coord->deaths[coord->death_count % MU_DEATHS_KEPT].incarnation = worker->incarnation;
+    persist_death(coord, &(struct mu_death_record){.number = coord->death_count++,
+                                                   .name_hash = hash,
+                                                   .wall_us = coord->wall_us,
+                                                   .incarnation = worker->incarnation});
     if (count <= coord->config.crash_limit)
         return;
     struct mu_worker_record *record = note_worker(coord, worker->name);
@@ -629,6 +636,16 @@ static void count_death(struct mu_coord *coord, const struct job *job, const str
     persist_worker(coord, record);
     event(coord, MU_EVENT_ERROR, "worker_quarantined", job, worker,
           "worker %s quarantined (%s); lift it with: muster undrain %s", worker->name, record->reason, worker->name);
+}
+
+/* A member of the recorded generation that was lost before the coordinator's restart already. */
+static bool died_before(const struct mu_coord *coord, const struct worker *worker)
+{
+    for (uint32_t i = 0; worker->awaited && i < MU_DEATHS_KEPT; i++) {
+        if (coord->deaths[i].name_hash && mu_id_equal(coord->deaths[i].incarnation, worker->incarnation))
+            return true;
+    }
+    return false;
 }
 
 void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt, ...)
@@ -647,9 +664,11 @@ void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt
     }
     worker->lost = true;
     count_ready(coord, worker);
-    job->workers_lost++;
+    bool counted = died_before(coord, worker);
+    job->workers_lost += !counted;
+    persist_tally(coord, job);
     event(coord, MU_EVENT_WARNING, "worker_lost", job, worker, "worker %s lost (%s)", worker->name, why);
-    if (!worker->draining)
+    if (!worker->draining && !counted)
         count_death(coord, job, worker);
     checkpoint_writer_lost(coord, job, worker);
     if (worker->rank != NONE)
@@ -707,7 +726,7 @@ static void check_lease(struct mu_coord *coord, struct worker *worker)
     } else if (age_us > (uint64_t)coord->config.lost_ms * 1000) {
         declare_lost(coord, worker, "no sign of life for %.1f s", (double)age_us * 1e-6);
     } else if (is_hanging(coord, job, worker)) {
-        job->hung[job->hung_count++ % HUNG_KEPT] = worker->incarnation;
+        job->hung[job->hung_count++ % MU_HUNG_KEPT] = worker->incarnation;
         declare_lost(coord, worker, "alive but no progress for %.1f s at step %llu",
                      (double)(now - worker->progress_us) * 1e-6, (unsigned long long)worker->status.held.step);
     } else if (age_us > (uint64_t)coord->config.suspect_ms * 1000 && !worker->suspect) {

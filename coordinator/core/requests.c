@@ -23,6 +23,9 @@ static void forget_old_job(struct mu_coord *coord, struct job *job)
     memcpy(generation.job, job->record.spec.name, sizeof generation.job);
     emit(coord, &(struct mu_coord_action){.kind = MU_CA_FORGET,
                                           .record = {.kind = MU_RECORD_GENERATION, .generation = &generation}});
+    struct mu_tally_record tally = {0};
+    memcpy(tally.job, job->record.spec.name, sizeof tally.job);
+    emit(coord, &(struct mu_coord_action){.kind = MU_CA_FORGET, .record = {.kind = MU_RECORD_TALLY, .tally = &tally}});
 }
 
 /* The table is full: the job that ended longest ago makes room. NULL: all are active. */
@@ -177,9 +180,13 @@ static void undrain(struct mu_coord *coord, const struct mu_coord_event *request
     emit(coord,
          &(struct mu_coord_action){.kind = MU_CA_FORGET, .record = {.kind = MU_RECORD_WORKER, .worker = record}});
     uint64_t hash = mu_xxh3_64(record->name, strlen(record->name), 1) | 1;
-    for (uint32_t i = 0; i < DEATHS_KEPT; i++) {
-        if (coord->deaths[i].name_hash == hash)
-            coord->deaths[i].name_hash = 0;
+    for (uint32_t i = 0; i < MU_DEATHS_KEPT; i++) {
+        if (coord->deaths[i].name_hash != hash)
+            continue;
+        coord->deaths[i].name_hash = 0;
+        emit(coord, &(struct mu_coord_action){
+                        .kind = MU_CA_FORGET,
+                        .record = {.kind = MU_RECORD_DEATH, .death = &(struct mu_death_record){.number = i}}});
     }
     event(coord, MU_EVENT_INFO, "worker_undrained", NULL, NULL, "worker %s may attach again", record->name);
     struct worker *worker = find_worker(coord, record->name);

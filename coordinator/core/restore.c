@@ -80,6 +80,7 @@ static enum mu_status restore_generation(struct mu_coord *coord, const struct mu
         memcpy(worker->address, member->address, sizeof worker->address);
         worker->rank = rank;
         worker->leaf_count = member->leaf_count;
+        worker->seconds_per_layer = (double)member->layer_ns * 1e-9;
         worker->status.phase = record->go ? MU_PHASE_RUNNING : MU_PHASE_PREPARING;
         worker->status.generation = record->generation;
         worker->status.rank = rank;
@@ -123,6 +124,47 @@ static enum mu_status restore_checkpoint(struct mu_coord *coord, const struct mu
     return MU_OK;
 }
 
+static enum mu_status restore_tally(struct mu_coord *coord, const struct mu_tally_record *record, struct mu_error *err)
+{
+    struct job *job = find_job(coord, record->job);
+    if (!job)
+        return mu_fail(err, MU_ERR_CORRUPT, "a tally belongs to an unknown job '%s'", record->job);
+    if (!mu_id_equal(job->record.uid, record->job_uid) || MU_MUTANT(MU_MUT_FORGET_TALLY))
+        return MU_OK; /* of an earlier job of that name */
+    job->workers_lost = record->workers_lost;
+    job->generations = record->generations;
+    job->replayed_steps = record->replayed_steps;
+    job->suspect = record->suspect;
+    job->suspect_step = record->suspect_step;
+    job->unfinite_reports = record->unfinite_reports;
+    job->interval = (struct interval){.steps = record->interval.steps,
+                                      .told_steps = record->interval.told_steps,
+                                      .base = record->interval.base,
+                                      .worker_us = record->interval.worker_us,
+                                      .cost_s = record->interval.cost_s,
+                                      .write_s = record->interval.write_s,
+                                      .failure_s = record->interval.failure_s,
+                                      .stall_s = record->interval.stall_s,
+                                      .slow_s = record->interval.slow_s,
+                                      .step_s = record->interval.step_s};
+    memcpy(job->interval.reason, record->interval.reason, sizeof job->interval.reason);
+    job->hung_count = record->hung_count;
+    memcpy(job->hung, record->hung, sizeof job->hung);
+    return MU_OK;
+}
+
+/* Its age becomes known at the start, which brings the time. */
+static void restore_death(struct mu_coord *coord, const struct mu_death_record *record)
+{
+    if (MU_MUTANT(MU_MUT_FORGET_DEATHS))
+        return;
+    coord->deaths[record->number % MU_DEATHS_KEPT].name_hash = record->name_hash;
+    coord->deaths[record->number % MU_DEATHS_KEPT].lease_us = record->wall_us;
+    coord->deaths[record->number % MU_DEATHS_KEPT].incarnation = record->incarnation;
+    if (record->number >= coord->death_count)
+        coord->death_count = record->number + 1;
+}
+
 enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *record, struct mu_error *err)
 {
     struct mu_worker_record *worker;
@@ -139,6 +181,11 @@ enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *
             return mu_fail(err, MU_ERR_LIMIT, "more than %d drained or quarantined workers are recorded",
                            WORKER_RECORDS_MAX);
         *worker = *record->worker;
+        return MU_OK;
+    case MU_RECORD_TALLY:
+        return restore_tally(coord, record->tally, err);
+    case MU_RECORD_DEATH:
+        restore_death(coord, record->death);
         return MU_OK;
     case MU_RECORD_EVENT:
         if (record->event->number > coord->last_event && !MU_MUTANT(MU_MUT_REUSE_EVENT_NUMBER))

@@ -33,6 +33,7 @@ static void discard(struct mu_coord *coord, struct job *job, const char *why)
     uint64_t suspect = job->suspect;
     job->suspect = 0;
     job->unfinite_reports = 0;
+    persist_tally(coord, job);
     if (job->intent)
         abandon_checkpoint(coord, job, "the state that it is of is not finite", false);
     for (uint32_t i = 0; i < job->checkpoint_count; i++) {
@@ -46,21 +47,25 @@ static void discard(struct mu_coord *coord, struct job *job, const char *why)
 }
 
 /* A report may sum up several short steps: its result is the newest one's, and what is wrong with it began in any. */
+static void judge_result(struct job *job, uint32_t step_count)
+{
+    bool proved = job->steps_done > job->suspect_step + MU_SUSPECT_STEPS;
+    bool late = job->unfinite_reports == 0 && job->steps_done > job->suspect_step + MU_SUSPECT_STEPS + step_count;
+    job->unfinite_reports = job->result.finite || late ? 0 : job->unfinite_reports + 1;
+    if (job->result.finite ? proved : late)
+        job->suspect = 0; /* it has proved itself, or what is wrong began too late to be its fault */
+}
+
 void suspect_result(struct mu_coord *coord, struct job *job, uint32_t step_count)
 {
     if (job->suspect == 0 || job->phase != MU_JP_STEPPING)
         return;
-    if (job->result.finite) {
-        job->unfinite_reports = 0;
-        if (job->steps_done > job->suspect_step + MU_SUSPECT_STEPS)
-            job->suspect = 0; /* it has proved itself */
-        return;
-    }
-    if (job->unfinite_reports == 0 && job->steps_done > job->suspect_step + MU_SUSPECT_STEPS + step_count) {
-        job->suspect = 0; /* began too late to be its fault */
-        return;
-    }
-    if (++job->unfinite_reports < MU_SUSPECT_REPORTS)
+    uint64_t suspect = job->suspect;
+    uint32_t before = job->unfinite_reports;
+    judge_result(job, step_count);
+    if (job->suspect != suspect || job->unfinite_reports != before)
+        persist_tally(coord, job);
+    if (job->unfinite_reports < MU_SUSPECT_REPORTS)
         return;
     char why[MU_TEXT_SIZE];
     format_into(
@@ -87,13 +92,15 @@ void suspect_unprepared(struct mu_coord *coord, struct job *job, const struct wo
     struct checkpoint *checkpoint =
         worker->source == MU_SOURCE_CHECKPOINT ? find_checkpoint(job, job->plan_checkpoint) : NULL;
     if (!checkpoint || checkpoint->record.state != MU_CKPT_COMMITTED ||
-        checkpoint->failed_generation == job->record.generation)
+        checkpoint->record.failed_generation == job->record.generation)
         return;
-    checkpoint->failed_generation = job->record.generation;
-    if (++checkpoint->unprepared < MU_SUSPECT_UNPREPARED || !has_another(job, checkpoint->record.number))
+    checkpoint->record.failed_generation = job->record.generation;
+    checkpoint->record.unprepared++;
+    persist_checkpoint(coord, &checkpoint->record);
+    if (checkpoint->record.unprepared < MU_SUSPECT_UNPREPARED || !has_another(job, checkpoint->record.number))
         return;
     char why[MU_TEXT_SIZE];
     format_into(why, sizeof why, "%u generations could not be prepared from it, the last time: %s",
-                checkpoint->unprepared, worker->status.text);
+                checkpoint->record.unprepared, worker->status.text);
     mark_checkpoint_bad(coord, job, checkpoint->record.number, why);
 }

@@ -2,15 +2,18 @@
 """musterd as a process: options, exit codes, what it says when it cannot start, signals, SIGKILL, many idle connections, and the example
 client against it. One argument: only the tests named."""
 
+import json
 import os
+import shutil
 import signal
+import stat
 import socket
 import subprocess
 import sys
 
 import grpc
 
-from harness import BUILD, FAST, ROOT, SLOW, Cluster, Failure, api, check, main, pb, tiny_job
+from harness import BUILD, FAST, ROOT, SLOW, Cluster, Failure, api, check, main, pb, reference, tiny_job
 
 MUSTERD = os.path.join(BUILD, "coordinator/musterd")
 
@@ -146,7 +149,85 @@ def test_unknown_method_and_malformed_request_are_answered_at_once():
                   "goes on")
 
 
+
+def test_restored_snapshot_takes_back_workers_that_are_ahead():
+    """Saved early, restored late: the job goes on from what the workers hold, and no number is given twice."""
+    def muster(*args, code=0):
+        done = subprocess.run([os.path.join(BUILD, "cli/muster"), "--coordinator", cluster.address, *args], capture_output=True, text=True, timeout=30 * SLOW)
+        check(done.returncode == code, f"muster {' '.join(args)}: exit {done.returncode}: {done.stdout}{done.stderr}")
+        return done.stdout + done.stderr
+
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=600, workers__min=1))
+        for _ in range(2):
+            cluster.start_worker()
+        cluster.wait_step(10)
+        saved, store = os.path.join(cluster.dir, "saved"), os.path.join(cluster.dir, "store")
+        muster("snapshot", "save", saved)
+        check(stat.S_IMODE(os.stat(saved).st_mode) == 0o600, "others can read the snapshot")
+        before = cluster.job().generation
+        cluster.start_worker()  # two generations that the snapshot does not know
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text)
+        cluster.workers[0].kill()
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers continue" in e.text)
+        ahead = cluster.job()
+        check(ahead.generation >= before + 2, f"generation {ahead.generation} after {before}")
+        cluster.wait_step(ahead.steps_done + 20)
+        cluster.coordinator.kill(signal.SIGTERM)
+        cluster.coordinator.wait()
+        check("holds records already" in muster("snapshot", "restore", saved, "--data-dir", store, code=5), "not told")
+        cut = os.path.join(cluster.dir, "cut")
+        with open(saved, "rb") as whole, open(cut, "wb") as part:
+            part.write(whole.read()[:-5])
+        check("cut off" in muster("snapshot", "restore", cut, "--data-dir", cut + ".d", code=1), "not told")
+        shutil.rmtree(store)
+        said = muster("snapshot", "restore", saved, "--data-dir", store)
+        check("epoch 1" in said, said)
+        last = max(e.number for e in cluster.events)
+        cluster.watch_stop.set()  # numbers jump
+        cluster.start_coordinator()
+        cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done > ahead.steps_done + 20, 30, "the workers did not go on")
+        after = cluster.job()
+        check(after.generation == (1 << 40) + 1, f"generation {after.generation}")
+        events = muster("events", "-o", "json").splitlines()
+        check(all(json.loads(e)["number"] > last for e in events), "an event's number was given twice")
+        check(any("store_restored" in e for e in events), "not told")
+        cluster.wait_until(lambda: cluster.job().state == pb.JOB_STATE_FINISHED, 30, "the job did not finish")
+        check(cluster.job().weights_sha256.hex() == reference(steps=600), "the weights differ from the undisturbed run's")
+        check(cluster.job().replayed_steps == 0, "steps were done twice")
+
+
+def test_a_lost_job_is_rebuilt_from_its_checkpoints():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=400, workers__min=2))
+        for _ in range(2):
+            cluster.start_worker()
+        cluster.wait_step(60)
+        path = os.path.dirname(cluster.checkpoints()[0].dir)
+        cluster.coordinator.kill()
+        cluster.coordinator.wait()
+        for worker in cluster.workers:
+            worker.kill()
+            worker.wait()
+        store = os.path.join(cluster.dir, "store")
+        shutil.rmtree(store)
+        argv = [os.path.join(BUILD, "cli/muster"), "catalog", "rebuild", path, "--job", "tiny", "--data-dir", store]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30 * SLOW)
+        check(done.returncode == 0 and "checkpoints, the newest of step" in done.stdout, f"{done.stdout}{done.stderr}")
+        again = subprocess.run(argv, capture_output=True, text=True, timeout=30 * SLOW)
+        check(again.returncode == 5 and "has a job 'tiny' already" in again.stderr, f"{again.stdout}{again.stderr}")
+        cluster.watch_stop.set()  # events begin anew
+        cluster.start_coordinator()
+        check(cluster.job().steps_done >= 50, f"step {cluster.job().steps_done}")
+        for _ in range(2):
+            cluster.start_worker()
+        cluster.wait_until(lambda: cluster.job().state == pb.JOB_STATE_FINISHED, 30, "the job did not finish")
+        check(cluster.job().weights_sha256.hex() == reference(steps=400), "the weights differ from the undisturbed run's")
+
 if __name__ == "__main__":
     main([test_options_are_judged, test_port_and_directory_in_use_are_told, test_sigkill_loses_nothing_that_was_acknowledged,
           test_sigterm_ends_in_good_order_and_workers_go_on, test_idle_connections_do_not_keep_others_out,
-          test_unknown_method_and_malformed_request_are_answered_at_once, test_example_client_runs_a_job])
+          test_unknown_method_and_malformed_request_are_answered_at_once, test_example_client_runs_a_job,
+          test_restored_snapshot_takes_back_workers_that_are_ahead, test_a_lost_job_is_rebuilt_from_its_checkpoints])

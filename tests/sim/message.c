@@ -103,6 +103,10 @@ static size_t record_size(const struct mu_record *record)
                record->checkpoint->piece_count * sizeof *record->checkpoint->pieces;
     case MU_RECORD_WORKER:
         return sizeof *record->worker;
+    case MU_RECORD_TALLY:
+        return sizeof *record->tally;
+    case MU_RECORD_DEATH:
+        return sizeof *record->death;
     case MU_RECORD_EVENT:
         return sizeof *record->event;
     case MU_RECORD_KIND_COUNT:
@@ -134,6 +138,12 @@ struct mu_record *mu_sim_copy_record(const struct mu_record *record)
     }
     case MU_RECORD_WORKER:
         copy->worker = block_put(&block, record->worker, sizeof *record->worker);
+        break;
+    case MU_RECORD_TALLY:
+        copy->tally = block_put(&block, record->tally, sizeof *record->tally);
+        break;
+    case MU_RECORD_DEATH:
+        copy->death = block_put(&block, record->death, sizeof *record->death);
         break;
     case MU_RECORD_EVENT:
         copy->event = block_put(&block, record->event, sizeof *record->event);

@@ -50,6 +50,26 @@ static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, con
     }
 }
 
+/* What was counted goes on over restarts. */
+static void tally_durable(struct mu_sim *sim, const struct mu_tally_record *tally, const struct mu_tally_record *before)
+{
+    if (!before || !mu_id_equal(before->job_uid, tally->job_uid))
+        return;
+    if (tally->workers_lost < before->workers_lost || tally->generations < before->generations ||
+        tally->replayed_steps < before->replayed_steps || tally->hung_count < before->hung_count ||
+        tally->interval.worker_us < before->interval.worker_us)
+        mu_sim_violate(
+            sim, "the job's tally goes back: lost %" PRIu64 " to %" PRIu64 ", generations %" PRIu64 " to %" PRIu64,
+            before->workers_lost, tally->workers_lost, before->generations, tally->generations);
+}
+
+static void death_durable(struct mu_sim *sim, const struct mu_death_record *death, const struct mu_death_record *before)
+{
+    if (before)
+        mu_sim_violate(sim, "death %" PRIu64 " overwrites death %" PRIu64 ", and there is room", death->number,
+                       before->number);
+}
+
 /* ---- generations ---- */
 
 /* What those held together who are attached all the while from the decision to Go is not left behind. */
@@ -262,6 +282,12 @@ void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, c
         break;
     case MU_RECORD_CHECKPOINT:
         checkpoint_durable(sim, record->checkpoint, before ? before->checkpoint : NULL);
+        break;
+    case MU_RECORD_TALLY:
+        tally_durable(sim, record->tally, before ? before->tally : NULL);
+        break;
+    case MU_RECORD_DEATH:
+        death_durable(sim, record->death, before ? before->death : NULL);
         break;
     case MU_RECORD_EVENT:
         event_durable(sim, record->event);

@@ -42,6 +42,10 @@ static bool same_key(const struct mu_record *a, const struct mu_record *b)
         return a->checkpoint->number == b->checkpoint->number && strcmp(a->checkpoint->job, b->checkpoint->job) == 0;
     case MU_RECORD_WORKER:
         return strcmp(a->worker->name, b->worker->name) == 0;
+    case MU_RECORD_TALLY:
+        return strcmp(a->tally->job, b->tally->job) == 0;
+    case MU_RECORD_DEATH:
+        return a->death->number % MU_DEATHS_KEPT == b->death->number % MU_DEATHS_KEPT;
     case MU_RECORD_EVENT:
         return a->event->number == b->event->number;
     case MU_RECORD_KIND_COUNT:

@@ -248,6 +248,32 @@ static void test_balance_poor_leaf_numbers_are_warned_of(void **state)
     }
 }
 
+static void test_balance_in_runs_keeps_their_limit(void **state)
+{
+    (void)state;
+    enum { MANY = 1024, RUNS = 64 };
+    static struct mu_balance_rank ranks[MANY], blocks[MANY];
+    static uint32_t counts[MANY], free_counts[MANY];
+    uint64_t seed = 99;
+    for (int round = 0; round < 60; round++) {
+        uint32_t world = 1 + (uint32_t)(mu_splitmix64(&seed) % MANY);
+        uint32_t leaves = world * (1 + (uint32_t)(mu_splitmix64(&seed) % 20)) + (uint32_t)(mu_splitmix64(&seed) % 7);
+        for (uint32_t i = 0; i < world; i++) /* all different; or few slow ones; or none measured */
+            ranks[i].seconds_per_leaf = round % 3 == 0   ? 1 + uniform(&seed)
+                                        : round % 3 == 1 ? (i % 200 == 7 ? 3 : 1)
+                                                         : 0;
+        mu_balance_leaves(leaves, world, ranks, free_counts);
+        mu_balance_leaves_in_runs(leaves, world, ranks, RUNS, blocks, counts);
+        check_counts(leaves, world, counts);
+        assert_in_range(mu_balance_run_count(world, counts), 1, RUNS);
+        if (mu_balance_run_count(world, free_counts) <= RUNS) /* nothing is given up without need */
+            assert_memory_equal(counts, free_counts, world * sizeof *counts);
+        mu_balance_leaves_in_runs(leaves, world, ranks, 2, blocks, counts);
+        check_counts(leaves, world, counts);
+        assert_in_range(mu_balance_run_count(world, counts), 1, 2);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -259,6 +285,7 @@ int main(void)
         cmocka_unit_test(test_balance_impossible_bounds_are_ignored),
         cmocka_unit_test(test_balance_prefers_few_roots),
         cmocka_unit_test(test_balance_large_worlds_and_extreme_speeds),
+        cmocka_unit_test(test_balance_in_runs_keeps_their_limit),
         cmocka_unit_test(test_balance_change_must_repay),
         cmocka_unit_test(test_balance_root_count_of_known_splits),
         cmocka_unit_test(test_balance_poor_leaf_numbers_are_warned_of),

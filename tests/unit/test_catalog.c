@@ -301,8 +301,8 @@ static void test_enumerate_rebuilds_the_list_in_order(void **state)
     static const uint64_t seqs[] = {10, 2, 9, 1};
     for (size_t i = 0; i < 4; i++) {
         create(root, "kjv", seqs[i], path);
-        if (seqs[i] != 9) /* aborted before its manifest */
-            commit(path, "kjv", seqs[i], seqs[i] * 100);
+        if (seqs[i] != 9)                                                         /* aborted before its manifest */
+            commit(path, "kjv", seqs[i], seqs[i] * 100 + (seqs[i] == 2 ? 7 : 0)); /* one taken later than ordered */
     }
     assert_ok(mu_catalog_create(root, "web", 3, 300, (struct mu_id){1, 2}, path, &err), &err);
     commit(path, "web", 3, 300);

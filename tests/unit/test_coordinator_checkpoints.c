@@ -476,20 +476,128 @@ static void test_interval_is_never_shorter_than_writing_takes(void **state)
     box_fini(&box);
 }
 
-static void test_interval_begins_anew_after_a_restart(void **state)
+static void restart(struct box *box)
+{
+    box_kill_coord(box);
+    box_start_coord(box);
+    box_advance(box, 3000);
+}
+
+static void test_interval_outlives_a_restart(void **state)
 {
     (void)state;
     static struct box box;
     begin_auto(&box, 1000000, 200000);
     steps_to_next(&box, 100);
-    assert_true(box_view(&box).checkpoint_every > 0);
-    box_kill_coord(&box);
-    box_start_coord(&box);
+    for (int i = 0; i < 3; i++)
+        step(&box);
+    struct mu_job_view before = box_view(&box), after;
+    assert_true(before.checkpoint_every > 500);
+    restart(&box);
+    after = box_view(&box);
+    assert_true(after.checkpoint_every == before.checkpoint_every);
+    assert_true(after.checkpoint_stall_s == before.checkpoint_stall_s);
+    assert_true(after.checkpoint_write_s == before.checkpoint_write_s);
+    assert_true(after.checkpoint_failure_s == before.checkpoint_failure_s);
+    assert_string_equal(after.checkpoint_every_reason, before.checkpoint_every_reason);
+    assert_true(after.generations == 1 && after.generations == before.generations);
+    expect_near((double)steps_to_next(&box, 1000), (double)before.checkpoint_every, 5);
+    box_fini(&box);
+}
+
+static void test_losses_are_counted_over_restarts(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin_from_second(&box);
+    uint64_t lost = box_view(&box).workers_lost, generations = box_view(&box).generations;
+    assert_true(lost >= 2 && generations >= 2);
+    restart(&box);
+    assert_true(box_view(&box).workers_lost == lost && box_view(&box).generations == generations);
+    load_again(&box);
+    assert_true(box_view(&box).workers_lost == lost + 2 && box_view(&box).generations == generations + 1);
+    box_fini(&box);
+}
+
+static void test_suspicion_of_a_checkpoint_outlives_restarts(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin_from_second(&box);
+    train(&box, 2);
+    box.unfinite = true;
+    for (uint32_t i = 0; i < MU_SUSPECT_REPORTS - 1; i++) {
+        restart(&box);
+        train(&box, 1);
+    }
+    expect_list(&box, "1v 2v ");
+    restart(&box);
+    assert_true(box_train(&box, STEPS));
+    box.unfinite = false;
     box_advance(&box, 3000);
-    assert_true(box_view(&box).checkpoint_every == 0);
-    uint64_t next = steps_to_next(&box, 100);
-    assert_true(next >= 55 && next <= 70);
-    assert_true(box_view(&box).checkpoint_every > 0);
+    expect_list(&box, "1v 2b ");
+    restart(&box);
+    train(&box, 30);
+    expect_list(&box, "1v 2b ");
+    box_fini(&box);
+}
+
+static void test_failed_preparations_are_counted_over_restarts(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin_from_second(&box);
+    for (uint32_t i = 0; i < MU_SUSPECT_UNPREPARED; i++) {
+        if (i < 2) /* one life of the coordinator is not enough */
+            expect_list(&box, "1v 2v ");
+        for (uint32_t k = 0; k < BOX_WORKERS_MAX; k++) {
+            if (box.workers[k].core)
+                box_kill_worker(&box, k);
+        }
+        box_advance(&box, 3000);
+        restart(&box);
+        box_advance(&box, 6000); /* until nobody is waited for */
+        box.fail_prepare = true; /* one generation of one worker */
+        add_workers(&box, i, 1);
+        box.fail_prepare = false;
+    }
+    expect_list(&box, "1v 2b ");
+    box_fini(&box);
+}
+
+/* Worker 0, again and again. */
+static bool dies_too_often(struct box *box, uint32_t deaths, uint32_t apart_ms)
+{
+    for (uint32_t i = 0; i < deaths; i++) {
+        box_kill_worker(box, 0);
+        box_advance(box, apart_ms);
+        restart(box);
+        add_workers(box, 0, 1);
+        for (int k = 0; k < 5; k++) { /* to the boundary at which it joins */
+            box_train(box, 100000);
+            box_advance(box, 500);
+        }
+    }
+    return box_said(box, "worker_quarantined");
+}
+
+static void test_crash_budget_outlives_restarts(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin(&box, 5);
+    box.config.crash_limit = 3;
+    box.config.crash_window_ms = 60000;
+    restart(&box);
+    assert_false(dies_too_often(&box, 3, 1500));
+    assert_true(dies_too_often(&box, 1, 1500));
+    assert_true(box_said(&box, "lost 4 times within 60 s"));
+    box_fini(&box);
+    begin(&box, 5);
+    box.config.crash_limit = 3;
+    box.config.crash_window_ms = 60000;
+    restart(&box);
+    assert_false(dies_too_often(&box, 5, 25000)); /* the old ones are forgotten in time, restarts or not */
     box_fini(&box);
 }
 
@@ -509,7 +617,11 @@ int main(void)
         cmocka_unit_test(test_interval_follows_what_was_measured),
         cmocka_unit_test(test_losses_make_the_interval_shorter),
         cmocka_unit_test(test_interval_is_never_shorter_than_writing_takes),
-        cmocka_unit_test(test_interval_begins_anew_after_a_restart),
+        cmocka_unit_test(test_interval_outlives_a_restart),
+        cmocka_unit_test(test_losses_are_counted_over_restarts),
+        cmocka_unit_test(test_suspicion_of_a_checkpoint_outlives_restarts),
+        cmocka_unit_test(test_failed_preparations_are_counted_over_restarts),
+        cmocka_unit_test(test_crash_budget_outlives_restarts),
         cmocka_unit_test(test_verified_ones_are_read_again_long_after),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -21,6 +21,8 @@ struct samples {
     struct mu_piece_record pieces[PIECES];
     struct mu_checkpoint_record checkpoint;
     struct mu_worker_record worker;
+    struct mu_tally_record tally;
+    struct mu_death_record death;
     struct mu_event_record event;
 };
 
@@ -122,6 +124,22 @@ static void make_samples(void)
     samples.checkpoint.layout.stage_first[1] = 2;
     samples.worker =
         (struct mu_worker_record){.name = "w9", .quarantined = true, .draining = true, .reason = "crashed 6 times"};
+    samples.checkpoint.unprepared = 2;
+    samples.checkpoint.failed_generation = 11;
+    samples.tally = (struct mu_tally_record){
+        .job_uid = {5, 6},
+        .job = "kjv",
+        .workers_lost = 7,
+        .generations = 9,
+        .replayed_steps = 31,
+        .suspect = 3,
+        .suspect_step = 100,
+        .unfinite_reports = 4,
+        .interval = {120, 110, 900, 123456789, 0.25, 1.5, 3600, 0.125, -0.5, 0.75, "120 s; one delays by 0.250 s"},
+        .hung_count = 2,
+        .hung = {{1, 2}, {3, 4}}};
+    samples.death =
+        (struct mu_death_record){.number = 4100, .name_hash = 0xabcdef01, .wall_us = 1234567, .incarnation = {7, 8}};
     samples.event = (struct mu_event_record){.number = 42,
                                              .wall_us = 17,
                                              .severity = MU_EVENT_WARNING,
@@ -148,6 +166,12 @@ static struct mu_record record_of(enum mu_record_kind kind)
         break;
     case MU_RECORD_WORKER:
         record.worker = &samples.worker;
+        break;
+    case MU_RECORD_TALLY:
+        record.tally = &samples.tally;
+        break;
+    case MU_RECORD_DEATH:
+        record.death = &samples.death;
         break;
     case MU_RECORD_EVENT:
         record.event = &samples.event;
@@ -180,6 +204,12 @@ static void expect_same(const struct mu_record *record)
     }
     case MU_RECORD_WORKER:
         assert_memory_equal(record->worker, &samples.worker, sizeof samples.worker);
+        break;
+    case MU_RECORD_TALLY:
+        assert_memory_equal(record->tally, &samples.tally, sizeof samples.tally);
+        break;
+    case MU_RECORD_DEATH:
+        assert_memory_equal(record->death, &samples.death, sizeof samples.death);
         break;
     case MU_RECORD_EVENT:
         assert_memory_equal(record->event, &samples.event, sizeof samples.event);
@@ -296,9 +326,32 @@ static void test_foreign_or_newer_database_is_refused(void **state)
     assert_non_null(strstr(err.text, "not a coordinator's"));
     mu_store_free(store);
     store = mu_store_memory_new();
-    put_raw(store, "m/format", "muster 2", 8);
+    put_raw(store, "m/format", "muster 3", 8);
     assert_int_equal(mu_records_load(store, note, &seen, &err), MU_ERR_CORRUPT);
-    assert_non_null(strstr(err.text, "muster 2"));
+    assert_string_equal(err.text, "data directory: its format is 'muster 3', this program reads 'muster 1' to "
+                                  "'muster 2'; use the version that wrote it");
+    mu_store_free(store);
+}
+
+/* From then on, programs that do not know its new records refuse it. */
+static void test_older_store_is_read_and_raised(void **state)
+{
+    (void)state;
+    struct mu_error err;
+    struct seen seen = {0};
+    struct mu_store *store = mu_store_memory_new();
+    uint8_t *value = NULL;
+    size_t value_bytes = 0;
+    make_samples();
+    put_raw(store, "m/format", "muster 1", 8);
+    struct mu_record record = record_of(MU_RECORD_JOB);
+    put(store, &record);
+    assert_int_equal(mu_records_load(store, note, &seen, &err), MU_OK);
+    assert_int_equal(seen.count, 1);
+    assert_int_equal(mu_store_get(store, "m/format", 8, &value, &value_bytes, &err), MU_OK);
+    assert_int_equal(value_bytes, 8);
+    assert_memory_equal(value, "muster 2", 8);
+    free(value);
     mu_store_free(store);
 }
 
@@ -459,6 +512,7 @@ int main(void)
         cmocka_unit_test(test_every_kind_survives_the_store_jobs_first),
         cmocka_unit_test(test_numbers_come_back_in_order),
         cmocka_unit_test(test_foreign_or_newer_database_is_refused),
+        cmocka_unit_test(test_older_store_is_read_and_raised),
         cmocka_unit_test(test_damaged_record_is_named_by_its_key),
         cmocka_unit_test(test_record_under_another_key_is_refused),
         cmocka_unit_test(test_newer_record_version_is_refused),

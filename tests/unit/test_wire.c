@@ -12,6 +12,9 @@
 
 #include "proto/wire_pb.h"
 #include "wire_testing.h"
+#include "plan/balance.h"
+
+enum { ASSIGN_BYTES = 1024 };
 
 enum { ROUNDS = 400 };
 
@@ -151,6 +154,78 @@ static void test_largest_assign_fits_its_limit(void **state)
     assert_true(size_bytes < MU_WIRE_COORD_BYTES_MAX);
     assert_int_equal(mu_wire_decode_coord(&arena, data, size_bytes, &decoded, &err), MU_OK);
     assert_int_equal(decoded.assign.move_count, MU_MOVES_MAX);
+    mu_wire_arena_fini(&arena);
+}
+
+/* The Assign of each rank of a job whose workers all differ in speed, of which only the neighbours can differ. */
+static size_t largest_assign(uint32_t workers)
+{
+    static uint32_t counts[MU_COUNTED_REPLICAS_MAX], ranks[MU_PEERS_MAX];
+    static struct mu_balance_rank speeds[MU_COUNTED_REPLICAS_MAX], blocks[MU_COUNTED_REPLICAS_MAX];
+    static struct mu_peer peers[MU_PEERS_MAX];
+    struct mu_model_spec model;
+    struct mu_job_spec spec;
+    struct mu_wire_arena arena;
+    struct mu_error err;
+    size_t most = 0, size_bytes = 0;
+    const void *data = NULL;
+    mu_job_spec_init(&spec);
+    spec.model = (struct mu_model_config){
+        .family = MU_FAMILY_GPT2, .layers = 4, .heads = 8, .channels = 256, .context = 64, .vocab = 2048, .slices = 1};
+    mu_model_config_resolve(&spec.model);
+    mu_model_spec_init(&model, &spec.model);
+    mu_wire_arena_init(&arena);
+    for (uint32_t i = 0; i < workers && workers <= MU_COUNTED_REPLICAS_MAX; i++)
+        speeds[i].seconds_per_leaf = 1 + (double)(i * 7919 % workers) / workers;
+    if (workers <= MU_COUNTED_REPLICAS_MAX)
+        mu_balance_leaves_in_runs(16 * workers, workers, speeds, MU_LEAF_RUNS_MAX, blocks, counts);
+    for (uint32_t rank = 0; rank < workers; rank += 1 + workers / 500) {
+        struct mu_coord_message message = {.kind = MU_CM_ASSIGN, .generation = 1000};
+        struct mu_assign *assign = &message.assign;
+        mu_layout_init(&assign->layout, workers, spec.model.layers);
+        assign->rank = rank;
+        assign->leaf_counts = workers <= MU_COUNTED_REPLICAS_MAX ? counts : NULL;
+        assign->peer_count = mu_layout_neighbours(&model, &assign->layout, rank, ranks);
+        assign->peers = peers;
+        for (uint32_t i = 0; i < assign->peer_count; i++)
+            peers[i] = (struct mu_peer){ranks[i], {1, rank}, "host-0000001", "10.100.100.100:40000"};
+        assert_int_equal(mu_wire_encode_coord(&arena, &message, &data, &size_bytes, &err), MU_OK);
+        most = size_bytes > most ? size_bytes : most;
+        mu_wire_arena_reset(&arena);
+    }
+    mu_wire_arena_fini(&arena);
+    return most;
+}
+
+static void test_assign_does_not_grow_with_the_number_of_workers(void **state)
+{
+    (void)state;
+    const uint32_t worlds[] = {16, 1024, 16384};
+    for (size_t i = 0; i < sizeof worlds / sizeof worlds[0]; i++) {
+        size_t most = largest_assign(worlds[i]);
+        print_message("%u workers: an Assign has at most %zu bytes\n", worlds[i], most);
+        assert_in_range(most, 1, ASSIGN_BYTES);
+    }
+}
+
+static void test_more_runs_of_leaf_counts_than_can_be_told_are_refused(void **state)
+{
+    (void)state;
+    uint32_t counts[MU_LEAF_RUNS_MAX + 1];
+    struct mu_coord_message message = {.kind = MU_CM_ASSIGN, .generation = 1};
+    struct mu_wire_arena arena;
+    struct mu_error err;
+    const void *data = NULL;
+    size_t size_bytes = 0;
+    mu_wire_arena_init(&arena);
+    for (uint32_t i = 0; i < MU_LEAF_RUNS_MAX + 1; i++)
+        counts[i] = 1 + i % 2;
+    mu_layout_init(&message.assign.layout, MU_LEAF_RUNS_MAX, 2);
+    message.assign.leaf_counts = counts;
+    assert_int_equal(mu_wire_encode_coord(&arena, &message, &data, &size_bytes, &err), MU_OK);
+    mu_layout_init(&message.assign.layout, MU_LEAF_RUNS_MAX + 1, 2);
+    assert_int_equal(mu_wire_encode_coord(&arena, &message, &data, &size_bytes, &err), MU_ERR_LIMIT);
+    assert_string_equal(err.text, "Assign.leaf_runs: more than 64 runs of equal leaf counts");
     mu_wire_arena_fini(&arena);
 }
 
@@ -532,7 +607,7 @@ static void damage_layout(Muster__V1__Layout *pb, uint32_t *firsts, int fault)
         pb->idle = UINT32_MAX;
         break;
     case 8:
-        pb->sharded = true, pb->dp = MU_MESH_WORLD_MAX + 1;
+        pb->sharded = true, pb->buddy_shift = 1, pb->dp = MU_MESH_WORLD_MAX + 1; /* nobody need be guarded */
         break;
     case 9:
         pb->n_stage_first--;
@@ -662,6 +737,8 @@ int main(void)
         cmocka_unit_test(test_worker_message_of_every_kind_survives_round_trip),
         cmocka_unit_test(test_coordinator_message_of_every_kind_survives_round_trip),
         cmocka_unit_test(test_largest_assign_fits_its_limit),
+        cmocka_unit_test(test_assign_does_not_grow_with_the_number_of_workers),
+        cmocka_unit_test(test_more_runs_of_leaf_counts_than_can_be_told_are_refused),
         cmocka_unit_test(test_spec_with_absent_fields_gets_defaults),
         cmocka_unit_test(test_spec_of_llama_comes_through),
         cmocka_unit_test(test_hello_with_bad_field_is_refused_by_name),

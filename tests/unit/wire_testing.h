@@ -97,7 +97,7 @@ static void some_layout(struct mu_layout *layout)
     layout->tp = 1u << below(5);
     layout->pp = 1 + below(MU_STAGES_MAX);
     layout->sharded = flip();
-    layout->dp = 1 + below(layout->sharded ? MU_MESH_WORLD_MAX : MU_WORKERS_MAX / (layout->tp * layout->pp));
+    layout->dp = 1 + below(MU_WORKERS_MAX / (layout->tp * layout->pp));
     layout->idle = layout->tp * layout->pp * layout->dp + 3 <= MU_WORKERS_MAX ? below(4) : 0;
     for (uint32_t stage = 0; stage < layout->pp; stage++) /* at most 4 MU_STAGES_MAX = MU_LAYERS_MAX */
         layout->stage_first[stage + 1] = (uint16_t)(layout->stage_first[stage] + 1 + below(4));
@@ -311,6 +311,16 @@ static void some_moves(struct mu_assign *assign, struct pointed *pointed)
     assign->moves = assign->move_count ? pointed->moves : NULL;
 }
 
+/* What is left over joins the last run. */
+static void bound_runs(uint32_t *counts, uint32_t replicas)
+{
+    for (uint32_t i = 1, runs = 1; i < replicas; i++) {
+        if (runs == MU_LEAF_RUNS_MAX)
+            counts[i] = counts[i - 1];
+        runs += counts[i] != counts[i - 1];
+    }
+}
+
 static void some_assign(struct mu_assign *assign, struct pointed *pointed)
 {
     some_layout(&assign->layout);
@@ -321,7 +331,8 @@ static void some_assign(struct mu_assign *assign, struct pointed *pointed)
         assign->secret[i] = (uint8_t)any();
     if (flip() && assign->layout.dp <= MU_COUNTED_REPLICAS_MAX) {
         for (uint32_t i = 0; i < assign->layout.dp; i++)
-            pointed->counts[i] = 1 + below(60);
+            pointed->counts[i] = i > 0 && below(assign->layout.dp) >= 30 ? pointed->counts[i - 1] : 1 + below(60);
+        bound_runs(pointed->counts, assign->layout.dp);
         assign->leaf_counts = pointed->counts;
     }
     assign->source = (enum mu_state_source)below(MU_SOURCE_INIT + 1);

@@ -334,9 +334,8 @@ static void on_feed(struct mu_worker *worker, const struct mu_coord_message *mes
     const struct mu_feed_order *order = &message->feed;
     struct mu_worker_status *status = &worker->status;
     struct mu_error err;
-    if (!worker->loaded || mu_layout_check(&order->layout, &worker->spec, &err) != MU_OK)
-        return;
-    if (order->role == MU_FEED_GIVE && message->generation != status->generation)
+    bool stale = order->role == MU_FEED_GIVE && message->generation != status->generation;
+    if (stale || !worker->loaded || mu_layout_check(&order->layout, &worker->spec, &err) != MU_OK)
         return;
     if (order->role == MU_FEED_TAKE) {
         if (!is_still(status) || status->held.has_state)
