@@ -123,7 +123,8 @@ void engine_feeds_boundary(struct mu_engine *engine)
     struct engine_feed_order given;
     engine->feeds_hold = false;
     while (next_order(engine, &given)) {
-        if (is_own_share(engine, &given) && !engine->now.layout.sharded)
+        bool whole = !engine->now.layout.sharded || engine->now.layout.dp == 1; /* all moments of the column are here */
+        if (is_own_share(engine, &given) && whole)
             give(engine, &given);
     }
     engine_feeds_pump(engine);
