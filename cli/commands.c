@@ -291,10 +291,12 @@ static void print_report(char **dirs, size_t dir_count, bool ok, const struct mu
 }
 
 /* Which directory has how many of the pieces: told where that is not plain from the verdict. */
-static void print_places(char **dirs, size_t dir_count, const struct mu_checkpoint_report *report)
+static void print_places(FILE *to, const char *prefix, char **dirs, size_t dir_count,
+                         const struct mu_checkpoint_report *report)
 {
     for (size_t i = 0; i < dir_count; i++)
-        printf("%s: %" PRIu32 " of %zu pieces here\n", dirs[i], report->here_counts[i], report->piece_count);
+        fprintf(to, "%s%s: %" PRIu32 " of %zu pieces here\n", prefix, dirs[i], report->here_counts[i],
+                report->piece_count);
 }
 
 /* Files alone: no coordinator is asked. */
@@ -308,8 +310,8 @@ static int verify(struct mu_cli *cli, char **dirs, size_t dir_count)
     for (size_t i = 0; i < report.problem_count && i < MU_VERIFY_PROBLEMS_MAX; i++)
         fprintf(stderr, "muster: %s\n", report.problems[i].text);
     if (status != MU_OK) {
-        if (report.piece_count > 0 && !cli->json)
-            print_places(dirs, dir_count, &report);
+        if (report.piece_count > 0)
+            print_places(stderr, "muster: ", dirs, dir_count, &report);
         return status == MU_ERR_NOT_FOUND ? MU_EXIT_NOT_FOUND : MU_EXIT_FAILURE;
     }
     if (cli->json)
@@ -317,7 +319,7 @@ static int verify(struct mu_cli *cli, char **dirs, size_t dir_count)
     if (dir_count == 1)
         printf("%s: ", dirs[0]);
     else
-        print_places(dirs, dir_count, &report);
+        print_places(stdout, "", dirs, dir_count, &report);
     printf("checkpoint %" PRIu64 " of job %s at step %" PRIu64 " is whole: %zu pieces, %" PRIu64 " bytes verified",
            report.identity.seq, report.identity.job, report.identity.step, report.piece_count, report.size_bytes);
     if (dir_count > 1 && report.single_piece_count > 0)
