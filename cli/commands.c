@@ -61,6 +61,8 @@ int mu_cmd_submit(struct mu_cli *cli, int argc, char **argv)
                " steps, %u leaves a step; add workers with: muster-worker --coordinator %s --job %s\n",
                spec.name, reply->existed ? "is there already" : "submitted", spec.steps, mu_job_leaves(&spec),
                cli->address, spec.name);
+    if (!cli->json && reply->estimate)
+        printf("%s\n%s\n", reply->estimate->slices_line, reply->estimate->layout_line);
     return MU_EXIT_OK;
 }
 

@@ -24,6 +24,11 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {SERVICE "GetTimings", MU_RPC_UNARY, MU_METHOD_GET_TIMINGS, false},
     {SERVICE "WatchEvents", MU_RPC_SERVER_STREAM, MU_METHOD_WATCH_EVENTS, false},
     {SERVICE "SaveSnapshot", MU_RPC_UNARY, MU_METHOD_SAVE_SNAPSHOT, false},
+    {"/grpc.health.v1.Health/Check", MU_RPC_UNARY, MU_METHOD_HEALTH_CHECK, false},
+    {"/grpc.health.v1.Health/Watch", MU_RPC_SERVER_STREAM, MU_METHOD_HEALTH_WATCH, false},
+    {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION, false},
+    {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION_ALPHA,
+     false},
 };
 
 /* An answer on its way through the outbox. */
@@ -536,6 +541,9 @@ static void build_reply(struct mu_api *api, const struct pending *pending)
             response.job = mu_view_job(&api->arena, view, &answer->err);
             if (!response.job)
                 return;
+            response.estimate = mu_view_estimate(&api->arena, &view->record.spec, &answer->err);
+            if (!response.estimate)
+                return;
         }
         fill_answer(api, answer, &response.base);
     } else if (pending->method == MU_METHOD_TRIGGER_CHECKPOINT) {
@@ -573,7 +581,7 @@ typedef enum mu_status handler_fn(struct mu_api *api, struct mu_rpc_call *call, 
 static const struct {
     const ProtobufCMessageDescriptor *request;
     handler_fn *handle;
-} handlers[MU_METHOD_COUNT] = {
+} handlers[MU_METHOD_API_COUNT] = {
     [MU_METHOD_SUBMIT_JOB] = {&muster__v1__submit_job_request__descriptor, submit_job},
     [MU_METHOD_GET_JOB] = {&muster__v1__get_job_request__descriptor, get_job},
     [MU_METHOD_LIST_JOBS] = {&muster__v1__list_jobs_request__descriptor, list_jobs},
@@ -591,7 +599,7 @@ static const struct {
 void mu_api_call(struct mu_api *api, struct mu_rpc_call *call, const void *data, size_t size_bytes)
 {
     int method = mu_rpc_call_method_id(call);
-    MU_ASSERT(method > MU_METHOD_ATTACH && method < MU_METHOD_COUNT);
+    MU_ASSERT(method > MU_METHOD_ATTACH && method < MU_METHOD_API_COUNT);
     mu_wire_arena_reset(&api->arena);
     struct mu_error err = {0};
     const ProtobufCMessage *request = NULL;

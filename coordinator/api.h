@@ -25,6 +25,12 @@ enum mu_method {
     MU_METHOD_GET_TIMINGS,
     MU_METHOD_WATCH_EVENTS,
     MU_METHOD_SAVE_SNAPSHOT,
+    MU_METHOD_API_COUNT,
+    /* What gRPC tools expect of every server: not ours either. */
+    MU_METHOD_HEALTH_CHECK = MU_METHOD_API_COUNT,
+    MU_METHOD_HEALTH_WATCH,
+    MU_METHOD_REFLECTION,
+    MU_METHOD_REFLECTION_ALPHA,
     MU_METHOD_COUNT
 };
 extern const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT];
@@ -44,7 +50,7 @@ enum mu_status mu_api_new(const struct mu_api_config *config, struct mu_api **re
                           struct mu_error *err) MU_WARN_UNUSED;
 void mu_api_free(struct mu_api *api); /* NULL is fine */
 
-/* A CALL event of any method but ATTACH. */
+/* A CALL event of a method between ATTACH and API_COUNT. */
 void mu_api_call(struct mu_api *api, struct mu_rpc_call *call, const void *data, size_t size_bytes);
 /* A REPLY action, from inside the core's step; after the step, what was replied is made into answers. */
 void mu_api_reply(struct mu_api *api, const struct mu_coord_action *action);

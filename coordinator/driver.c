@@ -10,6 +10,7 @@
 #include "common/log.h"
 #include "coordinator/driver_internal.h"
 #include "coordinator/records.h"
+#include "coordinator/reflection.h"
 
 enum {
     TURN_EVENTS_MAX = 256,          /* then what was persisted goes to the disk */
@@ -18,6 +19,7 @@ enum {
     SEND_QUEUE_BYTES_MAX = 2 << 20, /* per stream: a Welcome, an Assign and a burst of orders */
     SEND_QUEUE_MESSAGES_MAX = 4096,
     ORDINARY_CALLS_MAX = 4096,
+    HEALTH_LOOK_US = 250000, /* can changes be stored? */
     CHECKPOINT_TASKS_PER_JOB = MU_CHECKPOINTS_MAX + 4,
 };
 
@@ -83,6 +85,8 @@ void mu_driver_break_session(struct mu_driver *driver, struct mu_session *sessio
 
 static void on_opened(struct mu_driver *driver, const struct mu_rpc_event *event)
 {
+    if (event->method_id != MU_METHOD_ATTACH)
+        return; /* reflection: a stream without a state */
     struct mu_session *session = mu_sessions_open(driver->sessions, event->call, mu_clock_mono_us());
     if (!session) {
         mu_rpc_call_finish(event->call, MU_RPC_RESOURCE_EXHAUSTED, "too many workers' streams: raise --max-workers");
@@ -119,6 +123,10 @@ static void on_bad_message(struct mu_driver *driver, struct mu_session *session,
 
 static void on_message(struct mu_driver *driver, const struct mu_rpc_event *event)
 {
+    if (event->method_id != MU_METHOD_ATTACH) {
+        mu_reflection_message(&driver->out_arena, event->call, event->data, event->size_bytes);
+        return;
+    }
     struct mu_session *session = event->user;
     if (!session || session->closing)
         return;
@@ -151,6 +159,10 @@ static void on_closed(struct mu_driver *driver, const struct mu_rpc_event *event
         const char *reason =
             event->reason == MU_RPC_CLOSED_CANCELLED ? "stream reset" : mu_rpc_closed_name(event->reason);
         mu_driver_break_session(driver, event->user, MU_RPC_OK, reason);
+    } else if (event->method_id == MU_METHOD_HEALTH_WATCH) {
+        mu_health_closed(driver->health, event->user);
+    } else if (event->method_id == MU_METHOD_REFLECTION || event->method_id == MU_METHOD_REFLECTION_ALPHA) {
+        mu_rpc_call_finish(event->call, MU_RPC_OK, NULL);
     } /* a request: its answer comes and is dropped */
 }
 
@@ -219,6 +231,11 @@ static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
     case MU_POSTED_CHECKPOINT:
         on_checkpoint_done(driver, (struct mu_checkpoint_done *)posted);
         break;
+    case MU_POSTED_QUESTION: {
+        struct mu_error full;
+        mu_http_answer((struct mu_http_question *)posted, driver->coord, mu_store_check(driver->store, &full) == MU_OK);
+        break;
+    }
     }
 }
 
@@ -227,17 +244,29 @@ static void drop_item(struct mu_rpc_item *item)
     struct mu_posted *posted = (struct mu_posted *)item;
     if (posted->kind == MU_POSTED_PLANNED)
         mu_planned_free((struct mu_planned *)posted);
+    else if (posted->kind == MU_POSTED_QUESTION)
+        mu_http_drop((struct mu_http_question *)posted);
     else
         free(posted);
 }
 
 /* ---- the loop ---- */
 
+static void on_call(struct mu_driver *driver, const struct mu_rpc_event *event)
+{
+    if (event->method_id == MU_METHOD_HEALTH_CHECK)
+        mu_health_check(driver->health, event->call, event->data, event->size_bytes);
+    else if (event->method_id == MU_METHOD_HEALTH_WATCH)
+        mu_health_watch(driver->health, event->call, event->data, event->size_bytes);
+    else
+        mu_api_call(driver->api, event->call, event->data, event->size_bytes);
+}
+
 static void on_event(struct mu_driver *driver, const struct mu_rpc_event *event, bool *drained)
 {
     switch (event->type) {
     case MU_RPC_EVENT_CALL:
-        mu_api_call(driver->api, event->call, event->data, event->size_bytes);
+        on_call(driver, event);
         break;
     case MU_RPC_EVENT_OPENED:
         on_opened(driver, event);
@@ -248,6 +277,8 @@ static void on_event(struct mu_driver *driver, const struct mu_rpc_event *event,
     case MU_RPC_EVENT_WRITABLE:
         if (event->method_id == MU_METHOD_WATCH_EVENTS)
             mu_events_writable(driver->events, event->user);
+        else if (event->method_id == MU_METHOD_HEALTH_WATCH)
+            mu_health_writable(driver->health, event->user);
         break;
     case MU_RPC_EVENT_CLOSED:
         on_closed(driver, event);
@@ -274,6 +305,15 @@ static void end_silent_sessions(struct mu_driver *driver, uint64_t now_us)
     }
 }
 
+static void look_at_health(struct mu_driver *driver, uint64_t now_us)
+{
+    struct mu_error ignored;
+    if (now_us < driver->health_next_us)
+        return;
+    driver->health_next_us = now_us + HEALTH_LOOK_US;
+    mu_health_set(driver->health, mu_store_check(driver->store, &ignored) == MU_OK);
+}
+
 static uint64_t next_wake_us(struct mu_driver *driver)
 {
     uint64_t until_us = mu_coord_next_deadline(driver->coord);
@@ -282,6 +322,8 @@ static uint64_t next_wake_us(struct mu_driver *driver)
         until_us = silent->opened_us + driver->config.hello_ms * 1000ull;
     if (driver->watchdog.to_size && driver->watchdog.next_us < until_us)
         until_us = driver->watchdog.next_us;
+    if (driver->health_next_us < until_us)
+        until_us = driver->health_next_us;
     return until_us;
 }
 
@@ -302,6 +344,8 @@ static enum mu_status turn(struct mu_driver *driver, uint64_t until_us, bool *dr
         mu_driver_step(driver, &tick);
     }
     end_silent_sessions(driver, now_us);
+    if (!atomic_load(&driver->stopping))
+        look_at_health(driver, now_us);
     if (mu_watchdog_look(&driver->watchdog, now_us))
         return mu_fail(
             err, MU_ERR_LIMIT,
@@ -327,12 +371,14 @@ static enum mu_status finish_run(struct mu_driver *driver, struct mu_error *err)
     bool drained = false;
     enum mu_status status = MU_OK;
     uint64_t until_us = mu_clock_mono_us() + driver->config.stop_ms * 1000ull;
+    mu_health_set(driver->health, false);
     mu_rpc_server_drain(driver->server);
     do {
         uint64_t soon_us = mu_clock_mono_us() + 10000;
         status = turn(driver, soon_us < until_us ? soon_us : until_us, &drained, err);
     } while (status == MU_OK && !mu_outbox_idle(driver->outbox) && mu_clock_mono_us() < until_us);
     mu_events_end(driver->events);
+    mu_health_end(driver->health);
     for (struct mu_session *session; (session = mu_sessions_any(driver->sessions));) {
         mu_rpc_call_finish(session->call, MU_RPC_UNAVAILABLE,
                            "the coordinator is stopping: attach again when it is back");
@@ -367,6 +413,11 @@ void mu_driver_stop(struct mu_driver *driver)
 const char *mu_driver_address(const struct mu_driver *driver)
 {
     return mu_rpc_server_address(driver->server);
+}
+
+const char *mu_driver_http_address(const struct mu_driver *driver)
+{
+    return driver->http ? mu_http_address(driver->http) : NULL;
 }
 
 /* ---- start ---- */
@@ -452,7 +503,10 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                 .events = driver->events,
                                 .step = step_from_api,
                                 .ctx = driver};
-    return mu_api_new(&api, &driver->api, err);
+    status = mu_api_new(&api, &driver->api, err);
+    if (status == MU_OK && driver->config.http)
+        status = mu_http_new(driver->config.http, driver->server, &driver->http, err);
+    return status;
 }
 
 static void sweep_all(struct mu_driver *driver)
@@ -485,7 +539,8 @@ enum mu_status mu_driver_new(const struct mu_driver_config *config, struct mu_dr
             mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u workers: lower --max-workers", config->core.max_workers);
     uint64_t began_us = mu_clock_mono_us();
     if (status || (status = mu_sessions_new(sessions, &driver->sessions, err)) ||
-        (status = mu_events_new(config->events_kept, &driver->events, err)) || (status = open_store(driver, err)) ||
+        (status = mu_events_new(config->events_kept, &driver->events, err)) ||
+        (status = mu_health_new(&driver->health, err)) || (status = open_store(driver, err)) ||
         (status = restore(driver, err)) || (status = open_server(driver, err)) ||
         (status = start_threads(driver, err))) {
         mu_driver_free(driver);
@@ -506,6 +561,7 @@ void mu_driver_free(struct mu_driver *driver)
     if (!driver)
         return;
     /* Those who post to the server first, then the server. */
+    mu_http_free(driver->http);
     mu_planner_free(driver->planner);
     mu_checkpoint_io_free(driver->io);
     mu_outbox_free(driver->outbox);
@@ -518,6 +574,7 @@ void mu_driver_free(struct mu_driver *driver)
     mu_api_free(driver->api);
     mu_rpc_server_free(driver->server);
     mu_events_free(driver->events);
+    mu_health_free(driver->health);
     mu_sessions_free(driver->sessions);
     mu_store_free(driver->store);
     mu_coord_free(driver->coord);

@@ -16,6 +16,7 @@
 struct mu_driver_config {
     const char *data_dir; /* of the database; NULL: in memory, everything is lost at the end */
     const char *listen;   /* "127.0.0.1:7070"; port 0: any free one */
+    const char *http;     /* the same for HTTP (coordinator/http.h); NULL: none */
     struct mu_coord_config core;
     uint64_t reserve_bytes, ballast_bytes; /* see storage/store.h */
     uint32_t events_kept;
@@ -33,7 +34,8 @@ void mu_driver_config_init(struct mu_driver_config *config);
  * do. */
 enum mu_status mu_driver_new(const struct mu_driver_config *config, struct mu_driver **ret_driver,
                              struct mu_error *err) MU_WARN_UNUSED;
-const char *mu_driver_address(const struct mu_driver *driver); /* with the port bound */
+const char *mu_driver_address(const struct mu_driver *driver);      /* with the port bound */
+const char *mu_driver_http_address(const struct mu_driver *driver); /* NULL: none */
 
 /* Returns MU_OK after mu_driver_stop; an error when the store failed: then the process must end and be started again.
  */

@@ -7,6 +7,8 @@
 #include "coordinator/api.h"
 #include "coordinator/checkpoint_io.h"
 #include "coordinator/driver.h"
+#include "coordinator/health.h"
+#include "coordinator/http.h"
 #include "coordinator/outbox.h"
 #include "coordinator/planner.h"
 #include "coordinator/sessions.h"
@@ -23,8 +25,11 @@ struct mu_driver {
     struct mu_outbox *outbox;
     struct mu_sessions *sessions;
     struct mu_events *events;
+    struct mu_health *health;
+    uint64_t health_next_us;
     struct mu_planner *planner;
     struct mu_checkpoint_io *io;
+    struct mu_http *http; /* NULL: not wanted */
     struct mu_api *api;
     struct mu_wire_arena in_arena, out_arena;
     struct mu_worker_message message; /* being handled */

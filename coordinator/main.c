@@ -24,6 +24,7 @@ static const char usage_text[] =
     "  --data-dir DIR           database of jobs, generations, checkpoints and events; made when absent\n"
     "  --volatile               keep everything in memory instead: all is lost when it stops\n"
     "  --listen ADDR            address for workers and clients (default 127.0.0.1:7070; port 0: any free one)\n"
+    "  --http ADDR              also serve /metrics, /livez and /readyz over HTTP there (default: not)\n"
     "  --address-file FILE      write the address that was bound into FILE, once it can be used\n"
     "\n"
     "  --heartbeat-ms N         workers give a sign of life at least this often (default %u)\n"
@@ -31,6 +32,8 @@ static const char usage_text[] =
     "  --lost-ms N              a worker silent for so long is lost (default %u)\n"
     "  --reattach-grace-ms N    a worker whose stream broke may come back for so long (default %u)\n"
     "  --settle-ms N            wait so long for further changes before planning a new generation (default %u)\n"
+    "  --rebalance-ms N         look so often whether layers should move from slow stages to fast ones, 0: never\n"
+    "                           (default %u)\n"
     "  --prepare-limit-ms N     a worker that makes no progress while preparing is lost after (default %u)\n"
     "  --hang-floor-ms N        a running worker without progress is never called hanging before (default %u)\n"
     "  --link-retry-ms N        a link that failed between living workers is tried again after (default %u)\n"
@@ -67,20 +70,21 @@ enum {
     OPT_TEXT = 1000,
     OPT_DATA_DIR,
     OPT_LISTEN,
+    OPT_HTTP,
     OPT_ADDRESS_FILE,
     OPT_LOG_LEVEL,
     OPT_VOLATILE,
     OPT_VERSION,
     OPT_HELP
 };
-enum { NUMBER_OPTIONS = 16, TEXT_OPTIONS = 7, MS_MAX = 24 * 3600 * 1000 };
+enum { NUMBER_OPTIONS = 17, TEXT_OPTIONS = 8, MS_MAX = 24 * 3600 * 1000 };
 
 static void print_usage(const struct options *options, FILE *to)
 {
     const struct mu_driver_config *d = &options->driver;
     const struct mu_coord_config *c = &d->core;
     fprintf(to, usage_text, c->heartbeat_ms, c->suspect_ms, c->lost_ms, c->reattach_grace_ms, c->settle_ms,
-            c->prepare_limit_ms, c->hang_floor_ms, c->link_retry_ms, c->scrub_again_s, c->crash_limit,
+            c->rebalance_ms, c->prepare_limit_ms, c->hang_floor_ms, c->link_retry_ms, c->scrub_again_s, c->crash_limit,
             c->crash_window_ms, c->max_workers, c->max_jobs, d->events_kept, (unsigned)(d->reserve_bytes >> 20),
             d->pollers);
 }
@@ -125,6 +129,9 @@ static void parse_one(struct options *options, int choice, const struct number_o
         break;
     case OPT_LISTEN:
         options->driver.listen = optarg;
+        break;
+    case OPT_HTTP:
+        options->driver.http = optarg;
         break;
     case OPT_ADDRESS_FILE:
         options->address_file = optarg;
@@ -177,6 +184,7 @@ static void parse_options(struct options *options, int argc, char **argv)
         {"lost-ms", &core->lost_ms, 1, MS_MAX},
         {"reattach-grace-ms", &core->reattach_grace_ms, 0, MS_MAX},
         {"settle-ms", &core->settle_ms, 0, MS_MAX},
+        {"rebalance-ms", &core->rebalance_ms, 0, MS_MAX},
         {"prepare-limit-ms", &core->prepare_limit_ms, 1, MS_MAX},
         {"hang-floor-ms", &core->hang_floor_ms, 1, MS_MAX},
         {"link-retry-ms", &core->link_retry_ms, 0, MS_MAX},
@@ -195,6 +203,7 @@ static void parse_options(struct options *options, int argc, char **argv)
     static const struct option texts[TEXT_OPTIONS] = {
         {"data-dir", required_argument, NULL, OPT_DATA_DIR},
         {"listen", required_argument, NULL, OPT_LISTEN},
+        {"http", required_argument, NULL, OPT_HTTP},
         {"address-file", required_argument, NULL, OPT_ADDRESS_FILE},
         {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
         {"volatile", no_argument, NULL, OPT_VOLATILE},
@@ -289,6 +298,8 @@ static int run(const struct options *options, struct mu_driver *driver)
     }
     MU_LOGI("musterd %s listens on %s, data in %s", MU_VERSION, mu_driver_address(driver),
             options->driver.data_dir ? options->driver.data_dir : "memory");
+    if (mu_driver_http_address(driver))
+        MU_LOGI("HTTP on %s: /metrics, /livez, /readyz", mu_driver_http_address(driver));
     const char *listen = options->driver.listen;
     if (strncmp(listen, "127.", 4) != 0 && strncmp(listen, "[::1]", 5) != 0 && strncmp(listen, "unix:", 5) != 0 &&
         strncmp(listen, "localhost:", 10) != 0)

@@ -5,7 +5,7 @@
 
 #include "rpc/server.h"
 
-enum mu_posted_kind { MU_POSTED_PLANNED, MU_POSTED_CHECKPOINT };
+enum mu_posted_kind { MU_POSTED_PLANNED, MU_POSTED_CHECKPOINT, MU_POSTED_QUESTION };
 
 struct mu_posted {
     struct mu_rpc_item item; /* first */

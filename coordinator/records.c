@@ -116,6 +116,8 @@ static enum mu_status put_job(struct mu_wire_arena *arena, const struct mu_job_r
     pb->job.identity_set = job->identity_set;
     pb->job.numeric_identity = mu_wire_put_hash(arena, job->numeric_identity);
     pb->job.data_hash = mu_wire_put_hash(arena, job->data_hash);
+    pb->job.embedding_cost = job->costs.embedding;
+    pb->job.head_cost = job->costs.head;
     pb->job.text = mu_wire_put_text(arena, job->text, sizeof job->text);
     *ret_pb = &pb->job;
     enum mu_status status =
@@ -150,6 +152,7 @@ static enum mu_status put_members(struct mu_wire_arena *arena, const struct mu_g
         muster__v1__member_record__init(&members[rank]);
         members[rank].incarnation = mu_wire_put_id(arena, member->incarnation);
         members[rank].leaf_count = member->leaf_count;
+        members[rank].layer_ns = member->layer_ns;
         enum mu_status status = MU_OK;
         if ((status = mu_wire_put_string(member->name, MU_WIRE_NAME, "MemberRecord.name", sizeof member->name,
                                          &members[rank].name, err)) ||
@@ -411,6 +414,7 @@ static enum mu_status get_job(const Muster__V1__JobRecord *pb, struct mu_job_rec
     out->created_wall_us = pb->created_wall_us;
     out->ended_wall_us = pb->ended_wall_us;
     out->identity_set = pb->identity_set;
+    out->costs = (struct mu_stage_costs){.embedding = pb->embedding_cost, .head = pb->head_cost};
     return MU_OK;
 }
 
@@ -428,6 +432,7 @@ static enum mu_status get_members(struct mu_wire_arena *arena, const Muster__V1_
         const Muster__V1__MemberRecord *from = pb->members[rank];
         struct mu_member_record *to = &members[rank];
         to->leaf_count = from->leaf_count;
+        to->layer_ns = from->layer_ns;
         if ((status =
                  mu_wire_get_string(from->name, MU_WIRE_NAME, "MemberRecord.name", to->name, sizeof to->name, err)) ||
             (status = mu_wire_get_string(from->address, MU_WIRE_TEXT, "MemberRecord.address", to->address,

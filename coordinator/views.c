@@ -1,5 +1,7 @@
 #include "coordinator/views.h"
 
+#include "plan/estimate.h"
+
 _Static_assert(MUSTER__V1__JOB_PHASE__JOB_PHASE_OVER == (int)MU_JP_COUNT, "job phase");
 _Static_assert(MUSTER__V1__WORKER_STATE__WORKER_STATE_LOST == (int)MU_WS_STATE_COUNT, "worker state");
 
@@ -121,6 +123,41 @@ Muster__V1__Checkpoint *mu_view_checkpoint(struct mu_wire_arena *arena, const st
     pb->text = mu_wire_put_text(arena, record->text, sizeof record->text);
     pb->nonce = mu_wire_put_id(arena, record->nonce);
     pb->verified = record->verified;
+    return pb;
+}
+
+Muster__V1__Estimate *mu_view_estimate(struct mu_wire_arena *arena, const struct mu_job_spec *spec,
+                                       struct mu_error *err)
+{
+    struct {
+        Muster__V1__Estimate pb;
+        uint32_t tp_degrees[8];
+        char slices_line[MU_ESTIMATE_LINE_SIZE], layout_line[MU_ESTIMATE_LINE_SIZE];
+    } *all = mu_wire_arena_alloc(arena, sizeof *all);
+    struct mu_estimate estimate;
+    if (!all)
+        return no_memory(err);
+    Muster__V1__Estimate *pb = &all->pb;
+    muster__v1__estimate__init(pb);
+    mu_estimate_of(spec, &estimate);
+    pb->slices_percent = estimate.slices_percent;
+    pb->tp_degrees = all->tp_degrees;
+    for (uint32_t tp = spec->parallel.tp ? spec->parallel.tp : 1; tp <= estimate.tp_max; tp *= 2)
+        pb->tp_degrees[pb->n_tp_degrees++] = tp;
+    pb->vocab_rows = estimate.vocab_rows;
+    pb->vocab_rows_last = estimate.vocab_rows_last;
+    pb->workers = estimate.workers;
+    pb->seconds_per_step = estimate.step_s;
+    pb->memory_bytes = estimate.memory_bytes;
+    pb->recompute_percent = estimate.recompute_percent;
+    pb->redundancy_percent = estimate.redundancy_percent;
+    pb->sharding_saved_bytes = estimate.sharding_saved_bytes;
+    mu_estimate_slices_line(&estimate, all->slices_line);
+    mu_estimate_layout_line(&estimate, all->layout_line);
+    pb->slices_line = all->slices_line;
+    pb->layout_line = all->layout_line;
+    if (estimate.fits && mu_wire_layout_to_pb(arena, &estimate.layout, "Estimate.layout", &pb->layout, err) != MU_OK)
+        return NULL;
     return pb;
 }
 

@@ -12,6 +12,8 @@ Muster__V1__Worker *mu_view_worker(struct mu_wire_arena *arena, const struct mu_
                                    struct mu_error *err);
 Muster__V1__Checkpoint *mu_view_checkpoint(struct mu_wire_arena *arena, const struct mu_checkpoint_record *record,
                                            struct mu_error *err);
+Muster__V1__Estimate *mu_view_estimate(struct mu_wire_arena *arena, const struct mu_job_spec *spec,
+                                       struct mu_error *err);
 Muster__V1__Timing *mu_view_timing(struct mu_wire_arena *arena, const struct mu_timing_view *view,
                                    struct mu_error *err);
 

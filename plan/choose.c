@@ -61,8 +61,7 @@ static double roots_of(struct search *s, uint32_t dp)
 static uint32_t replicas_max(const struct search *s, uint32_t tp, uint32_t pp)
 {
     uint32_t most = s->workers / tp / pp;
-    most = most < s->leaves ? most : s->leaves;
-    return s->spec->parallel.optimizer_sharding && most > MU_MESH_WORLD_MAX ? MU_MESH_WORLD_MAX : most;
+    return most < s->leaves ? most : s->leaves;
 }
 
 static struct merit merit_of(struct search *s, const struct mu_cost_grid *grid, const struct mu_layout *layout,
@@ -165,7 +164,7 @@ static void try_stages(struct search *s, uint32_t tp, uint32_t pp)
         return;
     struct mu_layout layout = {.tp = tp, .pp = pp, .dp = counts[0], .sharded = s->spec->parallel.optimizer_sharding};
     struct mu_cost_unit unit = mu_cost_unit_of(s->spec, &s->model, s->rates, tp);
-    mu_cost_balance(&unit, s->model.config.layers, pp, layout.stage_first);
+    mu_cost_balance(&unit, s->model.config.layers, pp, NULL, layout.stage_first);
     if (hopeless(s, &layout))
         return;
     struct mu_cost_grid grid = mu_cost_grid_of(s->spec, &s->model, &layout, s->rates);
@@ -200,16 +199,20 @@ static void try_all(struct search *s)
     }
 }
 
-/* The old layout stays unless the best one is clearly faster. */
+/* The old layout stays unless the best one is clearly faster. Its degrees are judged: its stages may suit the speeds of
+ * its workers, which the planner looks at next. */
 static void prefer_old(struct search *s, const struct mu_layout *old)
 {
-    struct mu_layout layout = *old;
+    struct mu_layout layout = *old, even;
     layout.idle = 0;
     if (mu_layout_check(&layout, s->spec, NULL) || mu_layout_working(&layout) > s->workers || !fits(s, &layout))
         return;
-    struct mu_cost_grid grid = mu_cost_grid_of(s->spec, &s->model, &layout, s->rates);
+    even = layout;
+    struct mu_cost_unit unit = mu_cost_unit_of(s->spec, &s->model, s->rates, layout.tp);
+    mu_cost_balance(&unit, s->model.config.layers, layout.pp, NULL, even.stage_first);
+    struct mu_cost_grid grid = mu_cost_grid_of(s->spec, &s->model, &even, s->rates);
     double seconds;
-    struct merit merit = merit_of(s, &grid, &layout, &seconds);
+    struct merit merit = merit_of(s, &grid, &even, &seconds);
     bool worse = s->best_merit.enough > merit.enough || s->best_merit.two_holders > merit.two_holders;
     if (worse || s->best_seconds < seconds * (1 - MU_CHOICE_GAIN_MIN_PERCENT / 100.0))
         return;

@@ -11,6 +11,8 @@ enum {
     BACKWARD_EXCHANGES = 6,     /* the same, and the inputs of two products are gathered again */
     AGAIN_EXCHANGES = 3,        /* full recomputation: forward, but for the last one */
     HEAD_TOKENS = 512,          /* tokens whose loss is computed at one time */
+    EMBEDDING_PASSES = 2,       /* forward, backward: as long */
+    HEAD_PASSES = 3,            /* forward, backward: twice as long */
 };
 
 void mu_cost_rates_init(struct mu_cost_rates *rates)
@@ -43,10 +45,14 @@ struct mu_cost_unit mu_cost_unit_of(const struct mu_job_spec *spec, const struct
     double vocabulary = (double)mu_model_vocab_slice_rows(m) * (m->slices / tp);
     double wide = tokens * c * ELEMENT; /* all rows of the residual stream, bytes */
     double exchange = tp > 1 ? r->latency_s * (1 + log2_ceil(tp)) + wide * (tp - 1) / tp / r->link_bytes_per_second : 0;
+    double layer = flops / r->flops * (1 + r->slice_cost * log2_ceil(m->slices)) + rows + r->fixed_s;
+    double both_ways = layer * (full ? 4 : 3);
     return (struct mu_cost_unit){
-        .layer = flops / r->flops * (1 + r->slice_cost * log2_ceil(m->slices)) + rows + r->fixed_s,
-        .head = 2 * tokens * vocabulary * c / r->flops + r->fixed_s,
-        .embedding = 3 * wide / tp / r->memory_bytes_per_second + r->fixed_s,
+        .layer = layer,
+        .head = r->head_layers > 0 ? r->head_layers * both_ways / HEAD_PASSES
+                                   : 2 * tokens * vocabulary * c / r->flops + r->fixed_s,
+        .embedding = r->embedding_layers > 0 ? r->embedding_layers * both_ways / EMBEDDING_PASSES
+                                             : 3 * wide / tp / r->memory_bytes_per_second + r->fixed_s,
         .exchange = exchange,
         .head_exchanges = tp > 1 ? 2 * ((tokens + HEAD_TOKENS - 1) / HEAD_TOKENS) * r->latency_s : 0,
         .transfer = r->latency_s + wide / tp / r->link_bytes_per_second,
@@ -55,24 +61,44 @@ struct mu_cost_unit mu_cost_unit_of(const struct mu_job_spec *spec, const struct
     };
 }
 
-/* Forward and backward of one micro-batch through a stage. */
-static double stage_seconds(const struct mu_cost_unit *u, double layers, bool first, bool last, double *ret_tensor)
+/* Forward and backward of one micro-batch through a stage: what it computes, and its tensor exchanges. */
+static double compute_seconds(const struct mu_cost_unit *u, double layers, bool first, bool last)
 {
-    double tensor = (layers * u->exchange_count + (first ? 2 : 0) + (last ? 2 : 0)) * u->exchange;
-    tensor += last ? u->head_exchanges : 0;
-    if (ret_tensor)
-        *ret_tensor = tensor;
-    return layers * u->layer * (1 + u->backward) + tensor + (first ? 2 * u->embedding : 0) + (last ? 3 * u->head : 0);
+    return layers * u->layer * (1 + u->backward) + (first ? EMBEDDING_PASSES * u->embedding : 0) +
+           (last ? HEAD_PASSES * u->head : 0);
+}
+
+static double tensor_seconds(const struct mu_cost_unit *u, double layers, bool first, bool last)
+{
+    double exchanges = layers * u->exchange_count + (first ? 2 : 0) + (last ? 2 : 0);
+    return exchanges * u->exchange + (last ? u->head_exchanges : 0);
+}
+
+static double stage_layers(const struct mu_layout *layout, uint32_t stage)
+{
+    return layout->stage_first[stage + 1] - layout->stage_first[stage];
 }
 
 static double seconds_of(const struct mu_cost_unit *u, const struct mu_layout *layout, uint32_t stage,
-                         double *ret_tensor)
+                         const double *slowness, double *ret_tensor)
 {
-    double layers = layout->stage_first[stage + 1] - layout->stage_first[stage];
-    return stage_seconds(u, layers, stage == 0, stage + 1 == layout->pp, ret_tensor);
+    double layers = stage_layers(layout, stage);
+    bool first = stage == 0, last = stage + 1 == layout->pp;
+    *ret_tensor = tensor_seconds(u, layers, first, last);
+    return compute_seconds(u, layers, first, last) * (slowness ? slowness[stage] : 1) + *ret_tensor;
 }
 
-void mu_cost_balance(const struct mu_cost_unit *u, uint32_t layers, uint32_t pp, uint16_t *ret_stage_first)
+double mu_cost_stage_layers(const struct mu_job_spec *spec, const struct mu_model_spec *model,
+                            const struct mu_cost_rates *rates, const struct mu_layout *layout, uint32_t stage)
+{
+    struct mu_cost_unit u = mu_cost_unit_of(spec, model, rates, layout->tp);
+    struct mu_cost_unit whole = mu_cost_unit_of(spec, model, rates, 1);
+    return compute_seconds(&u, stage_layers(layout, stage), stage == 0, stage + 1 == layout->pp) /
+           compute_seconds(&whole, 1, false, false);
+}
+
+void mu_cost_balance(const struct mu_cost_unit *u, uint32_t layers, uint32_t pp, const double *slowness,
+                     uint16_t *ret_stage_first)
 {
     uint16_t counts[MU_STAGES_MAX];
     MU_ASSERT(pp >= 1 && pp <= MU_STAGES_MAX && pp <= layers);
@@ -83,8 +109,10 @@ void mu_cost_balance(const struct mu_cost_unit *u, uint32_t layers, uint32_t pp,
         uint32_t best = 0;
         double best_seconds = 0;
         for (uint32_t p = 0; p < pp; p++) {
-            double seconds = stage_seconds(u, counts[p] + 1, p == 0, p + 1 == pp, NULL);
-            if (p == 0 || seconds <= best_seconds) {
+            bool first = p == 0, last = p + 1 == pp;
+            double seconds = compute_seconds(u, counts[p] + 1, first, last) * (slowness ? slowness[p] : 1) +
+                             tensor_seconds(u, counts[p] + 1, first, last);
+            if (first || seconds <= best_seconds) {
                 best = p;
                 best_seconds = seconds;
             }
@@ -97,12 +125,12 @@ void mu_cost_balance(const struct mu_cost_unit *u, uint32_t layers, uint32_t pp,
 }
 
 void mu_cost_balance_stages(const struct mu_job_spec *spec, const struct mu_cost_rates *rates, uint32_t tp, uint32_t pp,
-                            uint16_t ret_stage_first[MU_STAGES_MAX + 1])
+                            const double *slowness, uint16_t ret_stage_first[MU_STAGES_MAX + 1])
 {
     struct mu_model_spec model;
     mu_model_spec_init(&model, &spec->model);
     struct mu_cost_unit u = mu_cost_unit_of(spec, &model, rates, tp);
-    mu_cost_balance(&u, model.config.layers, pp, ret_stage_first);
+    mu_cost_balance(&u, model.config.layers, pp, slowness, ret_stage_first);
 }
 
 /* Largest column of any stage, elements (t = 0). */
@@ -138,22 +166,53 @@ static double reduce_seconds(const struct mu_cost_rates *r, uint32_t dp, double 
     return exposed + down + 2 * r->latency_s * (1 + levels);
 }
 
+/* Sum and slowest of the stages. */
+static void add_stages(struct mu_cost_grid *g, const struct mu_layout *layout, const double *slowness)
+{
+    for (uint32_t p = 0; p < layout->pp; p++) {
+        double tensor, seconds = seconds_of(&g->unit, layout, p, slowness, &tensor);
+        g->sum_s += seconds;
+        if (seconds <= g->slowest_s)
+            continue;
+        g->slowest_s = seconds;
+        g->tensor_s = tensor;
+    }
+}
+
 struct mu_cost_grid mu_cost_grid_of(const struct mu_job_spec *spec, const struct mu_model_spec *model,
                                     const struct mu_layout *layout, const struct mu_cost_rates *r)
 {
     struct mu_cost_grid g = {.unit = mu_cost_unit_of(spec, model, r, layout->tp),
                              .column = column_elements(model, layout)};
-    for (uint32_t p = 0; p < layout->pp; p++) {
-        double tensor, seconds = seconds_of(&g.unit, layout, p, &tensor);
-        g.sum_s += seconds;
-        if (seconds <= g.slowest_s)
-            continue;
-        g.slowest_s = seconds;
-        g.tensor_s = tensor;
-    }
+    add_stages(&g, layout, NULL);
     if (layout->pp > 1 && mu_model_is_tied(&model->config))
         g.tied = (double)model->extents[MU_CELL_E].size * model->config.slices / layout->tp;
     return g;
+}
+
+/* The first micro-batch through all stages, then the others of the busiest replica through the slowest. */
+static double pipeline_seconds(const struct mu_job_spec *spec, const struct mu_cost_grid *g,
+                               const struct mu_layout *layout)
+{
+    uint32_t leaves = mu_job_leaves(spec), busiest = (leaves + layout->dp - 1) / layout->dp;
+    double micros = (double)spec->batch.accumulate * busiest;
+    return g->sum_s + (micros - 1) * g->slowest_s + 2.0 * (layout->pp - 1) * g->unit.transfer;
+}
+
+double mu_cost_of_stages(const struct mu_job_spec *spec, const struct mu_layout *layout, const struct mu_cost_rates *r,
+                         const double *slowness)
+{
+    struct mu_model_spec model;
+    mu_model_spec_init(&model, &spec->model);
+    struct mu_cost_grid g = {.unit = mu_cost_unit_of(spec, &model, r, layout->tp)};
+    add_stages(&g, layout, slowness);
+    return pipeline_seconds(spec, &g, layout);
+}
+
+/* Updated parameters within a shard group, where the sums have gone to everybody. */
+static double gather_seconds(const struct mu_cost_rates *r, double shards, double column)
+{
+    return column * ELEMENT * (shards - 1) / shards / r->link_bytes_per_second;
 }
 
 struct mu_cost mu_cost_of_grid(const struct mu_job_spec *spec, const struct mu_cost_grid *g,
@@ -162,16 +221,17 @@ struct mu_cost mu_cost_of_grid(const struct mu_job_spec *spec, const struct mu_c
     uint32_t leaves = mu_job_leaves(spec), busiest = (leaves + layout->dp - 1) / layout->dp;
     double micros = (double)spec->batch.accumulate * busiest, world = mu_layout_working(layout);
     double last_backward = g->slowest_s * g->unit.backward / (1 + g->unit.backward);
+    double shards = layout->sharded ? mu_layout_shard_group(layout->dp, layout->dp - 1).count : 1;
     bool mirrored = spec->parallel.redundancy == MU_REDUNDANCY_BUDDY && mu_layout_buddy_group(layout) > 1;
     struct mu_cost cost = {
-        .compute_s = g->sum_s + (micros - 1) * g->slowest_s + 2.0 * (layout->pp - 1) * g->unit.transfer,
+        .compute_s = pipeline_seconds(spec, g, layout),
         .tensor_s = micros * g->tensor_s,
         .leaf_sum_s = spec->numerics == MU_NUMERICS_FAST
                           ? 0 /* one buffer */
                           : (busiest - 1) * g->column * SUM_BYTES / r->memory_bytes_per_second,
-        .reduce_s = reduce_seconds(r, layout->dp, roots, g->column, last_backward),
-        .update_s = g->column * UPDATE_BYTES * (mirrored ? 2 : 1) / (layout->sharded ? layout->dp : 1) /
-                    r->memory_bytes_per_second,
+        .reduce_s = reduce_seconds(r, layout->dp, roots, g->column, last_backward) +
+                    (layout->dp > MU_MESH_WORLD_MAX ? gather_seconds(r, shards, g->column) : 0),
+        .update_s = g->column * UPDATE_BYTES * (mirrored ? 2 : 1) / shards / r->memory_bytes_per_second,
         .tied_s = g->tied > 0 ? 2 * (r->latency_s + g->tied * ELEMENT / r->link_bytes_per_second) : 0,
         .vote_s = world > 1 ? 2 * r->latency_s * log2_ceil((uint32_t)world) : 0,
     };
@@ -208,14 +268,14 @@ void mu_cost_calibrate(struct mu_cost_rates *rates, const struct mu_job_spec *sp
     fast.flops = rates->flops * 1e6;
     struct mu_cost_unit slow_unit = mu_cost_unit_of(spec, &model, rates, layout->tp);
     struct mu_cost_unit fast_unit = mu_cost_unit_of(spec, &model, &fast, layout->tp);
-    slow_unit.exchange = slow_unit.head_exchanges = fast_unit.exchange = fast_unit.head_exchanges = 0;
     double with = 0, without = 0;
     for (uint32_t p = 0; p < layout->pp; p++) {
-        double now = seconds_of(&slow_unit, layout, p, NULL);
+        bool first = p == 0, last = p + 1 == layout->pp;
+        double now = compute_seconds(&slow_unit, stage_layers(layout, p), first, last);
         if (now <= with)
             continue;
         with = now;
-        without = seconds_of(&fast_unit, layout, p, NULL);
+        without = compute_seconds(&fast_unit, stage_layers(layout, p), first, last);
     }
     double wanted = seconds / spec->batch.accumulate, products = with - without;
     /* What is not products cannot take more than the whole: then the machine is fast and the fixed part is not. */

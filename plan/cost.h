@@ -14,7 +14,8 @@
  *   sum of F + B, 2 (p - 1) transfers, (m - 1) max(F + B).
  * - leaf sums: k - 1 additions of the column, 12 bytes an element; none with numerics: fast.
  * - reduce: mesh (d <= 32): (roots of a replica + 1) (d - 1) / d of the column, 4 bytes an element; tree:
- *   2 ceil(log2 d) columns. What the last micro-batch's backward pass hides is not counted.
+ *   2 ceil(log2 d) columns, and when sharded the gather within a group. What the last micro-batch's backward pass hides
+ * is not counted.
  * - update: 28 bytes an element of what the rank updates.
  * - tied: p > 1: gradient and copy of the embedding's slices.
  * - vote: 2 messages a level.
@@ -32,12 +33,13 @@
 
 /* Of one worker; all above 0 (fixed and latency: 0 or more). */
 struct mu_cost_rates {
-    double flops;                   /* of matrix products, per second */
-    double memory_bytes_per_second; /* of sums and updates */
-    double link_bytes_per_second;   /* between two workers */
-    double latency_s;               /* of one message */
-    double fixed_s;                 /* per layer, direction and micro-batch */
-    double slice_cost;              /* share of a layer's products that each doubling of the slices adds */
+    double flops;                         /* of matrix products, per second */
+    double memory_bytes_per_second;       /* of sums and updates */
+    double link_bytes_per_second;         /* between two workers */
+    double latency_s;                     /* of one message */
+    double fixed_s;                       /* per layer, direction and micro-batch */
+    double slice_cost;                    /* share of a layer's products that each doubling of the slices adds */
+    double embedding_layers, head_layers; /* what they cost, measured, in layers; 0: as the model says */
 };
 
 /* Those of one CPU thread and of sockets on one machine. Measured (docs/benchmarks.md): flops, 1.5e11 per second, from
@@ -62,9 +64,19 @@ struct mu_cost mu_cost_of_layout(const struct mu_job_spec *spec, const struct mu
                                  const struct mu_cost_rates *rates);
 
 /* Layers over `pp` stages so that the slowest is as fast as possible, embedding and head counted; among equals the
- * later stages get more (earlier ones hold more micro-batches). */
+ * later stages get more (earlier ones hold more micro-batches). slowness[pp]: how many times as long as usual a stage's
+ * workers take to compute anything, above 0; NULL: all 1. */
 void mu_cost_balance_stages(const struct mu_job_spec *spec, const struct mu_cost_rates *rates, uint32_t tp, uint32_t pp,
-                            uint16_t ret_stage_first[MU_STAGES_MAX + 1]);
+                            const double *slowness, uint16_t ret_stage_first[MU_STAGES_MAX + 1]);
+
+/* `compute_s` of a step when the stages' workers are so slow. */
+double mu_cost_of_stages(const struct mu_job_spec *spec, const struct mu_layout *layout,
+                         const struct mu_cost_rates *rates, const double *slowness);
+
+/* What a rank of the stage computes, in whole layers: its layers, embedding and head, divided by tp as products and
+ * rows are; exchanges left out. Seconds over this are a worker's speed, whichever stage it was in. */
+double mu_cost_stage_layers(const struct mu_job_spec *spec, const struct mu_model_spec *model,
+                            const struct mu_cost_rates *rates, const struct mu_layout *layout, uint32_t stage);
 
 enum {
     MU_CHOICE_GAIN_MIN_PERCENT = 3, /* a layout other than the old one must save so much of the step */

@@ -16,7 +16,8 @@ struct mu_cost_unit {
 };
 struct mu_cost_unit mu_cost_unit_of(const struct mu_job_spec *spec, const struct mu_model_spec *model,
                                     const struct mu_cost_rates *rates, uint32_t tp);
-void mu_cost_balance(const struct mu_cost_unit *unit, uint32_t layers, uint32_t pp, uint16_t *ret_stage_first);
+void mu_cost_balance(const struct mu_cost_unit *unit, uint32_t layers, uint32_t pp, const double *slowness,
+                     uint16_t *ret_stage_first);
 
 /* What does not depend on dp, for one tp and one set of stages. */
 struct mu_cost_grid {

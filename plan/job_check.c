@@ -68,46 +68,87 @@ static enum mu_status check_path(struct mu_error *err, const char *field, const 
         field, shown(path, MU_PATH_SIZE, text), MU_PATH_SIZE - 1);
 }
 
-/* The allowed values next to one that is not: "use 4 or 8". */
+/* ---- advice: the nearest values with which the job is allowed ---- */
+
 typedef bool (*allows)(const struct mu_job_spec *spec, uint64_t value);
 
-static const char *nearest(const struct mu_job_spec *spec, allows allowed, uint64_t value, uint64_t max, char out[64])
+enum { ADVICE_SIZE = 64, TRIES_MAX = 10000 /* values of one side with which the whole job is judged */ };
+
+/* A number of the job: where it is (a uint32_t), what its own rule allows. */
+struct number {
+    const char *name;
+    size_t offset;
+    uint64_t max;
+    allows allowed;
+};
+#define NUMBER(path, field, max_value, rule)                                                                           \
+    {                                                                                                                  \
+        path, offsetof(struct mu_job_spec, field), max_value, rule                                                     \
+    }
+
+static bool works_with(const struct mu_job_spec *spec, const struct number *number, uint64_t value)
 {
-    uint64_t below = value < max ? value : max, above = value;
-    while (below > 0 && !allowed(spec, below))
-        below--;
-    do
-        above++;
-    while (above <= max && !allowed(spec, above));
+    struct mu_job_spec other = *spec;
+    uint32_t narrow = (uint32_t)value;
+    memcpy((char *)&other + number->offset, &narrow, sizeof narrow);
+    if (other.model.family == MU_FAMILY_GPT2) /* follow from the others */
+        other.model.kv_heads = other.model.hidden = 0;
+    return mu_job_spec_check(&other, NULL) == MU_OK;
+}
+
+/* The next value from `value` on, downward or upward, that the number's rule allows, and with `whole` all others; 0:
+ * there is none. */
+static uint64_t next_allowed(const struct mu_job_spec *spec, const struct number *number, uint64_t value, bool up,
+                             bool whole)
+{
+    uint32_t tries = 0;
+    for (; value > 0 && value <= number->max; value += up ? 1 : UINT64_MAX) {
+        if (!number->allowed(spec, value))
+            continue;
+        if (!whole || works_with(spec, number, value))
+            return value;
+        if (++tries == TRIES_MAX)
+            break;
+    }
+    return 0;
+}
+
+/* "4 or 8": values that make the job allowed; where something else is wrong too, values that this rule allows. */
+static const char *nearest(const struct mu_job_spec *spec, const struct number *number, uint64_t value,
+                           char out[ADVICE_SIZE])
+{
+    uint64_t below = 0, above = 0, from = value < number->max ? value : number->max;
+    for (int whole = 1; whole >= 0 && !below && !above; whole--) {
+        below = next_allowed(spec, number, from, false, whole);
+        above = next_allowed(spec, number, value + 1, true, whole);
+    }
     struct mu_text text;
-    mu_text_init(&text, out, 64);
+    mu_text_init(&text, out, ADVICE_SIZE);
     if (below > 0)
         mu_text_put_uint(&text, below);
-    if (below > 0 && above <= max)
+    if (below > 0 && above > 0)
         mu_text_put(&text, " or ");
-    if (above <= max)
+    if (above > 0)
         mu_text_put_uint(&text, above);
-    if (text.length == 0)
-        mu_text_put(&text, "another combination");
-    return out;
+    return text.length ? out : NULL;
+}
+
+/* Every slice holds at least one row of the vocabulary, when each but the last holds ceil(vocab / slices). */
+static bool vocab_is_cut(const struct mu_model_config *m, uint64_t slices)
+{
+    return (slices - 1) * ((m->vocab + slices - 1) / slices) < m->vocab;
 }
 
 static bool slices_allowed(const struct mu_job_spec *spec, uint64_t value)
 {
-    (void)spec;
-    return (value & (value - 1)) == 0;
-}
-
-static bool heads_allowed(const struct mu_job_spec *spec, uint64_t value)
-{
     const struct mu_model_config *m = &spec->model;
-    return m->channels % value == 0 && m->channels / value <= MU_HEAD_CHANNELS_MAX && value % m->slices == 0 &&
-           (m->family != MU_FAMILY_LLAMA || (m->channels / value % 2 == 0 && value % m->kv_heads == 0));
+    return (value & (value - 1)) == 0 && m->heads % value == 0 && m->kv_heads % value == 0 && m->hidden % value == 0 &&
+           vocab_is_cut(m, value);
 }
 
 static bool kv_heads_allowed(const struct mu_job_spec *spec, uint64_t value)
 {
-    return spec->model.heads % value == 0 && value % spec->model.slices == 0;
+    return spec->model.heads % value == 0;
 }
 
 static bool channels_allowed(const struct mu_job_spec *spec, uint64_t value)
@@ -117,25 +158,70 @@ static bool channels_allowed(const struct mu_job_spec *spec, uint64_t value)
            (m->family != MU_FAMILY_LLAMA || value / m->heads % 2 == 0);
 }
 
-static bool hidden_allowed(const struct mu_job_spec *spec, uint64_t value)
+static bool sequences_allowed(const struct mu_job_spec *spec, uint64_t value)
 {
-    return value % spec->model.slices == 0;
+    uint64_t leaf = (uint64_t)spec->batch.micro * spec->batch.accumulate;
+    return value % leaf == 0 && value / leaf <= MU_LEAVES_MAX;
 }
 
-/* Every slice holds at least one row of the vocabulary, when each but the last holds ceil(vocab / slices). */
-static bool vocab_allowed(const struct mu_job_spec *spec, uint64_t value)
+static bool micro_allowed(const struct mu_job_spec *spec, uint64_t value)
 {
-    uint64_t slices = spec->model.slices, rows = (value + slices - 1) / slices;
-    return (slices - 1) * rows < value && (spec->data.tokens != MU_TOKENS_BYTES || value >= 256);
+    return value * spec->batch.length % spec->model.slices == 0 &&
+           value * spec->batch.length <= MU_MICRO_BATCH_TOKENS_MAX;
 }
 
-/* One line for a value that does not go with another field. */
-static enum mu_status refuse(struct mu_error *err, const struct mu_job_spec *spec, const char *field, uint64_t value,
-                             uint64_t max, allows allowed, const char *rule, uint64_t rule_value)
+/* Elements of one head's keys, in whole attention tiles (64 tokens) and vector lanes (16 channels). */
+static uint64_t attention_area(const struct mu_model_config *model, uint64_t length)
 {
-    char near[64];
-    return mu_fail(err, MU_ERR_INVALID, "%s: value %" PRIu64 " is not allowed: %s (%" PRIu64 "); use %s", field, value,
-                   rule, rule_value, nearest(spec, allowed, value, max, near));
+    uint64_t tokens = (length + 63) / 64 * 64, channels = (model->channels / model->heads + 15ull) / 16 * 16;
+    return tokens * channels;
+}
+
+static bool length_allowed(const struct mu_job_spec *spec, uint64_t value)
+{
+    return attention_area(&spec->model, value) <= MU_ATTENTION_AREA_MAX;
+}
+
+static bool tp_allowed(const struct mu_job_spec *spec, uint64_t value)
+{
+    return spec->model.slices % value == 0;
+}
+
+static bool pp_allowed(const struct mu_job_spec *spec, uint64_t value)
+{
+    return value <= spec->model.layers && value <= MU_STAGES_MAX;
+}
+
+static bool dp_allowed(const struct mu_job_spec *spec, uint64_t value)
+{
+    return value <= mu_job_leaves(spec);
+}
+
+static const struct number slices_number = NUMBER("parallel.slices", model.slices, MU_SLICES_MAX, slices_allowed),
+                           kv_heads_number = NUMBER("model.kv_heads", model.kv_heads, MU_HEADS_MAX, kv_heads_allowed),
+                           channels_number =
+                               NUMBER("model.channels", model.channels, MU_CHANNELS_MAX, channels_allowed),
+                           sequences_number =
+                               NUMBER("batch.sequences", batch.sequences, MU_SEQUENCES_MAX, sequences_allowed),
+                           micro_number = NUMBER("batch.micro", batch.micro, MU_MICRO_MAX, micro_allowed),
+                           length_number = NUMBER("batch.length", batch.length, MU_CONTEXT_MAX, length_allowed),
+                           tp_number = NUMBER("parallel.tp", parallel.tp, MU_SLICES_MAX, tp_allowed),
+                           pp_number = NUMBER("parallel.pp", parallel.pp, MU_STAGES_MAX, pp_allowed),
+                           dp_number = NUMBER("parallel.dp", parallel.dp, MU_LEAVES_MAX, dp_allowed);
+
+/* One line for a value that does not go with another field. Advice costs time, and asks this file again: only for
+ * somebody who reads it. */
+static enum mu_status refuse(struct mu_error *err, const struct mu_job_spec *spec, const struct number *number,
+                             const char *rule, uint64_t rule_value)
+{
+    char near[ADVICE_SIZE];
+    uint32_t value;
+    if (!err)
+        return MU_ERR_INVALID;
+    memcpy(&value, (const char *)spec + number->offset, sizeof value);
+    const char *advice = nearest(spec, number, value, near);
+    return mu_fail(err, MU_ERR_INVALID, "%s: value %" PRIu32 " is not allowed: %s (%" PRIu64 "); %s%s", number->name,
+                   value, rule, rule_value, advice ? "use " : "change that", advice ? advice : "");
 }
 
 static enum mu_status check_family(const struct mu_model_config *m, struct mu_error *err)
@@ -168,42 +254,33 @@ static enum mu_status check_heads(const struct mu_job_spec *spec, struct mu_erro
 {
     const struct mu_model_config *m = &spec->model;
     if (m->channels % m->heads != 0)
-        return refuse(err, spec, "model.channels", m->channels, MU_CHANNELS_MAX, channels_allowed,
-                      "a multiple of model.heads", m->heads);
+        return refuse(err, spec, &channels_number, "a multiple of model.heads", m->heads);
     if (m->channels / m->heads > MU_HEAD_CHANNELS_MAX)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "model.heads: value %" PRIu32 " is not allowed: channels / heads = %" PRIu32
-                       ", at most %d; use more heads",
-                       m->heads, m->channels / m->heads, MU_HEAD_CHANNELS_MAX);
+        return refuse(err, spec, &channels_number, "at most 256 for each of model.heads", m->heads);
     if (m->family == MU_FAMILY_LLAMA && m->channels / m->heads % 2 != 0)
-        return refuse(err, spec, "model.channels", m->channels, MU_CHANNELS_MAX, channels_allowed,
+        return refuse(err, spec, &channels_number,
                       "an even number for each of model.heads, since rotary positions turn pairs", m->heads);
     if (m->heads % m->kv_heads != 0)
-        return refuse(err, spec, "model.kv_heads", m->kv_heads, m->heads, kv_heads_allowed, "a divisor of model.heads",
-                      m->heads);
+        return refuse(err, spec, &kv_heads_number, "a divisor of model.heads", m->heads);
     return MU_OK;
 }
 
-/* What the slices cut must come out even. */
+/* What the slices cut must come out even. The model is what it is: it is their number that is wrong. */
 static enum mu_status check_slices(const struct mu_job_spec *spec, struct mu_error *err)
 {
     const struct mu_model_config *m = &spec->model;
     uint32_t slices = m->slices;
     if (m->heads % slices != 0)
-        return refuse(err, spec, "model.heads", m->heads, MU_HEADS_MAX, heads_allowed, "a multiple of parallel.slices",
-                      slices);
+        return refuse(err, spec, &slices_number, "a divisor of model.heads", m->heads);
     if (m->kv_heads % slices != 0)
-        return refuse(err, spec, "model.kv_heads", m->kv_heads, m->heads, kv_heads_allowed,
-                      "a multiple of parallel.slices", slices);
+        return refuse(err, spec, &slices_number, "a divisor of model.kv_heads", m->kv_heads);
     if (m->hidden % slices != 0)
-        return refuse(err, spec, "model.hidden", m->hidden, MU_HIDDEN_MAX, hidden_allowed,
-                      "a multiple of parallel.slices", slices);
-    if (!vocab_allowed(spec, m->vocab) && m->vocab >= slices)
-        return refuse(err, spec, "model.vocab", m->vocab, MU_VOCAB_MAX, vocab_allowed,
-                      "tokens for each of parallel.slices, when each but the last has ceil(vocab / slices)", slices);
-    if (!vocab_allowed(spec, m->vocab))
-        return refuse(err, spec, "model.vocab", m->vocab, MU_VOCAB_MAX, vocab_allowed, "at least parallel.slices",
-                      slices);
+        return refuse(err, spec, &slices_number, "a divisor of model.hidden", m->hidden);
+    if (!vocab_is_cut(m, slices))
+        return refuse(
+            err, spec, &slices_number,
+            "so few that each has tokens, when each but the last has ceil(model.vocab / slices) of model.vocab",
+            m->vocab);
     return MU_OK;
 }
 
@@ -223,9 +300,8 @@ static enum mu_status check_model(const struct mu_job_spec *spec, struct mu_erro
                              "0 to less than 1", "use 0 for no dropout")) ||
         (status = check_family(m, err)))
         return status;
-    if (m->slices < 1 || m->slices > MU_SLICES_MAX || !slices_allowed(spec, m->slices))
-        return refuse(err, spec, "parallel.slices", m->slices, MU_SLICES_MAX, slices_allowed,
-                      "a power of two up to the limit", MU_SLICES_MAX);
+    if (m->slices < 1 || m->slices > MU_SLICES_MAX || (m->slices & (m->slices - 1)) != 0)
+        return refuse(err, spec, &slices_number, "a power of two up to the limit", MU_SLICES_MAX);
     return check_heads(spec, err);
 }
 
@@ -252,23 +328,6 @@ static enum mu_status check_data(const struct mu_job_spec *spec, struct mu_error
     return MU_OK;
 }
 
-/* Elements of one head's keys, in whole attention tiles (64 tokens) and vector lanes (16 channels). */
-static uint64_t attention_area(const struct mu_model_config *model, uint32_t length)
-{
-    uint64_t tokens = (length + 63ull) / 64 * 64, channels = (model->channels / model->heads + 15ull) / 16 * 16;
-    return tokens * channels;
-}
-
-static bool sequences_allowed(const struct mu_job_spec *spec, uint64_t value)
-{
-    return value % ((uint64_t)spec->batch.micro * spec->batch.accumulate) == 0;
-}
-
-static bool micro_allowed(const struct mu_job_spec *spec, uint64_t value)
-{
-    return value * spec->batch.length % spec->model.slices == 0;
-}
-
 static enum mu_status check_batch(const struct mu_job_spec *spec, struct mu_error *err)
 {
     uint32_t sequences = spec->batch.sequences, micro = spec->batch.micro, accumulate = spec->batch.accumulate;
@@ -280,39 +339,20 @@ static enum mu_status check_batch(const struct mu_job_spec *spec, struct mu_erro
         (status = check_uint(err, "batch.length", spec->batch.length, 1, spec->model.context,
                              "a sequence cannot be longer than model.context")))
         return status;
-    uint32_t length = spec->batch.length;
-    if ((uint64_t)micro * length > MU_MICRO_BATCH_TOKENS_MAX)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "batch.micro: value %" PRIu32
-                       " is not allowed: at most %d tokens in a micro-batch of length %" PRIu32 "; use at most %" PRIu32
-                       " sequences and raise accumulate",
-                       micro, MU_MICRO_BATCH_TOKENS_MAX, length, MU_MICRO_BATCH_TOKENS_MAX / length);
-    if (attention_area(&spec->model, length) > MU_ATTENTION_AREA_MAX)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "batch.length: value %" PRIu32 " is not allowed: length * channels / heads (%" PRIu32
-                       " a head) at most %d; use shorter sequences or more heads",
-                       length, spec->model.channels / spec->model.heads, MU_ATTENTION_AREA_MAX);
     uint64_t leaf = (uint64_t)micro * accumulate;
-    char near[64];
-    uint32_t tokens_max = MU_MICRO_BATCH_TOKENS_MAX / length,
-             micro_max = tokens_max < MU_MICRO_MAX ? tokens_max : MU_MICRO_MAX;
-    if ((uint64_t)micro * length % spec->model.slices != 0)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "batch.micro: value %" PRIu32 " is not allowed: micro * length (%" PRIu64
-                       " tokens) a multiple of parallel.slices (%" PRIu32 "); use %s",
-                       micro, (uint64_t)micro * length, spec->model.slices,
-                       nearest(spec, micro_allowed, micro, micro_max, near));
+    if ((uint64_t)micro * spec->batch.length > MU_MICRO_BATCH_TOKENS_MAX)
+        return refuse(err, spec, &micro_number, "at most 1048576 tokens in a micro-batch of batch.length",
+                      spec->batch.length);
+    if (!length_allowed(spec, spec->batch.length))
+        return refuse(err, spec, &length_number, "length * channels / heads at most 262144, with channels / heads",
+                      spec->model.channels / spec->model.heads);
+    if ((uint64_t)micro * spec->batch.length % spec->model.slices != 0)
+        return refuse(err, spec, &micro_number, "micro * batch.length a multiple of parallel.slices",
+                      spec->model.slices);
     if (sequences % leaf != 0)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "batch.sequences: value %" PRIu32 " is not allowed: a multiple of micro * accumulate (%" PRIu32
-                       " * %" PRIu32 " = %" PRIu64 "); use %s sequences or another micro or accumulate",
-                       sequences, micro, accumulate, leaf,
-                       nearest(spec, sequences_allowed, sequences, MU_SEQUENCES_MAX, near));
+        return refuse(err, spec, &sequences_number, "a multiple of batch.micro * batch.accumulate", leaf);
     if (sequences / leaf > MU_LEAVES_MAX)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "batch.sequences: value %" PRIu32 " is not allowed: sequences / (micro * accumulate) = %" PRIu64
-                       " leaves, 1 to %d; raise micro or accumulate",
-                       sequences, sequences / leaf, MU_LEAVES_MAX);
+        return refuse(err, spec, &sequences_number, "at most 65536 leaves of batch.micro * batch.accumulate", leaf);
     return MU_OK;
 }
 
@@ -353,44 +393,38 @@ static enum mu_status check_workers(const struct mu_job_spec *spec, struct mu_er
     if (min > max)
         return mu_fail(err, MU_ERR_INVALID,
                        "workers.min: value %" PRIu32 " is not allowed: at most workers.max (%" PRIu32
-                       "); lower min or raise max",
-                       min, max);
+                       "); lower min to %" PRIu32 " or raise max",
+                       min, max, max);
     return MU_OK;
 }
 
-static bool tp_allowed(const struct mu_job_spec *spec, uint64_t value)
-{
-    return spec->model.slices % value == 0;
-}
-
 /* A degree that is given (not 0, which is auto). */
-static enum mu_status check_degree(struct mu_error *err, const char *field, uint32_t degree, uint32_t max,
-                                   const char *reason)
+static enum mu_status check_degree(const struct mu_job_spec *spec, const struct number *number, uint32_t degree,
+                                   uint32_t max, const char *reason, uint32_t reason_value, struct mu_error *err)
 {
-    if (degree <= max)
+    char rule[128];
+    struct mu_text text;
+    if (degree == 0 || number->allowed(spec, degree))
         return MU_OK;
-    return mu_fail(err, MU_ERR_INVALID,
-                   "%s: value %" PRIu32 " is not allowed: auto, or 1 to %" PRIu32 ", since %s; use %" PRIu32, field,
-                   degree, max, reason, max);
+    mu_text_init(&text, rule, sizeof rule);
+    mu_text_put(&text, "auto, or 1 to ");
+    mu_text_put_uint(&text, max);
+    mu_text_put(&text, ", since ");
+    mu_text_put(&text, reason);
+    return refuse(err, spec, number, rule, reason_value);
 }
 
 static enum mu_status check_degrees(const struct mu_job_spec *spec, uint32_t stages_max, struct mu_error *err)
 {
-    uint32_t tp = spec->parallel.tp, leaves = mu_job_leaves(spec);
+    uint32_t leaves = mu_job_leaves(spec);
     enum mu_status status = MU_OK;
-    if (tp > 0 && spec->model.slices % tp != 0)
-        return refuse(err, spec, "parallel.tp", tp, spec->model.slices, tp_allowed, "a divisor of parallel.slices",
-                      spec->model.slices);
-    if ((status = check_degree(err, "parallel.pp", spec->parallel.pp, stages_max, "a stage has at least one layer")) ||
-        (status =
-             check_degree(err, "parallel.dp", spec->parallel.dp, leaves, "each replica computes at least one leaf")))
+    if (spec->parallel.tp > 0 && !tp_allowed(spec, spec->parallel.tp))
+        return refuse(err, spec, &tp_number, "a divisor of parallel.slices", spec->model.slices);
+    if ((status = check_degree(spec, &pp_number, spec->parallel.pp, stages_max, "a stage has at least one layer",
+                               spec->model.layers, err)))
         return status;
-    if (spec->parallel.optimizer_sharding && spec->parallel.dp > MU_MESH_WORLD_MAX)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "parallel.dp: value %" PRIu32
-                       " is not allowed: at most %d with optimizer_sharding; use %d, and tp or pp for more workers",
-                       spec->parallel.dp, MU_MESH_WORLD_MAX, MU_MESH_WORLD_MAX);
-    return MU_OK;
+    return check_degree(spec, &dp_number, spec->parallel.dp, leaves, "each replica computes at least one leaf", leaves,
+                        err);
 }
 
 /* Degrees against the number of workers: the fewest ranks that can work, and the most. */
@@ -398,8 +432,6 @@ static enum mu_status check_world(const struct mu_job_spec *spec, uint32_t stage
 {
     uint32_t tp = spec->parallel.tp, pp = spec->parallel.pp, dp = spec->parallel.dp;
     uint32_t replicas_max = mu_job_leaves(spec);
-    if (spec->parallel.optimizer_sharding && replicas_max > MU_MESH_WORLD_MAX)
-        replicas_max = MU_MESH_WORLD_MAX;
     uint64_t fewest = (uint64_t)(tp ? tp : 1) * (pp ? pp : 1) * (dp ? dp : 1);
     uint64_t most = (uint64_t)(tp ? tp : spec->model.slices) * (pp ? pp : stages_max) * (dp ? dp : replicas_max);
     if (fewest > spec->workers.max)
@@ -473,7 +505,7 @@ static enum mu_status check_checkpoint(const struct mu_job_spec *spec, struct mu
                        "checkpoint.keep_every: value %" PRIu64
                        " is not allowed: a multiple of checkpoint.every (%" PRIu64
                        "), else no checkpoint falls on it; use %" PRIu64,
-                       keep_every, every, (keep_every / every + 1) * every);
+                       keep_every, every, (keep_every / every + (keep_every < MU_STEPS_MAX - every)) * every);
     return MU_OK;
 }
 

@@ -69,10 +69,6 @@ enum mu_status mu_layout_check(const struct mu_layout *layout, const struct mu_j
     if (layout->sharded != spec->parallel.optimizer_sharding)
         return mu_fail(err, MU_ERR_INVALID, "layout.sharded: value %d is not allowed: %d as the job says",
                        layout->sharded, spec->parallel.optimizer_sharding);
-    if (layout->sharded && layout->dp > MU_MESH_WORLD_MAX)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "layout.dp: value %" PRIu32 " is not allowed: at most %d with a sharded optimizer", layout->dp,
-                       MU_MESH_WORLD_MAX);
     uint64_t world = (uint64_t)layout->tp * layout->pp * layout->dp + layout->idle;
     if (world > MU_WORKERS_MAX)
         return mu_fail(err, MU_ERR_INVALID, "layout: %" PRIu64 " ranks are not allowed: tp * pp * dp + idle at most %d",
@@ -115,13 +111,23 @@ uint32_t mu_layout_rank(const struct mu_layout *layout, struct mu_coords coords)
     return coords.t + layout->tp * (coords.d + layout->dp * coords.p);
 }
 
+struct mu_shard_group mu_layout_shard_group(uint32_t replicas, uint32_t replica)
+{
+    uint32_t groups = (replicas + MU_MESH_WORLD_MAX - 1) / MU_MESH_WORLD_MAX;
+    uint32_t base = replicas / groups, extra = replicas % groups; /* the first ones have one more */
+    uint32_t in_larger = extra * (base + 1);
+    uint32_t group = replica < in_larger ? replica / (base + 1) : extra + (replica - in_larger) / base;
+    return (struct mu_shard_group){.first = group * base + (group < extra ? group : extra),
+                                   .count = base + (group < extra)};
+}
+
 /* ---- buddies ---- */
 
 uint32_t mu_layout_buddy_group(const struct mu_layout *layout)
 {
     if (layout->dp == 1)
         return mu_layout_working(layout);
-    return layout->sharded ? layout->dp : 1;
+    return layout->sharded && layout->dp <= MU_MESH_WORLD_MAX ? layout->dp : 1; /* another group owns the same */
 }
 
 /* The member `steps` places further in the rank's group. */
@@ -270,9 +276,14 @@ uint32_t mu_layout_runs(const struct mu_model_spec *model, const struct mu_layou
         return w.count;
     }
     if (share == MU_SHARE_OWNED || share == MU_SHARE_PRIMARY || (share == MU_SHARE_MOMENTS && layout->sharded)) {
-        uint32_t base = w.end / layout->dp, extra = w.end % layout->dp;
-        w.begin = at.d * base + (at.d < extra ? at.d : extra);
-        w.end = w.begin + base + (at.d < extra);
+        struct mu_shard_group group = {0, layout->dp};
+        if (layout->sharded)
+            group = mu_layout_shard_group(layout->dp, at.d);
+        if (share == MU_SHARE_PRIMARY && group.first > 0)
+            return 0;
+        uint32_t part = at.d - group.first, base = w.end / group.count, extra = w.end % group.count;
+        w.begin = part * base + (part < extra ? part : extra);
+        w.end = w.begin + base + (part < extra);
     }
     w.skip_shared = skip_shared;
     walk_column(&w, layout, at.p);
@@ -348,6 +359,9 @@ uint32_t mu_layout_neighbours(const struct mu_model_spec *model, const struct mu
     for (uint32_t t = 0; t < layout->tp; t++)
         add_rank(&set, rank - at.t + t);
     add_group(&set, layout->dp, at.d, rank - at.d * layout->tp, layout->tp);
+    struct mu_shard_group shards = mu_layout_shard_group(layout->dp, at.d);
+    for (uint32_t d = shards.first; layout->sharded && d < shards.first + shards.count; d++)
+        add_rank(&set, mu_layout_rank(layout, (struct mu_coords){at.t, d, at.p}));
     if (layout->buddy_shift > 0) {
         add_rank(&set, mu_layout_buddy(layout, rank));
         add_rank(&set, mu_layout_guarded(layout, rank));

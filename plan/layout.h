@@ -13,6 +13,10 @@
  * `sharded` also who holds its moments (ZeRO-1). Shared cells are held, summed and updated by every t alike; their
  * **primary** owner, which answers for them once per world (norm, checkpoint), is in the column of t = 0.
  *
+ * With more than MU_MESH_WORLD_MAX replicas a sharded column is divided over **shard groups** of consecutive replicas,
+ * as few and as even as possible: each group owns all of the column's chunks. The sum reaches all replicas along a
+ * tree; updated parameters are gathered within the group. The primary owners are those of the first group.
+ *
  * With tied embeddings and pp > 1 the last stage also holds a read-only **copy** of its column's E slices: parameters
  * only, no source for anybody.
  *
@@ -74,8 +78,7 @@ enum mu_share {
 /* tp = pp = 1, dp = world, replicated. */
 void mu_layout_init(struct mu_layout *layout, uint32_t dp, uint32_t layers);
 /* Every rule above and those of the job (tp divides T, pp <= layers and MU_STAGES_MAX, stages not empty, dp <= leaves,
- * sum of ranks <= MU_WORKERS_MAX, dp
- * <= MU_MESH_WORLD_MAX when sharded). For layouts that come from outside. */
+ * sum of ranks <= MU_WORKERS_MAX). For layouts that come from outside. */
 enum mu_status mu_layout_check(const struct mu_layout *layout, const struct mu_job_spec *spec,
                                struct mu_error *err) MU_WARN_UNUSED;
 bool mu_layout_equal(const struct mu_layout *a, const struct mu_layout *b);
@@ -85,6 +88,12 @@ uint32_t mu_layout_working(const struct mu_layout *layout);
 bool mu_layout_is_idle(const struct mu_layout *layout, uint32_t rank);
 struct mu_coords mu_layout_coords(const struct mu_layout *layout, uint32_t rank); /* of a working rank */
 uint32_t mu_layout_rank(const struct mu_layout *layout, struct mu_coords coords);
+
+/* The replicas [first, first + count) that own a sharded column together, among them `replica` of `replicas`. */
+struct mu_shard_group {
+    uint32_t first, count;
+};
+struct mu_shard_group mu_layout_shard_group(uint32_t replicas, uint32_t replica);
 
 /* The rank that mirrors what `rank` alone updates; the rank whose chunks `rank` mirrors. MU_LAYOUT_NOBODY: none. */
 #define MU_LAYOUT_NOBODY UINT32_MAX
@@ -105,9 +114,9 @@ uint64_t mu_layout_elements(const struct mu_model_spec *model, const struct mu_l
                             enum mu_share share);
 
 /* Ranks that `rank` exchanges messages with, ascending, without itself: its tensor group; its replicas (all when dp <=
- * MU_MESH_WORLD_MAX, else the binomial tree over d); the stages before and after it, and first and last stage with tied
- * embeddings; its buddy and the rank it guards; and over all ranks, idle ones too, a mesh (world <= MU_MESH_WORLD_MAX)
- * or the binomial tree. Returns the count, at most MU_LAYOUT_NEIGHBOURS_MAX. */
+ * MU_MESH_WORLD_MAX, else the binomial tree over d, and its shard group when sharded); the stages before and after it,
+ * and first and last stage with tied embeddings; its buddy and the rank it guards; and over all ranks, idle ones too, a
+ * mesh (world <= MU_MESH_WORLD_MAX) or the binomial tree. Returns the count, at most MU_LAYOUT_NEIGHBOURS_MAX. */
 enum { MU_LAYOUT_NEIGHBOURS_MAX = 160 };
 uint32_t mu_layout_neighbours(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
                               uint32_t out[MU_LAYOUT_NEIGHBOURS_MAX]);

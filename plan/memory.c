@@ -268,7 +268,9 @@ struct mu_memory_need mu_memory_of_stage(const struct mu_job_spec *spec, const s
     if (layout->pp > 1 && stage + 1 == layout->pp && mu_model_is_tied(&model->config))
         add_cells(&copy, &model->extents[MU_CELL_E], model->config.slices / layout->tp);
     uint64_t held = column.elements * ELEMENT;
-    uint64_t owned = (column.chunks + layout->dp - 1) / layout->dp * MU_CHUNK_ELEMENTS * ELEMENT;
+    /* Shard groups: the last one is a smallest one. */
+    uint64_t owners = layout->sharded ? mu_layout_shard_group(layout->dp, layout->dp - 1).count : layout->dp;
+    uint64_t owned = (column.chunks + owners - 1) / owners * MU_CHUNK_ELEMENTS * ELEMENT;
     owned = owned < held ? owned : held;
     bool eager =
         ((uint64_t)sums->any_depth + 4) * held <= MU_MEMORY_EAGER_BYTES; /* with staging and a whole snapshot */

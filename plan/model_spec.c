@@ -162,16 +162,10 @@ static uint32_t chunks_of(uint64_t elements)
     return (uint32_t)((elements + MU_CHUNK_ELEMENTS - 1) / MU_CHUNK_ELEMENTS);
 }
 
-/* A place among cells: what lies before it. */
-struct place {
-    uint32_t cells, chunks;
-    uint64_t flat, elements;
-};
-
 /* The first `slice` cells of a kind. */
-static struct place before_slice(const struct mu_cell_extent *extent, uint32_t slice)
+static struct mu_cell_place before_slice(const struct mu_cell_extent *extent, uint32_t slice)
 {
-    struct place p = {.cells = slice < extent->count ? slice : extent->count};
+    struct mu_cell_place p = {.cells = slice < extent->count ? slice : extent->count};
     uint32_t whole = p.cells == extent->count && p.cells > 0 ? p.cells - 1 : p.cells;
     p.chunks = whole * chunks_of(extent->size);
     p.flat = whole * aligned(extent->size);
@@ -184,7 +178,7 @@ static struct place before_slice(const struct mu_cell_extent *extent, uint32_t s
     return p;
 }
 
-static void advance(struct place *p, struct place by, uint32_t times)
+static void advance(struct mu_cell_place *p, struct mu_cell_place by, uint32_t times)
 {
     p->cells += times * by.cells;
     p->chunks += times * by.chunks;
@@ -192,30 +186,29 @@ static void advance(struct place *p, struct place by, uint32_t times)
     p->elements += times * by.elements;
 }
 
-/* Where cell (kind, layer, slice) begins; MU_CELL_KINDS: the end of everything. */
-static struct place place_of(const struct mu_model_spec *spec, unsigned kind, uint32_t layer, uint32_t slice)
+/* Where cell (kind, layer, slice) begins. */
+static struct mu_cell_place place_of(const struct mu_model_spec *spec, unsigned kind, uint32_t layer, uint32_t slice)
 {
-    struct place p = {0}, whole[MU_CELL_KINDS];
-    for (unsigned k = 0; k < MU_CELL_KINDS; k++)
-        whole[k] = before_slice(&spec->extents[k], spec->extents[k].count);
-    if (kind > MU_CELL_E)
-        advance(&p, whole[MU_CELL_E], 1);
-    if (kind > MU_CELL_E_SHARED)
-        advance(&p, whole[MU_CELL_E_SHARED], 1);
-    if (kind == MU_CELL_L || kind == MU_CELL_L_SHARED) {
-        advance(&p, whole[MU_CELL_L], layer + (kind == MU_CELL_L_SHARED));
-        advance(&p, whole[MU_CELL_L_SHARED], layer);
-    } else if (kind > MU_CELL_L_SHARED) {
-        advance(&p, whole[MU_CELL_L], spec->config.layers);
-        advance(&p, whole[MU_CELL_L_SHARED], spec->config.layers);
-    }
-    if (kind > MU_CELL_F)
-        advance(&p, whole[MU_CELL_F], 1);
-    if (kind > MU_CELL_F_SHARED)
-        advance(&p, whole[MU_CELL_F_SHARED], 1);
-    else
-        advance(&p, before_slice(&spec->extents[kind], slice), 1);
+    struct mu_cell_place p = spec->starts[kind];
+    advance(&p, spec->layer, layer);
+    advance(&p, before_slice(&spec->extents[kind], slice), 1);
     return p;
+}
+
+/* Where each kind begins, and where all ends. */
+static void find_starts(struct mu_model_spec *spec)
+{
+    struct mu_cell_place p = {0};
+    for (unsigned kind = 0; kind < MU_CELL_KINDS; kind++) {
+        struct mu_cell_place whole = before_slice(&spec->extents[kind], spec->extents[kind].count);
+        spec->starts[kind] = p;
+        advance(&p, whole, 1);
+        if (kind == MU_CELL_L || kind == MU_CELL_L_SHARED)
+            advance(&spec->layer, whole, 1);
+        if (kind == MU_CELL_L_SHARED)
+            advance(&p, spec->layer, spec->config.layers - 1);
+    }
+    spec->starts[MU_CELL_KINDS] = p;
 }
 
 static bool is_layer_kind(enum mu_cell_kind kind)
@@ -256,7 +249,8 @@ void mu_model_spec_init(struct mu_model_spec *spec, const struct mu_model_config
         e->count = e->size == 0 ? 0 : is_sliced_kind(kind) ? config->slices : 1;
         e->last_size = e->count ? kind_size(config, kind, e->count - 1) : 0;
     }
-    struct place end = place_of(spec, MU_CELL_KINDS, 0, 0);
+    find_starts(spec);
+    struct mu_cell_place end = spec->starts[MU_CELL_KINDS];
     spec->tensor_count = group_tensors(config, MU_ROLE_WTE) + config->layers * group_tensors(config, MU_ROLE_NORM1_W) +
                          group_tensors(config, MU_ROLE_NORMF_W);
     spec->cell_count = end.cells;
@@ -282,7 +276,7 @@ uint32_t mu_model_first_chunk(const struct mu_model_spec *spec, enum mu_cell_kin
 static struct mu_cell cell_of(const struct mu_model_spec *spec, enum mu_cell_kind kind, uint32_t layer, uint32_t slice)
 {
     const struct mu_cell_extent *e = &spec->extents[kind];
-    struct place p = place_of(spec, kind, layer, slice);
+    struct mu_cell_place p = place_of(spec, kind, layer, slice);
     struct mu_cell cell = {.kind = kind,
                            .layer = layer,
                            .slice = slice,
@@ -302,7 +296,7 @@ static struct mu_cell cell_of(const struct mu_model_spec *spec, enum mu_cell_kin
 }
 
 /* Number of a cell or chunk below the place? */
-static bool below(uint32_t index, struct place place, bool by_chunk)
+static bool below(uint32_t index, struct mu_cell_place place, bool by_chunk)
 {
     return index < (by_chunk ? place.chunks : place.cells);
 }
@@ -313,7 +307,7 @@ static enum mu_cell_kind kind_at(const struct mu_model_spec *spec, uint32_t inde
     *ret_layer = 0;
     if (below(index, place_of(spec, MU_CELL_E_SHARED, 0, 0), by_chunk))
         return MU_CELL_E;
-    struct place first = place_of(spec, MU_CELL_L, 0, 0), end = place_of(spec, MU_CELL_F, 0, 0);
+    struct mu_cell_place first = place_of(spec, MU_CELL_L, 0, 0), end = place_of(spec, MU_CELL_F, 0, 0);
     if (below(index, first, by_chunk))
         return MU_CELL_E_SHARED;
     if (!below(index, end, by_chunk))
@@ -346,7 +340,7 @@ struct mu_chunk mu_model_chunk(const struct mu_model_spec *spec, uint32_t chunk)
     enum mu_cell_kind kind = kind_at(spec, chunk, true, &layer);
     uint32_t slice = slice_at(spec, kind, layer, chunk);
     const struct mu_cell_extent *e = &spec->extents[kind];
-    struct place p = place_of(spec, kind, layer, slice);
+    struct mu_cell_place p = place_of(spec, kind, layer, slice);
     uint64_t start = (uint64_t)(chunk - p.chunks) * MU_CHUNK_ELEMENTS;
     uint64_t rest = (slice + 1 < e->count ? e->size : e->last_size) - start;
     return (struct mu_chunk){
@@ -363,7 +357,7 @@ uint64_t mu_model_elements_before(const struct mu_model_spec *spec, uint32_t chu
         return spec->parameter_count;
     uint32_t layer;
     enum mu_cell_kind kind = kind_at(spec, chunk, true, &layer);
-    struct place p = place_of(spec, kind, layer, slice_at(spec, kind, layer, chunk));
+    struct mu_cell_place p = place_of(spec, kind, layer, slice_at(spec, kind, layer, chunk));
     return p.elements + (uint64_t)(chunk - p.chunks) * MU_CHUNK_ELEMENTS;
 }
 
@@ -394,7 +388,7 @@ struct mu_tensor mu_model_role(const struct mu_model_spec *spec, uint32_t layer,
     MU_ASSERT(is_layer_kind(info->cell) ? layer < config->layers : layer == 0);
     MU_ASSERT(mu_model_is_sliced(role) ? slice < config->slices : slice == 0);
 
-    struct place cell = place_of(spec, info->cell, layer, slice);
+    struct mu_cell_place cell = place_of(spec, info->cell, layer, slice);
     struct mu_tensor tensor = {
         .role = role, .layer = layer, .slice = slice, .cell = cell.cells, .offset = cell.flat, .init = info->init};
     for (enum mu_role before = 0; before < role; before++)

@@ -90,12 +90,20 @@ struct mu_cell_extent {
     uint64_t size, last_size;
 };
 
+/* What lies before a cell. */
+struct mu_cell_place {
+    uint32_t cells, chunks;
+    uint64_t flat, elements;
+};
+
 struct mu_model_spec {
     struct mu_model_config config; /* resolved: nothing left at 0 that has a default */
     uint32_t tensor_count, cell_count, chunk_count;
     uint64_t parameter_count; /* elements that are real parameters */
     uint64_t flat_size;       /* elements of the flat space, with the gaps; a multiple of MU_CELL_ALIGN */
     struct mu_cell_extent extents[MU_CELL_KINDS];
+    struct mu_cell_place starts[MU_CELL_KINDS + 1]; /* of each kind, in layer 0; then of the end */
+    struct mu_cell_place layer;                     /* what a layer takes */
 };
 
 /* `config` must have passed mu_job_spec_check. */

@@ -7,6 +7,7 @@
 
 #include "plan/balance.h"
 #include "plan/cost.h"
+#include "plan/memory.h"
 #include "plan/placement.h"
 #include "plan/share_index.h"
 #include "plan/text.h"
@@ -52,6 +53,8 @@ struct planning {
     bool has_coverage;                 /* the state comes from members: */
     struct mu_coverage coverage;       /* of those that are in */
     uint32_t *chosen;                  /* [members]: member of each rank */
+    struct mu_cost_rates rates;
+    uint64_t memory_bytes; /* of the smallest worker; 0: not known */
 };
 
 static enum mu_status no_memory(struct mu_plan *plan)
@@ -293,24 +296,30 @@ static enum mu_status smallest_memory(const struct planning *p, uint32_t wanted,
     return MU_OK;
 }
 
-/* The model of costs at the speed of the slowest worker of the previous generation. */
-static void measured_rates(const struct planning *p, struct mu_cost_rates *rates)
+/* The model of costs with what the job's workers measured, at the speed of the slowest of the previous generation. */
+static void measured_rates(struct planning *p)
 {
     const struct mu_plan_input *input = p->input;
-    double slowest = 0;
-    mu_cost_rates_init(rates);
+    double slowest = 0, layers = 0;
+    mu_cost_rates_init(&p->rates);
+    p->rates.embedding_layers = (double)input->costs.embedding / MU_STAGE_COST_UNIT;
+    p->rates.head_layers = (double)input->costs.head / MU_STAGE_COST_UNIT;
     for (uint32_t i = 0; i < input->member_count; i++) {
         const struct mu_plan_member *member = &input->members[i];
-        if (member->old_rank != UINT32_MAX && member->seconds_per_leaf > slowest)
-            slowest = member->seconds_per_leaf;
+        if (member->old_rank != UINT32_MAX && member->seconds_per_layer > slowest)
+            slowest = member->seconds_per_layer;
+    }
+    for (uint32_t stage = 0; input->has_old_layout && stage < input->old_layout.pp; stage++) {
+        double own = mu_cost_stage_layers(input->spec, &p->model, &p->rates, &input->old_layout, stage);
+        layers = own > layers ? own : layers;
     }
     if (input->has_old_layout)
-        mu_cost_calibrate(rates, input->spec, &input->old_layout, slowest);
+        mu_cost_calibrate(&p->rates, input->spec, &input->old_layout, slowest * layers);
 }
 
 /* A job that is only replicated uses every worker that it may have (workers.max and spares say how many), whether or
  * not the model of costs sees a gain in it: each is another copy of the state. */
-static void use_all(struct planning *p, const struct mu_cost_rates *rates, uint32_t wanted, uint64_t memory_bytes)
+static void use_all(struct planning *p, uint32_t wanted)
 {
     struct mu_layout *layout = &p->plan->layout, wider;
     struct mu_job_spec spec = *p->input->spec;
@@ -320,7 +329,7 @@ static void use_all(struct planning *p, const struct mu_cost_rates *rates, uint3
         return;
     spec.parallel.tp = spec.parallel.pp = 1;
     spec.parallel.dp = wanted < leaves ? wanted : leaves;
-    if (mu_layout_choose(&spec, rates, wanted, memory_bytes, 1, NULL, &wider, text, sizeof text) == MU_OK) {
+    if (mu_layout_choose(&spec, &p->rates, wanted, p->memory_bytes, 1, NULL, &wider, text, sizeof text) == MU_OK) {
         *layout = wider;
         memcpy(p->plan->text, text, sizeof text);
     }
@@ -343,20 +352,108 @@ static enum mu_status choose_layout(struct planning *p, uint32_t eligible)
         mu_text_put_uint(&text, by_degrees ? given : input->spec->workers.min);
         return MU_ERR_UNAVAILABLE;
     }
-    uint64_t memory_bytes = 0;
-    struct mu_cost_rates rates;
-    measured_rates(p, &rates);
-    enum mu_status status = smallest_memory(p, wanted, &memory_bytes);
+    measured_rates(p);
+    enum mu_status status = smallest_memory(p, wanted, &p->memory_bytes);
     if (status)
         return status;
-    status = mu_layout_choose(input->spec, &rates, wanted, memory_bytes, 1,
+    status = mu_layout_choose(input->spec, &p->rates, wanted, p->memory_bytes, 1,
                               input->has_old_layout ? &input->old_layout : NULL, &plan->layout, plan->text,
                               sizeof plan->text);
     if (status)
         return status;
-    use_all(p, &rates, wanted, memory_bytes);
+    use_all(p, wanted);
     plan->layout.buddy_shift = 0; /* chosen when every rank has its member */
     MU_ASSERT(mu_layout_working(&plan->layout) <= eligible);
+    return MU_OK;
+}
+
+/* Stages */
+
+/* A stage that takes so little more or less than usual is as fast as the others. */
+static const double STAGE_NOISE = 0.05;
+enum { SLOWNESS_STEPS = 32, SLOWNESS_MAX = 16 };
+
+static int compare_double(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* The lower median of those above 0; 0 when there are none. Sorts them. */
+static double lower_median(double *values, uint32_t count)
+{
+    uint32_t measured = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (values[i] > 0)
+            values[measured++] = values[i];
+    }
+    if (measured == 0)
+        return 0;
+    qsort(values, measured, sizeof *values, compare_double);
+    return values[(measured - 1) / 2];
+}
+
+/* Seconds a layer of the workers of each old stage. A replica's part of a stage is as slow as its slowest worker, and
+ * a stage as slow as more than half of its replicas are: of a single slow one leaves are taken, of a slow stage layers.
+ */
+static enum mu_status stage_speeds(const struct planning *p, double seconds[MU_STAGES_MAX])
+{
+    const struct mu_layout *old = &p->input->old_layout;
+    double *all = calloc((size_t)old->pp * old->dp, sizeof *all);
+    if (!all)
+        return MU_ERR_NO_MEMORY;
+    for (uint32_t i = 0; i < p->input->member_count; i++) {
+        const struct mu_plan_member *member = &p->input->members[i];
+        if (!p->in[i] || member->leaving || member->old_rank >= mu_layout_working(old))
+            continue;
+        struct mu_coords at = mu_layout_coords(old, member->old_rank);
+        double *slowest = &all[(size_t)at.p * old->dp + at.d];
+        *slowest = member->seconds_per_layer > *slowest ? member->seconds_per_layer : *slowest;
+    }
+    for (uint32_t stage = 0; stage < old->pp; stage++)
+        seconds[stage] = lower_median(&all[(size_t)stage * old->dp], old->dp);
+    free(all);
+    return MU_OK;
+}
+
+static bool fits_in_memory(const struct planning *p, const struct mu_layout *layout)
+{
+    return p->memory_bytes == 0 || mu_memory_of_layout(p->input->spec, layout, 1, NULL).total_bytes <= p->memory_bytes;
+}
+
+/* Members keep their stages as far as these stay. So where the old degrees stay, layers go from the stages whose
+ * workers are slow to the others, when that is worth it. */
+static enum mu_status choose_stages(struct planning *p)
+{
+    const struct mu_job_spec *spec = p->input->spec;
+    const struct mu_layout *old = &p->input->old_layout;
+    struct mu_layout *layout = &p->plan->layout, cut = *layout;
+    uint32_t stages = layout->pp;
+    double seconds[MU_STAGES_MAX], sorted[MU_STAGES_MAX], slowest = 0;
+    if (stages == 1 || !p->input->has_old_layout || old->pp != stages || old->tp != layout->tp)
+        return MU_OK;
+    if (stage_speeds(p, seconds))
+        return MU_ERR_NO_MEMORY;
+    memcpy(sorted, seconds, stages * sizeof *sorted);
+    double usual = lower_median(sorted, stages);
+    if (!(usual > 0))
+        return MU_OK;
+    for (uint32_t stage = 0; stage < stages; stage++) {
+        double relative = seconds[stage] > 0 ? seconds[stage] / usual : 1;
+        relative = relative < SLOWNESS_MAX ? relative : SLOWNESS_MAX;
+        bool noise = relative > 1 - STAGE_NOISE && relative < 1 + STAGE_NOISE;
+        slowest = seconds[stage] > slowest ? seconds[stage] : slowest;
+        seconds[stage] = noise ? 1 : (double)(uint32_t)(relative * SLOWNESS_STEPS + 1) / SLOWNESS_STEPS;
+    }
+    mu_cost_balance_stages(spec, &p->rates, layout->tp, stages, seconds, cut.stage_first);
+    double now = mu_cost_of_stages(spec, layout, &p->rates, seconds);
+    double next = mu_cost_of_stages(spec, &cut, &p->rates, seconds);
+    if (next < now * (1 - MU_CHOICE_GAIN_MIN_PERCENT / 100.0) && fits_in_memory(p, &cut))
+        *layout = cut;
+    if (memcmp(layout->stage_first, old->stage_first, (stages + 1) * sizeof old->stage_first[0]) != 0)
+        p->plan->saved_s =
+            (mu_cost_of_stages(spec, old, &p->rates, seconds) - mu_cost_of_stages(spec, layout, &p->rates, seconds)) *
+            usual / slowest; /* the rates are those of the slowest */
     return MU_OK;
 }
 
@@ -437,15 +534,15 @@ static enum mu_status choose_buddies(struct planning *p)
  * roots. */
 static const double SPEED_NOISE = 0.15;
 
-/* A replica is as fast as the slowest of its members; 0 when none was measured. */
-static double replica_seconds(const struct planning *p, uint32_t d)
+/* A replica is as fast as the slowest of its members with what its stage computes; 0 when none was measured. */
+static double replica_seconds(const struct planning *p, const double *stage_layers, uint32_t d)
 {
     const struct mu_layout *layout = &p->plan->layout;
     double slowest = 0;
     for (uint32_t stage = 0; stage < layout->pp; stage++) {
         for (uint32_t t = 0; t < layout->tp; t++) {
             uint32_t rank = mu_layout_rank(layout, (struct mu_coords){.t = t, .d = d, .p = stage});
-            double seconds = p->input->members[p->chosen[rank]].seconds_per_leaf;
+            double seconds = p->input->members[p->chosen[rank]].seconds_per_layer * stage_layers[stage];
             slowest = seconds > slowest ? seconds : slowest;
         }
     }
@@ -457,13 +554,11 @@ static double median_of(const double *seconds, uint32_t count)
     double sorted[MU_COUNTED_REPLICAS_MAX];
     uint32_t measured = 0;
     for (uint32_t i = 0; i < count; i++) {
-        if (!(seconds[i] > 0))
-            continue;
-        uint32_t at = measured++;
-        for (; at > 0 && sorted[at - 1] > seconds[i]; at--)
-            sorted[at] = sorted[at - 1];
-        sorted[at] = seconds[i];
+        if (seconds[i] > 0)
+            sorted[measured++] = seconds[i];
     }
+    if (measured)
+        qsort(sorted, measured, sizeof *sorted, compare_double);
     return measured ? sorted[measured / 2] : 0;
 }
 
@@ -474,10 +569,12 @@ static void choose_leaves(struct planning *p)
     p->plan->equal_leaves = replicas > MU_COUNTED_REPLICAS_MAX;
     if (p->plan->equal_leaves)
         return;
-    double seconds[MU_COUNTED_REPLICAS_MAX];
+    double seconds[MU_COUNTED_REPLICAS_MAX], stage_layers[MU_STAGES_MAX];
     struct mu_balance_rank speeds[MU_COUNTED_REPLICAS_MAX], blocks[MU_COUNTED_REPLICAS_MAX];
+    for (uint32_t stage = 0; stage < p->plan->layout.pp; stage++)
+        stage_layers[stage] = mu_cost_stage_layers(p->input->spec, &p->model, &p->rates, &p->plan->layout, stage);
     for (uint32_t d = 0; d < replicas; d++)
-        seconds[d] = replica_seconds(p, d);
+        seconds[d] = replica_seconds(p, stage_layers, d);
     double median = median_of(seconds, replicas);
     for (uint32_t d = 0; d < replicas; d++) {
         double relative = median > 0 ? seconds[d] / median : 0;
@@ -619,7 +716,7 @@ static enum mu_status plan_from_start(struct planning *p, bool *ret_fits)
         mu_text_put(&text, "no checkpoint is usable, and the workers do not hold the whole state together");
         return MU_ERR_NOT_FOUND;
     }
-    if (choose_ranks(p) || choose_buddies(p) || choose_moves(p, ret_fits) || ask_mirrors(p))
+    if (choose_stages(p) || choose_ranks(p) || choose_buddies(p) || choose_moves(p, ret_fits) || ask_mirrors(p))
         return no_memory(plan);
     choose_sources(p);
     choose_leaves(p);
@@ -659,6 +756,7 @@ void mu_plan_make(const struct mu_plan_input *input, struct mu_plan *plan)
     plan->start_step = 0;
     plan->equal_leaves = false;
     plan->left_out = 0;
+    plan->saved_s = 0;
     plan->from_mirrors = false;
     plan->roll_forward = (struct mu_step_result){0};
     plan->reshard = (struct mu_reshard){0};

@@ -10,11 +10,11 @@
 
 struct mu_plan_member {
     struct mu_held held;
-    double seconds_per_leaf; /* measured compute time of a whole leaf's share in its last layout; 0 = unknown */
-    uint64_t memory_bytes;   /* of its host, which it shares with the other members there; 0 = unknown */
-    uint32_t old_rank;       /* rank in the previous generation, or UINT32_MAX */
-    uint32_t old_leaf_count; /* leaves it had there */
-    uint32_t host;           /* failure domain and memory: equal numbers share one */
+    double seconds_per_layer; /* measured compute time of a leaf in one layer (mu_cost_stage_layers); 0 = unknown */
+    uint64_t memory_bytes;    /* of its host, which it shares with the other members there; 0 = unknown */
+    uint32_t old_rank;        /* rank in the previous generation, or UINT32_MAX */
+    uint32_t old_leaf_count;  /* leaves it had there */
+    uint32_t host;            /* failure domain and memory: equal numbers share one */
     bool leaving; /* draining: only to copy from, where nobody else has what it holds; becomes an idle rank */
 };
 
@@ -22,8 +22,15 @@ struct mu_plan_link {
     uint32_t a, b; /* member indices between which exchanges failed although both live */
 };
 
+/* What embedding and head of a job cost, as its workers measured it. */
+enum { MU_STAGE_COST_UNIT = 256 };
+struct mu_stage_costs {
+    uint32_t embedding, head; /* in 1 / MU_STAGE_COST_UNIT of a layer; 0: not known, as the model of costs says */
+};
+
 struct mu_plan_input {
     const struct mu_job_spec *spec;
+    struct mu_stage_costs costs;
     const struct mu_plan_member *members; /* eligible workers, in order of preference (old rank first, then age) */
     uint32_t member_count;
     const struct mu_plan_link *bad_links;
@@ -50,6 +57,7 @@ struct mu_plan {
     bool equal_leaves;                  /* counts are M / dp, first replicas one more: need not be sent */
     struct mu_step_result roll_forward; /* valid when some rank has MU_SOURCE_ROLL_FORWARD */
     uint32_t left_out;                  /* members not used because of bad links */
+    double saved_s;                     /* of each step, by stages other than the old ones in the same degrees */
     bool from_mirrors;                  /* without what members mirror of others, the start step would not be whole */
     struct mu_plan_rank *ranks;         /* in: room for member_count entries; out: [world of layout] */
     uint32_t *leaf_counts;              /* in: room for MU_COUNTED_REPLICAS_MAX; out: [dp] unless equal_leaves */

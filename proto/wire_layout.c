@@ -20,11 +20,9 @@ static enum mu_status check_layout(const struct mu_layout *layout, const char *f
                        field, layout->tp, layout->pp, layout->dp, layout->idle, MU_SLICES_MAX, MU_STAGES_MAX,
                        MU_WORKERS_MAX);
     uint64_t ranks = (uint64_t)layout->tp * layout->pp * layout->dp + layout->idle;
-    if (ranks > MU_WORKERS_MAX || (layout->sharded && layout->dp > MU_MESH_WORLD_MAX))
-        return mu_fail(err, MU_ERR_INVALID,
-                       "%s: %llu ranks, dp %u%s are not allowed: at most %d ranks, and dp %d when sharded", field,
-                       (unsigned long long)ranks, layout->dp, layout->sharded ? ", sharded" : "", MU_WORKERS_MAX,
-                       MU_MESH_WORLD_MAX);
+    if (ranks > MU_WORKERS_MAX)
+        return mu_fail(err, MU_ERR_INVALID, "%s: %llu ranks are not allowed: at most %d", field,
+                       (unsigned long long)ranks, MU_WORKERS_MAX);
     if (layout->buddy_shift > 0 && layout->buddy_shift >= mu_layout_buddy_group(layout))
         return mu_fail(err, MU_ERR_INVALID,
                        "%s.buddy_shift: value %u is not allowed: below %u, the ranks that guard each other", field,

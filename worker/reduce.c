@@ -10,7 +10,8 @@ enum mu_status mu_reduce_new(const struct mu_reduce_config *config, struct mu_re
 {
     MU_ASSERT(config->rank < config->world && config->index < config->replicas &&
               config->ranks[config->index] == config->rank);
-    MU_ASSERT(!config->sharded || (config->replicas <= MU_MESH_WORLD_MAX && !config->tree));
+    MU_ASSERT(!config->sharded || (config->replicas <= MU_MESH_WORLD_MAX && !config->tree) ||
+              (config->buddy == MU_REDUCE_NO_BUDDY && config->guarded == MU_REDUCE_NO_BUDDY));
     struct mu_reduce *reduce = calloc(1, sizeof *reduce);
     if (!reduce)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the exchange of gradients");
@@ -20,6 +21,7 @@ enum mu_status mu_reduce_new(const struct mu_reduce_config *config, struct mu_re
     reduce->replicas = config->replicas;
     reduce->index = config->index;
     reduce->sharded = config->sharded && config->replicas > 1;
+    reduce->shards = mu_layout_shard_group(config->replicas, config->index);
     reduce->buddy = reduce->sharded ? config->buddy : MU_REDUCE_NO_BUDDY;
     reduce->guarded = reduce->sharded ? config->guarded : MU_REDUCE_NO_BUDDY;
     reduce->world = config->world;
@@ -146,8 +148,8 @@ static enum mu_status complete(struct mu_reduce *reduce, struct segment *segment
     segment->complete = true;
     enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < counts.forwards && status == MU_OK; i++) {
-        uint32_t to = reduce->sharded ? reduce->buddy : reduce->kin.children[i];
-        if (reduce->sharded)
+        uint32_t to = reduce->scatter ? reduce->buddy : reduce->kin.children[i];
+        if (reduce->scatter)
             MU_FAULT("worker.buddy.send");
         status = mu_comm_send(reduce->group, reduce->ranks[to], down_number(reduce, segment),
                               reduce->stack[0] + segment->offset, segment->size * sizeof(float), &requests[i], err);

@@ -6,7 +6,8 @@
  * it alone updates them, and a gather brings the updated parameters to the others. With buddies a second replica gets
  * the sum too and makes the same update: the gather need not serve it. The column is cut into segments
  * (runs of chunks of one cell, one owner), taken in the order in which the backward pass completes cells. Two ways, one
- * machine:
+ * machine, also when sharded over more replicas than a mesh takes: the sums then go to all along the tree, and the
+ * gather stays within the shard group (plan/layout.h):
  *
  *   mesh   the owner of a segment's chunks (the replica's part of the column, as in plan/layout.h) receives everybody's
  *          roots, adds them, sends the sum to everybody (not when sharded)

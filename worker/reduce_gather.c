@@ -45,7 +45,8 @@ enum mu_status mu_reduce_gather_send(struct mu_reduce *reduce, uint32_t part, st
     uint32_t index = reduce->parts[part], next = 0;
     const struct segment *segment = &reduce->segments[index];
     enum mu_status status = MU_OK;
-    for (uint32_t i = 0; i < reduce->replicas && status == MU_OK; i++) {
+    uint32_t end = reduce->shards.first + reduce->shards.count;
+    for (uint32_t i = reduce->shards.first; i < end && status == MU_OK; i++) {
         if (i == reduce->index || i == reduce->buddy) /* the buddy makes the same update */
             continue;
         MU_FAULT("worker.gather.send");

@@ -47,7 +47,9 @@ struct mu_reduce {
     uint32_t leaves, replicas, index;
     uint32_t *ranks; /* [replicas] */
     bool mesh, sharded;
-    uint32_t buddy, guarded; /* replicas, or MU_REDUCE_NO_BUDDY; only when sharded */
+    bool scatter;                 /* sums stay with the owners: a sharded mesh */
+    struct mu_shard_group shards; /* sharded: the replicas that own the column together with this one */
+    uint32_t buddy, guarded;      /* replicas, or MU_REDUCE_NO_BUDDY; only when sharded */
 
     /* the layout */
     struct segment *segments;
@@ -128,9 +130,9 @@ static inline struct segment_counts reduce_counts(const struct mu_reduce *reduce
         .ups = !to_parent ? 0
                : collects ? reduce->result_count
                           : reduce->own_root_count,
-        .down = to_parent && (!reduce->sharded || guards),
+        .down = to_parent && (!reduce->scatter || guards),
         .forwards = reduce->mesh && to_parent ? 0
-                    : reduce->sharded         ? guarded
+                    : reduce->scatter         ? guarded
                                               : reduce->kin.child_count,
     };
 }

@@ -172,6 +172,26 @@ static uint32_t column_chunks(const struct mu_reduce_config *config)
     return chunks;
 }
 
+/* Which replica updates a chunk, for this one: any where all add up everything and update it. */
+static uint32_t updater_of(const struct mu_reduce *reduce, uint32_t chunks, uint32_t ordinal)
+{
+    if (reduce->sharded)
+        return reduce->shards.first + owner_of(chunks, reduce->shards.count, ordinal);
+    return reduce->mesh ? owner_of(chunks, reduce->replicas, ordinal) : 0;
+}
+
+/* Do two chunks have the same owner, in every shard group? Then all ranks cut the same segments; groups have at most
+ * two sizes, the first one's and the last one's. */
+static bool same_owners(const struct mu_reduce *reduce, uint32_t chunks, uint32_t a, uint32_t b)
+{
+    if (!reduce->sharded)
+        return updater_of(reduce, chunks, a) == updater_of(reduce, chunks, b);
+    uint32_t large = mu_layout_shard_group(reduce->replicas, 0).count;
+    uint32_t small = mu_layout_shard_group(reduce->replicas, reduce->replicas - 1).count;
+    return owner_of(chunks, large, a) == owner_of(chunks, large, b) &&
+           owner_of(chunks, small, a) == owner_of(chunks, small, b);
+}
+
 struct cutter {
     struct mu_reduce *reduce;
     struct segment *segments; /* NULL: only counted */
@@ -184,12 +204,12 @@ static void cut_cell(struct cutter *cutter, uint32_t index, uint32_t ordinal)
 {
     struct mu_reduce *reduce = cutter->reduce;
     struct mu_cell cell = mu_model_cell(reduce->model, index);
-    uint32_t first = cutter->count, replicas = reduce->replicas;
+    uint32_t first = cutter->count;
     for (uint32_t i = 0, run; i < cell.chunk_count; i += run) {
-        uint32_t owner = reduce->mesh ? owner_of(cutter->chunks, replicas, ordinal + i) : 0;
+        uint32_t owner = updater_of(reduce, cutter->chunks, ordinal + i);
         run = 1;
         while (run < reduce->segment_chunks && i + run < cell.chunk_count &&
-               (!reduce->mesh || owner_of(cutter->chunks, replicas, ordinal + i + run) == owner))
+               same_owners(reduce, cutter->chunks, ordinal + i, ordinal + i + run))
             run++;
         uint64_t start = (uint64_t)i * MU_CHUNK_ELEMENTS, end = (uint64_t)(i + run) * MU_CHUNK_ELEMENTS;
         if (end > cell.size)
@@ -252,7 +272,7 @@ static void number_requests(struct mu_reduce *reduce, uint32_t index)
         bool own = segment->owner == reduce->index;
         segment->first_gather = reduce->gather_count;
         bool guards = segment->owner == reduce->guarded, guarded = reduce->buddy != MU_REDUCE_NO_BUDDY;
-        reduce->gather_count += own ? reduce->replicas - 1 - guarded : !guards;
+        reduce->gather_count += own ? reduce->shards.count - 1 - guarded : !guards;
         if (own)
             reduce->parts[reduce->part_count++] = index;
     }
@@ -299,6 +319,7 @@ enum mu_status mu_reduce_plan(struct mu_reduce *reduce, const struct mu_reduce_c
     reduce->world_kin = find_relatives(config->world, config->rank, config->tree);
     reduce->kin = find_relatives(config->replicas, config->index, config->tree);
     reduce->mesh = reduce->kin.mesh;
+    reduce->scatter = reduce->sharded && reduce->mesh;
     enum mu_status status = plan_additions(reduce, config, err);
     if (status == MU_OK)
         status = plan_segments(reduce, config, err);

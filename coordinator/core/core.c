@@ -15,6 +15,7 @@ void mu_coord_config_init(struct mu_coord_config *config)
         .lost_ms = 6000,
         .reattach_grace_ms = 1000,
         .settle_ms = 200,
+        .rebalance_ms = 10000,
         .prepare_limit_ms = 60000,
         .hang_floor_ms = 30000,
         .link_retry_ms = 10000,

@@ -46,7 +46,9 @@ struct mu_coord_config {
     uint32_t max_members; /* per job */
     uint32_t heartbeat_ms, suspect_ms, lost_ms;
     uint32_t reattach_grace_ms; /* a reset stream without a second witness may come back for so long */
-    uint32_t settle_ms; /* after a change in the set of workers, wait for so long for further ones before planning */
+    uint32_t settle_ms;    /* after a change in the set of workers, wait for so long for further ones before planning */
+    uint32_t rebalance_ms; /* STEPPING in stages: whether others would suit the workers' speeds is looked at so often;
+                              0: never */
     uint32_t prepare_limit_ms;             /* without progress while preparing */
     uint32_t hang_floor_ms;                /* a running worker that makes no progress for max(this, 20 steps) hangs */
     uint32_t link_retry_ms;                /* a bad link is tried again after so long */
@@ -92,6 +94,7 @@ struct mu_job_record {
     struct mu_hash128 numeric_identity, data_hash;
     struct mu_identity_parts identity_parts; /* of numeric_identity, so that a refusal can name the kernel */
     char text[MU_TEXT_SIZE];                 /* why it failed or was cancelled */
+    struct mu_stage_costs costs;             /* what its workers measured */
 };
 
 struct mu_member_record {
@@ -99,6 +102,7 @@ struct mu_member_record {
     struct mu_id incarnation;
     char address[MU_ADDRESS_SIZE];
     uint32_t leaf_count;
+    uint64_t layer_ns; /* measured time of a leaf in one layer before this generation; 0: not known */
 };
 
 /* Moves are not recorded: they matter only until Go, and a generation without Go is not resumed after a restart. Its

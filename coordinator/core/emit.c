@@ -93,6 +93,7 @@ void persist_generation(struct mu_coord *coord, const struct job *job)
         memcpy(member->address, worker->address, sizeof member->address);
         member->incarnation = worker->incarnation;
         member->leaf_count = worker->leaf_count;
+        member->layer_ns = (uint64_t)(worker->seconds_per_layer * 1e9);
     }
     struct mu_generation_record record = {
         .job_uid = job->record.uid,

@@ -6,14 +6,14 @@
 /* ---- leaving ---- */
 
 /* Workers that are on their way out and belong to no generation any more. What they hold is free to go once a
- * generation runs without them (or has been judged useless: `all`). */
+ * generation runs without them (or has been judged useless: `all`, which nobody can judge before it holds still). */
 void release_drained(struct mu_coord *coord, struct job *job, bool all)
 {
     for (struct worker *w = next_worker(coord, job, NULL), *next; w; w = next) {
         next = next_worker(coord, job, w);
         bool superseded = job->go && w->status.generation != job->record.generation;
         if (w->draining && !w->lost && w->rank == NONE && w->session &&
-            (all || superseded || !w->status.held.has_state))
+            ((all && is_still(w)) || superseded || !w->status.held.has_state))
             send_release(coord, w, 0, w->reason);
     }
 }

@@ -19,6 +19,13 @@ uint32_t map_get(const struct map *map, uint64_t key); /* NONE: absent */
 void map_put(struct map *map, uint64_t key, uint32_t value);
 void map_remove(struct map *map, uint64_t key);
 
+/* How long a worker computed on a leaf in some stage. */
+struct stage_time {
+    uint32_t tp, layers;
+    bool embedding, head;
+    double seconds; /* 0: it was not measured */
+};
+
 struct worker {
     bool used;
     char name[MU_WORKER_NAME_SIZE], host[MU_WORKER_NAME_SIZE], address[MU_ADDRESS_SIZE], backend[16];
@@ -48,7 +55,10 @@ struct worker {
         progress_us; /* lease clock: last sign of life; end of grace; last change of `progress` */
     uint64_t progress;
     bool waiting;
-    double seconds_per_leaf;
+    double seconds_per_leaf;                        /* in this generation; 0: not measured */
+    double seconds_per_layer;                       /* in all of them: see speeds.c */
+    uint32_t speed_reports;                         /* of this generation */
+    struct stage_time before;                       /* of the last generation in which it was measured */
     struct mu_timing_view timings[MU_TIMINGS_KEPT]; /* ring */
     uint64_t timing_count;
     char reason[MU_TEXT_SIZE]; /* why it is draining, suspect or lost */
@@ -125,6 +135,11 @@ struct job {
     struct mu_step_result roll_forward; /* of the current generation's Assign */
     uint64_t settle_until_us;           /* plan or regroup then; 0: nothing pending */
     bool regroup_for_leaving;           /* then, whatever the new plan would be */
+
+    uint64_t look_us;         /* lease clock: not before, whether other stages would pay */
+    uint32_t quiet_looks;     /* looks in this generation that found nothing */
+    uint64_t change_begun_us; /* lease clock: when the change of generation under way began; 0: none is */
+    double change_s;          /* how long the last one took; 0: not known */
 
     uint64_t steps_done, replayed_steps;
     uint64_t progress_us; /* lease clock: when steps_done last grew, or Go */
@@ -346,6 +361,12 @@ void interval_report(struct mu_coord *coord, struct job *job, const struct worke
                      const struct mu_step_report *report);
 void interval_ordered(struct mu_coord *coord, struct job *job);
 void interval_committed(struct mu_coord *coord, struct job *job);
+
+/* speeds.c */
+void speeds_report(struct mu_coord *coord, struct job *job, struct worker *worker, const struct mu_step_report *report);
+void speeds_end(struct mu_coord *coord, struct job *job);   /* before members and layout of a generation go */
+void speeds_begin(struct mu_coord *coord, struct job *job); /* a generation goes */
+bool speeds_change_pays(const struct job *job, const struct mu_plan *plan);
 
 /* requests.c */
 void on_submit(struct mu_coord *coord, uint64_t cookie, const struct mu_job_spec *spec);

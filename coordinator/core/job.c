@@ -216,6 +216,7 @@ static void arrive(struct mu_coord *coord, struct job *job, struct worker *worke
 static void await_still(struct mu_coord *coord, struct job *job, const struct mu_coord_message *notify)
 {
     set_phase(coord, job, MU_JP_PARKING);
+    job->change_begun_us = lease_now(coord);
     job->arrived = 0;
     job->settle_until_us = 0;
     for (uint32_t rank = 0; rank < job->world; rank++) {
@@ -277,6 +278,7 @@ static uint32_t leaves_of_rank(const struct job *job, const struct mu_plan *plan
 /* Old members step back; new ones take their ranks. Slots of the lost are free from here on. */
 static void install_members(struct mu_coord *coord, struct job *job, const struct mu_plan *plan)
 {
+    speeds_end(coord, job);
     for (uint32_t rank = 0; rank < job->world; rank++) {
         struct worker *worker = member_at(coord, job, rank);
         if (!worker)
@@ -298,6 +300,8 @@ static void install_members(struct mu_coord *coord, struct job *job, const struc
         worker->rank = rank;
         worker->arrived = false;
         worker->leaf_count = leaves_of_rank(job, plan, rank);
+        worker->seconds_per_leaf = 0;
+        worker->speed_reports = 0;
         worker->source = planned->source;
         worker->accuser = NONE;
         worker->progress_us = lease_now(coord);
@@ -364,14 +368,22 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
         send_release(coord, member_at(coord, job, rank), 0, "");
 }
 
-/* More workers have come than the last plan could choose from: parking everybody is worth it only for a larger world.
- */
+/* More workers have come than the last plan could choose from, or some are slow: parking everybody is worth it only
+ * for a larger world, or for stages that save more than the change takes. */
 static void trial_planned(struct mu_coord *coord, struct job *job, const struct mu_plan *plan)
 {
     job->trial_ticket = 0;
-    if (job->phase == MU_JP_STEPPING && job->arrived == 0 && plan->status == MU_OK &&
-        mu_layout_working(&plan->layout) > mu_layout_working(&job->layout))
+    if (job->phase != MU_JP_STEPPING || job->arrived > 0 || plan->status != MU_OK)
+        return;
+    if (mu_layout_working(&plan->layout) > mu_layout_working(&job->layout)) {
         regroup(coord, job);
+    } else if (speeds_change_pays(job, plan)) {
+        event(coord, MU_EVENT_INFO, "layers_moved", job, NULL,
+              "workers of some stages are slower than those of others: layers move to the faster ones, which saves "
+              "%.1f ms of each step",
+              plan->saved_s * 1e3);
+        regroup(coord, job);
+    }
 }
 
 /* More than an Assign can tell, or than there is memory for. A checkpoint needs no moves. */
@@ -472,6 +484,7 @@ static void go(struct mu_coord *coord, struct job *job)
     drop_moves(job);
     job->record.state = MU_JOB_RUNNING;
     set_phase(coord, job, MU_JP_STEPPING);
+    speeds_begin(coord, job);
     job->progress_us = lease_now(coord);
     persist_job(coord, job);
     persist_generation(coord, job);

@@ -448,12 +448,6 @@ static void on_step(struct mu_coord *coord, struct worker *worker, const struct 
     timing->generation = job->record.generation;
     timing->rank = worker->rank;
     timing->report = *report;
-    if (report->leaf_count > 0) {
-        double seconds =
-            (double)(report->data_us + report->forward_us + report->backward_us) * 1e-6 / report->leaf_count;
-        worker->seconds_per_leaf =
-            worker->seconds_per_leaf > 0 ? 0.8 * worker->seconds_per_leaf + 0.2 * seconds : seconds;
-    }
     if (report->steps_done > job->steps_done || !job->has_result) {
         job->steps_done = report->steps_done;
         job->progress_us = lease_now(coord);
@@ -467,6 +461,7 @@ static void on_step(struct mu_coord *coord, struct worker *worker, const struct 
         job->seconds_per_step = (double)report->total_us * 1e-6 / report->step_count;
     }
     interval_report(coord, job, worker, report);
+    speeds_report(coord, job, worker, report);
     if (job->phase == MU_JP_STEPPING)
         checkpoint_policy(coord, job);
 }

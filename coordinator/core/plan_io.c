@@ -47,7 +47,7 @@ static void add_member(struct mu_coord *coord, struct job *job, const struct wor
         return;
     struct mu_plan_member *member = &coord->plan_members[job->plan_count];
     member->held = job->plan_without_state ? (struct mu_held){0} : worker->status.held;
-    member->seconds_per_leaf = worker->seconds_per_leaf;
+    member->seconds_per_layer = worker->seconds_per_layer;
     member->memory_bytes = worker->memory_bytes;
     member->old_rank = worker->rank;
     member->old_leaf_count = worker->rank == NONE ? 0 : worker->leaf_count;
@@ -117,6 +117,7 @@ static uint64_t emit_plan(struct mu_coord *coord, struct job *job, bool trial)
     uint64_t ticket = ++coord->plan_count << 16 | (uint64_t)(job - coord->jobs);
     struct mu_plan_input input = {
         .spec = &job->record.spec,
+        .costs = job->record.costs,
         .members = coord->plan_members,
         .member_count = job->plan_count,
         .bad_links = coord->plan_links,

@@ -80,6 +80,7 @@ static enum mu_status restore_generation(struct mu_coord *coord, const struct mu
         memcpy(worker->address, member->address, sizeof worker->address);
         worker->rank = rank;
         worker->leaf_count = member->leaf_count;
+        worker->seconds_per_layer = (double)member->layer_ns * 1e-9;
         worker->status.phase = record->go ? MU_PHASE_RUNNING : MU_PHASE_PREPARING;
         worker->status.generation = record->generation;
         worker->status.rank = rank;

@@ -172,6 +172,7 @@ def test_submit_status_cancel():
         path = job_file(cluster)
         out = run(*address, "submit", path)
         check("job tiny submitted" in out and "30 steps" in out and "8 leaves" in out and cluster.address in out, out)
+        check("slices 1: cost nothing" in out and "layout with 1 worker: tp 1 x pp 1 x dp 1, " in out, out)
         out = run(*address, "submit", path)
         check("is there already" in out, out)
         check(json.loads(run("submit", path, "-o", "json", *address))["existed"] is True, "options after the command")

@@ -7,6 +7,7 @@ names what is wrong; the jobs that have nothing to do with it end with the weigh
 import contextlib
 import os
 import random
+import re
 import resource
 import socket
 import subprocess
@@ -81,8 +82,12 @@ class Attach:
             self.own.close()
 
 
+with open(os.path.join(ROOT, "plan/session.h")) as header:
+    PROTOCOL = int(re.search(r"MU_PROTOCOL_VERSION = (\d+)", header.read()).group(1))
+
+
 def hello(job="tiny", **changes):
-    message = session.Hello(protocol_version=2, incarnation=os.urandom(16), software_version="0.1.0", job=job, host="elsewhere",
+    message = session.Hello(protocol_version=PROTOCOL, incarnation=os.urandom(16), software_version="0.1.0", job=job, host="elsewhere",
                             address="127.0.0.1:9", backend="cpu", pid=1, threads=1, memory_bytes=1 << 30)
     message.status.phase = pb.WORKER_PHASE_SPARE
     for key, value in changes.items():
@@ -166,8 +171,8 @@ def test_a_worker_that_differs_is_refused_with_what_differs():
         attach = Attach(cluster).say(hello(name="probe"))
         uid = attach.hear().welcome.job_uid
         attach.close()
-        reject = reject_of(cluster, hello(protocol_version=3, software_version="9.9.9"))
-        check(reject.reason == session.REJECT_REASON_VERSION and "protocol 3" in reject.text and "9.9.9" in reject.text and
+        reject = reject_of(cluster, hello(protocol_version=PROTOCOL + 1, software_version="9.9.9"))
+        check(reject.reason == session.REJECT_REASON_VERSION and f"protocol {PROTOCOL + 1}" in reject.text and "9.9.9" in reject.text and
               "same version" in reject.text, f"{reject}")
         prepared = dict(prepared_job=True, job_uid=uid)
         reject = reject_of(cluster, hello(name="odd", numeric_identity=b"\x01" * 16, data_hash=b"\x02" * 16, **prepared))

@@ -6,8 +6,9 @@
 import os
 import signal
 import sys
+import threading
 
-from harness import Cluster, check, main, pb, reference, tiny_job
+from harness import FAST, Cluster, check, main, pb, reference, tiny_job
 
 FULL = "--full" in sys.argv
 sys.argv = [word for word in sys.argv if word != "--full"]
@@ -170,6 +171,37 @@ def test_a_worker_and_its_buddy_are_lost_together():
         go = cluster.wait_event(lambda e: e.kind == "generation_go" and "state from checkpoint" in e.text)
         check("0 bytes moved" in go.text, go.text)
         expect_equal(cluster, LLAMA, steps=3 * STEPS, checkpoint_every=10)
+
+
+def slow_down(worker, stop):
+    """The worker computes a third of the time."""
+    while not stop.is_set() and worker.alive():
+        worker.kill(signal.SIGSTOP)
+        stop.wait(0.02)
+        worker.kill(signal.SIGCONT)
+        stop.wait(0.01)
+
+
+def test_layers_move_from_a_slow_worker():
+    family, steps = dict(GPT2, model__layers=8, leaves=4), 3 * STEPS
+    with Cluster() as cluster:
+        cluster.start_coordinator(flags=[*FAST, "--rebalance-ms", "150"])
+        cluster.submit(tiny_job(cluster, steps=steps, **family, **layout(pp=2)))
+        workers = [cluster.start_worker() for _ in range(2)]
+        cluster.wait_until(lambda: cluster.job().steps_done >= 5, 30, "the workers did not start")
+        before = list(cluster.job().layout.stage_first)
+        first = next(w for w in cluster.list_workers("tiny") if w.HasField("coordinates") and w.coordinates.pp == 0)
+        slow, stop = next(w for w in workers if w.pid == first.pid), threading.Event()
+        thread = threading.Thread(target=slow_down, args=(slow, stop))
+        thread.start()
+        try:
+            cluster.wait_event("layers_moved")
+            cluster.wait_until(lambda: cluster.job().layout.stage_first[1] < before[1], 30, "the slow worker kept its layers")
+        finally:
+            stop.set()
+            thread.join()
+        expect_equal(cluster, family, steps=steps)
+        check(cluster.job().replayed_steps == 0, "a planned change replays nothing")
 
 
 def test_coordinator_killed_costs_no_step():

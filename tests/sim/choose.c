@@ -46,7 +46,6 @@ static bool draw_layout(uint64_t *state, const struct mu_job_spec *spec, uint32_
     if (spec->model.slices % tp != 0 || most == 0)
         return false;
     most = most < leaves ? most : leaves;
-    most = spec->parallel.optimizer_sharding && most > MU_MESH_WORLD_MAX ? MU_MESH_WORLD_MAX : most;
     uint32_t dp = spec->parallel.dp ? spec->parallel.dp : most - (most > 1 && draw(state, 4) == 0);
     if (dp > most || tp * pp * dp < spec->workers.min)
         return false;

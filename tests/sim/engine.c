@@ -250,19 +250,44 @@ static void idle(struct mu_sim *sim, struct mu_sim_event *event)
     mu_sim_engine_pump(sim, slot);
 }
 
-/* After the last step: ranks show each other what nobody holds alone. False: not all of it is here yet. */
+/* What this rank answers for, and what those with one of the roles have shown it. */
+static struct mu_sim_state final_params(struct mu_sim *sim, const struct mu_sim_engine *engine, uint32_t roles)
+{
+    struct mu_sim_state all = {.has = {0, 0}};
+    uint64_t primary = mu_sim_share_chunks(sim, &engine->assign->layout, engine->rank, MU_SHARE_PRIMARY);
+    mu_sim_state_take(&all, &engine->state, (struct mu_sim_mask){primary, 0});
+    for (uint32_t i = 0; i < engine->link_count; i++) {
+        const struct mu_sim_frame *frame =
+            engine->links[i].roles & roles ? at_hand(engine, &engine->links[i], MU_SIM_FRAME_FINAL) : NULL;
+        if (frame)
+            mu_sim_state_take(&all, frame->state, frame->state->has);
+    }
+    return all;
+}
+
+static void send_final(struct mu_sim *sim, uint32_t slot, uint32_t from_roles, uint32_t to_roles)
+{
+    struct mu_sim_state all = final_params(sim, engine_of(sim, slot), from_roles);
+    send_params(sim, slot, to_roles, MU_SIM_FRAME_FINAL, &all, all.has.params);
+}
+
+/* After the last step: ranks show each other what nobody holds alone, in a mesh or up and down the tree. False: not all
+ * of it is here yet. */
 static bool collect_final(struct mu_sim *sim, uint32_t slot)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
     const struct mu_layout *layout = &engine->assign->layout;
-    if ((layout->tp * layout->pp == 1 && layout->idle == 0) || mu_layout_world(layout) > MU_MESH_WORLD_MAX)
+    if (layout->tp * layout->pp == 1 && layout->idle == 0)
         return true;
-    if (!engine->final_sent) {
-        uint64_t primary = mu_sim_share_chunks(sim, layout, engine->rank, MU_SHARE_PRIMARY);
-        engine->final_sent = true;
-        send_params(sim, slot, MU_SIM_ROLE_WORLD_MESH, MU_SIM_FRAME_FINAL, &engine->state, primary);
-    }
-    return have_all(engine, MU_SIM_ROLE_WORLD_MESH, MU_SIM_FRAME_FINAL);
+    if (!have_all(engine, MU_SIM_ROLE_WORLD_DOWN, MU_SIM_FRAME_FINAL))
+        return false;
+    if (!engine->final_sent)
+        send_final(sim, slot, MU_SIM_ROLE_WORLD_DOWN, MU_SIM_ROLE_WORLD_MESH | MU_SIM_ROLE_WORLD_UP);
+    engine->final_sent = true;
+    if (!have_all(engine, MU_SIM_ROLE_WORLD_MESH | MU_SIM_ROLE_WORLD_UP, MU_SIM_FRAME_FINAL))
+        return false;
+    send_final(sim, slot, MU_SIM_ROLE_WORLD_DOWN | MU_SIM_ROLE_WORLD_UP, MU_SIM_ROLE_WORLD_DOWN);
+    return true;
 }
 
 static void start_step(struct mu_sim *sim, uint32_t slot)
@@ -512,7 +537,7 @@ static bool gather(struct mu_sim *sim, uint32_t slot)
     for (uint32_t i = 0; i < engine->link_count; i++) {
         uint32_t roles = engine->links[i].roles;
         const struct mu_sim_frame *own =
-            roles & MU_SIM_ROLE_REPLICA_MESH ? at_hand(engine, &engine->links[i], MU_SIM_FRAME_GATHER) : NULL;
+            roles & MU_SIM_ROLE_GATHER ? at_hand(engine, &engine->links[i], MU_SIM_FRAME_GATHER) : NULL;
         const struct mu_sim_frame *copy =
             roles & MU_SIM_ROLE_FIRST ? at_hand(engine, &engine->links[i], MU_SIM_FRAME_COPY) : NULL;
         struct mu_sim_mask news = own ? own->state->has : (struct mu_sim_mask){0, 0};
@@ -551,7 +576,7 @@ static void start_gather(struct mu_sim *sim, uint32_t slot)
     if (!engine->working)
         return;
     if (missing_params(engine, engine->share.params))
-        send_params(sim, slot, MU_SIM_ROLE_REPLICA_MESH, MU_SIM_FRAME_GATHER, &engine->state,
+        send_params(sim, slot, MU_SIM_ROLE_GATHER, MU_SIM_FRAME_GATHER, &engine->state,
                     engine->updates.params & ~engine->mirror);
     (void)gather(sim, slot);
 }
@@ -560,13 +585,19 @@ static void post_reports(struct mu_sim *sim, uint32_t slot)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
     struct mu_worker_event event = {.kind = MU_WE_STEP};
+    /* A whole leaf is as long whatever the layout: a stage takes its part of it. Restless histories have stages of any
+     * sizes anyway, and say nothing. */
+    const struct mu_layout *layout = &engine->assign->layout;
+    uint32_t stage = engine->leaf_count ? mu_layout_coords(layout, engine->assign->rank).p : 0;
+    uint64_t layers = layout->stage_first[stage + 1] - layout->stage_first[stage];
+    uint64_t stage_us = sim->params.leaf_us * sim->workers[slot].speed_percent / 100 * layers / sim->spec.model.layers;
     event.step = (struct mu_step_report){.steps_done = engine->held.step,
                                          .result = engine->held.result,
                                          .step_count = 1,
                                          .leaf_count = engine->leaf_count,
                                          .tokens = sim->params.leaves * 8,
                                          .total_us = sim->now_us - engine->step_started_us,
-                                         .forward_us = engine->leaf_count * sim->params.leaf_us};
+                                         .forward_us = sim->params.restless ? 0 : engine->leaf_count * stage_us};
     mu_sim_worker_post(sim, slot, &event);
     if (sim->spec.eval.every && engine->held.step % sim->spec.eval.every == 0)
         mu_sim_worker_post(sim, slot, &(struct mu_worker_event){.kind = MU_WE_EVAL, .eval = {engine->held.step, 1.0}});

@@ -408,6 +408,9 @@ static uint32_t roles_of(const struct mu_sim *sim, const struct mu_assign *assig
     }
     if (a.t != b.t || a.p != b.p)
         return roles;
+    struct mu_shard_group group = mu_layout_shard_group(layout->dp, a.d);
+    if (layout->sharded && b.d >= group.first && b.d < group.first + group.count)
+        roles |= MU_SIM_ROLE_GATHER;
     if (layout->dp <= MU_MESH_WORLD_MAX)
         return roles | MU_SIM_ROLE_REPLICA_MESH;
     count = mu_layout_binomial(layout->dp, a.d, tree);

@@ -486,6 +486,34 @@ static void wide(struct mu_sim *sim, struct mu_sim_params *p)
     p->fault_mean_us = 4 * MU_SIM_S;
 }
 
+/* Shard groups: a sharded optimizer over more replicas than a mesh takes. */
+static void wide_sharded(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    wide(sim, p);
+    deep_model(sim, p);
+    p->tp = p->pp = 1;
+    p->sharded = true;
+    p->checkpoints = true;
+}
+
+/* More than a mesh of ranks in columns: votes along the tree, sums in the mesh of a column or along its tree. */
+static void wide_grid(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    wide(sim, p);
+    deep_model(sim, p);
+    p->tp = 2;
+    p->pp = 2;
+    p->slices = p->slices < 2 ? 2 : p->slices;
+    p->workers = (uint32_t)mu_sim_between(sim, 36, 150);
+    p->slots = p->workers + 6;
+    p->min_workers = 4;
+    p->leaves = (uint32_t)mu_sim_between(sim, p->slots, 256);
+    p->sharded = mu_sim_below(sim, 3) == 0;
+    p->checkpoints = true;
+    p->W(KILL_STAGE) = 1;
+    p->W(TERM_WORKER) = 1;
+}
+
 static void big(struct mu_sim *sim, struct mu_sim_params *p)
 {
     ordinary(sim, p);
@@ -530,6 +558,8 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"quarantine", "workers crash too often and are kept out", 3, quarantine},
     {"everything", "all of it together", 12, everything},
     {"wide", "34 to 90 workers, tree exchange", 3, wide},
+    {"wide-sharded", "34 to 90 workers, optimizer sharded over groups of replicas", 3, wide_sharded},
+    {"wide-grid", "36 to 150 workers in layouts of tp 2, pp 2", 3, wide_grid},
     {"tensor", "tp 2 or 4: deaths, growth", 6, tensor},
     {"pipeline", "pp 2 or 3: deaths, growth", 6, pipeline},
     {"grid", "tp 2, pp 2: deaths of replicas and of whole stages", 8, grid},

@@ -293,6 +293,7 @@ enum {
     MU_SIM_ROLE_FIRST = 512, /* first stage, for the last one: tied embedding */
     MU_SIM_ROLE_LAST = 1024,
     MU_SIM_ROLE_BUDDY = 2048,   /* mirrors what this rank updates */
+    MU_SIM_ROLE_GATHER = 8192,  /* of the same shard group */
     MU_SIM_ROLE_GUARDED = 4096, /* this rank mirrors what it updates */
 };
 

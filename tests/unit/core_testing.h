@@ -30,6 +30,7 @@ struct box_worker {
     bool hold_prepared; /* does not answer PREPARE before it is told to */
     bool hold_pieces;   /* nor snapshots */
     bool hangs;         /* makes no progress, waits for nobody */
+    uint32_t layer_us;  /* computes so long on a leaf in each of its layers; 0: 100 us in all */
     struct mu_snapshot taken;
     uint64_t taken_step;
     int exit_code; /* -1: has not left */
@@ -664,6 +665,8 @@ static bool box_train(struct box *box, uint64_t steps)
         if (!worker->running)
             continue;
         bool idle = mu_layout_is_idle(&worker->layout, worker->rank);
+        uint32_t stage = idle ? 0 : mu_layout_coords(&worker->layout, worker->rank).p;
+        uint32_t layers = worker->layout.stage_first[stage + 1] - worker->layout.stage_first[stage];
         worker->held.step = result.step + 1;
         worker->held.has_result = true;
         worker->held.result = result;
@@ -678,7 +681,7 @@ static bool box_train(struct box *box, uint64_t steps)
                                             .total_us = (box->step_us ? box->step_us : 1000) +
                                                         (decision.take_snapshot ? box->copy_us : 0),
                                             .snapshot_us = decision.take_snapshot ? box->copy_us : 0,
-                                            .forward_us = 100};
+                                            .forward_us = worker->layer_us ? worker->layer_us * layers : 100};
         box_engine_later(box, i, &step);
         if (decision.take_snapshot)
             box_take(box, i, &decision.snapshot);

@@ -1,6 +1,7 @@
 /* links: mu_plan */
 #include "plan/cost.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,6 +11,7 @@
 #include <time.h>
 #include <cmocka.h>
 
+#include "common/rng.h"
 #include "plan/memory.h"
 
 /* Rates that make sums easy: only what a test looks at costs anything. */
@@ -141,22 +143,23 @@ static void test_cost_stages_balance_head_and_embedding(void **state)
     uint16_t first[MU_STAGES_MAX + 1];
     r.flops = 1e11;
     s.model.vocab = (uint32_t)(2 * layer_flops / (1024.0 * 2 * 512)); /* the head takes as long as two layers */
-    mu_cost_balance_stages(&s, &r, 1, 2, first);
+    mu_cost_balance_stages(&s, &r, 1, 2, NULL, first);
     assert_int_equal(first[1], 7);
     assert_int_equal(first[2], 12);
-    mu_cost_balance_stages(&s, &r, 1, 4, first); /* 14 units over 4: 3 or 4 each, the last with at most 2 layers */
+    mu_cost_balance_stages(&s, &r, 1, 4, NULL,
+                           first); /* 14 units over 4: 3 or 4 each, the last with at most 2 layers */
     assert_int_equal(first[4], 12);
     for (uint32_t p = 0; p < 4; p++) {
         int layers = first[p + 1] - first[p];
         assert_true(layers >= (p == 3 ? 1 : 3) && layers <= (p == 3 ? 2 : 4));
     }
-    mu_cost_balance_stages(&s, &r, 1, 12, first);
+    mu_cost_balance_stages(&s, &r, 1, 12, NULL, first);
     for (uint32_t p = 0; p <= 12; p++)
         assert_int_equal(first[p], p);
     /* Against all splits of 7 layers into 3 stages. */
     s = job(7, 1, 8, 1);
     s.model.vocab = 1u << 15;
-    mu_cost_balance_stages(&s, &r, 1, 3, first);
+    mu_cost_balance_stages(&s, &r, 1, 3, NULL, first);
     struct mu_layout layout = {.tp = 1, .pp = 3, .dp = 8};
     memcpy(layout.stage_first, first, 4 * sizeof first[0]);
     double own = mu_cost_of_layout(&s, &layout, &r).compute_s;
@@ -270,7 +273,75 @@ static void test_choose_obeys_given_degrees(void **state)
     s = job(6, 1, 40, 1);
     s.parallel.optimizer_sharding = true;
     s.parallel.pp = 1;
-    assert_int_equal(chosen(&s, 40, 0, NULL).dp, MU_MESH_WORLD_MAX);
+    struct mu_layout wide = chosen(&s, 40, 0, NULL); /* beyond a mesh too */
+    assert_true(wide.sharded && wide.dp >= MU_MESH_WORLD_MAX);
+    s.parallel.dp = 40;
+    assert_int_equal(chosen(&s, 40, 0, NULL).dp, 40);
+}
+
+static double uniform(uint64_t *seed)
+{
+    return (double)(mu_splitmix64(seed) >> 11) * 0x1p-53;
+}
+
+/* Costs of any kind: random speeds, embedding and head, against every split. */
+static double best_of_all_splits(const struct mu_job_spec *s, const struct mu_cost_rates *r, const double *slowness,
+                                 struct mu_layout *layout, uint32_t stage)
+{
+    uint32_t layers = s->model.layers, pp = layout->pp;
+    if (stage == pp) {
+        double slowest = 0;
+        struct mu_model_spec model;
+        mu_model_spec_init(&model, &s->model);
+        for (uint32_t p = 0; p < pp; p++) {
+            double seconds = mu_cost_stage_layers(s, &model, r, layout, p) * slowness[p];
+            slowest = seconds > slowest ? seconds : slowest;
+        }
+        return slowest;
+    }
+    double best = INFINITY;
+    uint32_t low = stage + 1 == pp ? layers : layout->stage_first[stage] + 1u;
+    for (uint32_t end = low; end + (pp - 1 - stage) <= layers; end++) {
+        layout->stage_first[stage + 1] = (uint16_t)end;
+        double slowest = best_of_all_splits(s, r, slowness, layout, stage + 1);
+        best = slowest < best ? slowest : best;
+    }
+    return best;
+}
+
+static void test_cost_stages_suit_the_speeds_of_their_workers(void **state)
+{
+    (void)state;
+    uint64_t seed = 20;
+    uint32_t uneven = 0;
+    for (int round = 0; round < 300; round++) {
+        uint32_t pp = 2 + (uint32_t)(uniform(&seed) * 4), layers = pp + (uint32_t)(uniform(&seed) * 8);
+        struct mu_job_spec s = job(layers, 1, 8, 1);
+        struct mu_cost_rates r;
+        mu_cost_rates_init(&r);
+        r.embedding_layers = 3 * uniform(&seed);
+        r.head_layers = 6 * uniform(&seed);
+        double slowness[8];
+        for (uint32_t p = 0; p < pp; p++)
+            slowness[p] = 1 + 3 * uniform(&seed) * (uniform(&seed) < 0.5);
+        struct mu_layout layout = {.tp = 1, .pp = pp, .dp = 1}, other = layout;
+        struct mu_model_spec model;
+        mu_model_spec_init(&model, &s.model);
+        mu_cost_balance_stages(&s, &r, 1, pp, slowness, layout.stage_first);
+        assert_int_equal(mu_layout_check(&layout, &s, NULL), MU_OK);
+        double slowest = 0;
+        for (uint32_t p = 0; p < pp; p++) {
+            double seconds = mu_cost_stage_layers(&s, &model, &r, &layout, p) * slowness[p];
+            slowest = seconds > slowest ? seconds : slowest;
+        }
+        other.stage_first[0] = 0;
+        double best = best_of_all_splits(&s, &r, slowness, &other, 0);
+        assert_true(slowest <= best * (1 + 1e-12) && slowest >= best * (1 - 1e-12));
+        mu_cost_balance_stages(&s, &r, 1, pp, NULL, other.stage_first);
+        uneven += memcmp(other.stage_first, layout.stage_first, sizeof layout.stage_first) != 0;
+        assert_true(mu_cost_of_stages(&s, &layout, &r, slowness) > 0);
+    }
+    assert_true(uneven > 50);
 }
 
 static void test_choose_fits_into_memory_or_says_what_is_short(void **state)
@@ -291,7 +362,7 @@ static void test_choose_fits_into_memory_or_says_what_is_short(void **state)
     assert_int_equal(mu_layout_choose(&s, &r, 2, whole / 8, 1, NULL, &layout, text, sizeof text), MU_ERR_UNAVAILABLE);
     struct mu_layout small = {.tp = 2, .pp = 1, .dp = 1, .stage_first = {0, 24}};
     struct mu_layout other = {.tp = 1, .pp = 2, .dp = 1};
-    mu_cost_balance_stages(&s, &r, 1, 2, other.stage_first);
+    mu_cost_balance_stages(&s, &r, 1, 2, NULL, other.stage_first);
     uint64_t need = mu_memory_of_layout(&s, &small, 1, NULL).total_bytes;
     uint64_t other_need = mu_memory_of_layout(&s, &other, 1, NULL).total_bytes;
     need = other_need < need ? other_need : need;
@@ -430,6 +501,7 @@ int main(void)
         cmocka_unit_test(test_cost_tensor_exchanges_and_slices),
         cmocka_unit_test(test_cost_sums_over_replicas),
         cmocka_unit_test(test_cost_stages_balance_head_and_embedding),
+        cmocka_unit_test(test_cost_stages_suit_the_speeds_of_their_workers),
         cmocka_unit_test(test_cost_calibration_meets_the_measurement),
         cmocka_unit_test(test_choose_uses_replicas_while_leaves_last),
         cmocka_unit_test(test_choose_obeys_given_degrees),

@@ -4,7 +4,9 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/wait.h>
+#include <time.h>
 
+#include "common/rng.h"
 #include "storage/catalog.h"
 #include "worker/comm.h"
 
@@ -139,41 +141,85 @@ static const struct mu_model_config sliced = {.family = MU_FAMILY_GPT2,
                                               .dropout = 0.1f,
                                               .slices = 4};
 
-static struct fleet *sliced_fleet(bool sharded, const uint32_t layout[4])
+static const struct mu_model_config sliced_llama = {.family = MU_FAMILY_LLAMA,
+                                                    .layers = 4,
+                                                    .heads = 4,
+                                                    .kv_heads = 4,
+                                                    .hidden = 48,
+                                                    .channels = 32,
+                                                    .context = 16,
+                                                    .vocab = 257,
+                                                    .rope_base = 10000.0,
+                                                    .slices = 4};
+
+enum { WRITERS = 13, READERS = 4 }; /* of each family: 104 pairs in all */
+
+/* Any degrees that make a world of at most eight, stages of any sizes. */
+static struct mu_layout drawn_layout(uint64_t *seed)
 {
-    struct fleet *fleet = fleet_of(&sliced);
-    fleet->spec.parallel.optimizer_sharding = sharded;
-    want_layout(fleet, layout[0], layout[1], layout[2], layout[3]);
+    for (;;) {
+        uint32_t tp = 1u << mu_splitmix64(seed) % 3, pp = 1 + mu_splitmix64(seed) % 4, dp = 1 + mu_splitmix64(seed) % 4;
+        uint32_t idle = mu_splitmix64(seed) % 4 == 0;
+        struct mu_layout layout = make_layout(tp, pp, dp, idle, mu_splitmix64(seed) % 2, 4);
+        for (uint32_t p = 1; p < pp; p++) /* each begins anywhere between its neighbours */
+            layout.stage_first[p] = (uint16_t)(layout.stage_first[p - 1] + 1 +
+                                               mu_splitmix64(seed) % (4 - (pp - p) - layout.stage_first[p - 1]));
+        if (tp * pp * dp + idle <= WORKERS_MAX)
+            return layout;
+    }
+}
+
+static struct fleet *fleet_in_layout(const struct mu_model_config *model, const struct mu_layout *layout)
+{
+    struct fleet *fleet = fleet_of(model);
+    fleet->spec.parallel.optimizer_sharding = layout->sharded;
+    fleet->wanted = *layout;
     return fleet;
 }
 
-/* Whatever layout wrote it, any layout goes on from it. */
+static void load_and_finish(const struct mu_model_config *model, const char *dir, const struct mu_layout *layout,
+                            const uint8_t wanted[32])
+{
+    uint8_t sha[32];
+    struct fleet *fleet = fleet_in_layout(model, layout);
+    for (uint32_t k = 0; k < mu_layout_world(layout); k++)
+        worker_start(fleet);
+    fleet->checkpoint = 5;
+    fleet->checkpoint_step = 2;
+    snprintf(fleet->checkpoint_dir, sizeof fleet->checkpoint_dir, "%s", dir);
+    start(fleet, (1u << fleet->count) - 1);
+    assert_int_equal(wait_parked(fleet, sha), MU_PARK_FINISHED);
+    assert_memory_equal(sha, wanted, 32);
+    assert_int_equal(fleet->applied[1], 0);
+    assert_int_equal(fleet->applied[2], fleet->count);
+    fleet_free(fleet);
+}
+
+/* Whatever layout wrote it, any layout goes on from it: random pairs, others in each run. */
 static void test_engine_checkpoint_of_any_layout_loads_into_any_other(void **state)
 {
     (void)state;
-    static const uint32_t layouts[][4] = {{2, 2, 2, 0}, {1, 3, 2, 1}, {4, 1, 1, 0}, {1, 1, 3, 0}};
-    uint8_t sha[32], wanted[32] = {0};
-    for (uint32_t i = 0; i < 4; i++) {
-        const uint32_t *to = layouts[(i + 1) % 4];
-        struct fleet *fleet = sliced_fleet(i % 2 == 0, layouts[i]);
-        snapshot_run(fleet, layouts[i][0] * layouts[i][1] * layouts[i][2] + layouts[i][3], "ckpt");
-        assert_int_equal(wait_parked(fleet, sha), MU_PARK_FINISHED);
-        assert_true(i == 0 || memcmp(sha, wanted, 32) == 0);
-        memcpy(wanted, sha, 32);
-        write_manifest(fleet, mu_layout_working(&fleet->layout));
-        struct fleet *second = sliced_fleet(i % 3 == 0, to);
-        for (uint32_t k = 0; k < mu_layout_world(&second->wanted); k++)
-            worker_start(second);
-        second->checkpoint = 5;
-        second->checkpoint_step = 2;
-        snprintf(second->checkpoint_dir, sizeof second->checkpoint_dir, "%s", fleet->command.dir);
-        start(second, (1u << second->count) - 1);
-        assert_int_equal(wait_parked(second, sha), MU_PARK_FINISHED);
-        assert_memory_equal(sha, wanted, 32);
-        assert_int_equal(second->applied[1], 0);
-        assert_int_equal(second->applied[2], second->count);
-        fleet_free(second);
-        fleet_free(fleet);
+    static const struct mu_model_config *const models[] = {&sliced, &sliced_llama};
+    const char *given = getenv("MU_TEST_SEED");
+    uint64_t seed = given ? strtoull(given, NULL, 10) : (uint64_t)time(NULL);
+    print_message("%d pairs of layouts: MU_TEST_SEED=%llu\n", 2 * WRITERS * READERS, (unsigned long long)seed);
+    for (int family = 0; family < 2; family++) {
+        uint8_t sha[32], wanted[32];
+        for (uint32_t i = 0; i < WRITERS; i++) {
+            struct mu_layout from = drawn_layout(&seed);
+            struct fleet *fleet = fleet_in_layout(models[family], &from);
+            snapshot_run(fleet, mu_layout_world(&from), "ckpt");
+            assert_int_equal(wait_parked(fleet, sha), MU_PARK_FINISHED);
+            if (i == 0)
+                memcpy(wanted, sha, 32);
+            assert_memory_equal(sha, wanted, 32);
+            write_manifest(fleet, mu_layout_working(&fleet->layout));
+            for (uint32_t k = 0; k < READERS; k++) {
+                struct mu_layout to = drawn_layout(&seed);
+                load_and_finish(models[family], fleet->command.dir, &to, wanted);
+            }
+            fleet_free(fleet);
+        }
     }
 }
 

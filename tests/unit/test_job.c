@@ -1,4 +1,5 @@
 /* links: mu_plan */
+#include "common/rng.h"
 #include "plan/job.h"
 
 #include <math.h>
@@ -119,7 +120,8 @@ static void test_job_bad_model_is_named(void **state)
     BAD(s.model.layers = 513, "model.layers", "513", "1 to 512");
     BAD(s.model.heads = 0, "model.heads", "0", "1 to 1024");
     BAD(s.model.heads = 1025, "model.heads", "1025", "1 to 1024");
-    BAD((s.model.heads = 1, s.model.channels = 257), "model.heads", "1", "channels / heads = 257, at most 256");
+    BAD((s.model.heads = 1, s.model.channels = 257), "model.channels", "257",
+        "at most 256 for each of model.heads (1); use 256");
     BAD(s.model.heads = 5, "model.channels", "384", "multiple of model.heads (5); use 380 or 385");
     BAD(s.model.channels = 0, "model.channels", "0", "1 to 65536");
     BAD(s.model.channels = 65537, "model.channels", "65537", "1 to 65536");
@@ -146,14 +148,13 @@ static void test_job_bad_data_and_batch_are_named(void **state)
     BAD(s.batch.accumulate = 0, "batch.accumulate", "0", "1 to 4096");
     BAD(s.batch.accumulate = 4097, "batch.accumulate", "4097", "1 to 4096");
     BAD((s.model.context = s.batch.length = 1024, s.batch.micro = 1025, s.batch.sequences = 2050), "batch.micro",
-        "1025", "use at most 1024 sequences");
+        "1025", "at most 1048576 tokens in a micro-batch of batch.length (1024); use 205");
     BAD((s.model.context = s.batch.length = 4097), "batch.length", "4097",
-        "length * channels / heads (64 a head) at most 262144");
-    BAD(s.batch.micro = 3, "batch.sequences", "32",
-        "multiple of micro * accumulate (3 * 2 = 6); use 30 or 36 sequences");
+        "length * channels / heads at most 262144, with channels / heads (64); use 4096");
+    BAD(s.batch.micro = 3, "batch.sequences", "32", "a multiple of batch.micro * batch.accumulate (6); use 30 or 36");
     BAD((s.batch.micro = 4096, s.batch.accumulate = 4096), "batch.sequences", "32", "16777216");
     BAD((s.batch.sequences = 131072, s.batch.micro = 1, s.batch.accumulate = 1), "batch.sequences", "131072",
-        "131072 leaves");
+        "at most 65536 leaves of batch.micro * batch.accumulate (1); use 65536");
     BAD(s.batch.length = 0, "batch.length", "0", "1 to 256");
     BAD(s.batch.length = 257, "batch.length", "257", "1 to 256");
     BAD(s.steps = 0, "steps", "0", "1 to ");
@@ -256,23 +257,22 @@ static void test_job_families_have_their_own_rules(void **state)
 static void test_job_what_slices_cannot_cut_is_refused_with_nearest_values(void **state)
 {
     (void)state;
-    BAD(s.model.slices = 3, "parallel.slices", "3", "a power of two up to the limit (64); use 2 or 4");
-    BAD(s.model.slices = 65, "parallel.slices", "65", "use 64");
-    BAD(s.model.slices = 128, "parallel.slices", "128", "use 64");
-    BAD(s.model.slices = 4, "model.heads", "6", "a multiple of parallel.slices (4); use 4 or 8");
-    BAD_LLAMA(s.model.slices = 8, "model.kv_heads", "4", "a multiple of parallel.slices (8); use 8");
-    BAD_LLAMA(s.model.hidden = 690, "model.hidden", "690", "a multiple of parallel.slices (4); use 688 or 692");
+    BAD(s.model.slices = 3, "parallel.slices", "3", "a power of two up to the limit (64); use 2");
+    BAD(s.model.slices = 65, "parallel.slices", "65", "use 2");
+    BAD(s.model.slices = 128, "parallel.slices", "128", "use 2");
+    BAD(s.model.slices = 4, "parallel.slices", "4", "a divisor of model.heads (6); use 2");
+    BAD_LLAMA(s.model.slices = 8, "parallel.slices", "8", "a divisor of model.kv_heads (4); use 4");
+    BAD_LLAMA(s.model.hidden = 690, "parallel.slices", "4", "a divisor of model.hidden (690); use 2");
     BAD((s.model.slices = 2, s.batch.micro = 1, s.batch.accumulate = 1, s.batch.length = 255), "batch.micro", "1",
-        "micro * length (255 tokens) a multiple of parallel.slices (2); use 2");
+        "micro * batch.length a multiple of parallel.slices (2); use 2");
     BAD((s.model.slices = 2, s.batch.micro = 3, s.batch.length = 255), "batch.micro", "3", "use 2 or 4");
     /* 16 slices of ceil(17 / 16) = 2 rows: the last ones would be empty. */
-    BAD((s.data.tokens = MU_TOKENS_LLMC, s.model.heads = 16, s.model.slices = 16, s.model.vocab = 17), "model.vocab",
-        "17", "(16); use 16 or 31");
-    BAD((s.data.tokens = MU_TOKENS_LLMC, s.model.heads = 16, s.model.slices = 16, s.model.vocab = 5), "model.vocab",
-        "5", "at least parallel.slices (16); use 16");
-    /* Bytes need 256 entries, so the smaller neighbour is none. */
-    BAD((s.model.channels = 384, s.model.heads = 64, s.model.slices = 64, s.model.vocab = 257), "model.vocab", "257",
-        "use 256 or 316");
+    BAD((s.data.tokens = MU_TOKENS_LLMC, s.model.heads = 16, s.model.slices = 16, s.model.vocab = 17),
+        "parallel.slices", "16", "of model.vocab (17); use 4");
+    BAD((s.data.tokens = MU_TOKENS_LLMC, s.model.heads = 16, s.model.slices = 16, s.model.vocab = 5), "parallel.slices",
+        "16", "of model.vocab (5); use 2");
+    BAD((s.model.channels = 384, s.model.heads = 64, s.model.slices = 64, s.model.vocab = 257), "parallel.slices", "64",
+        "use 16");
     struct mu_job_spec s = good_spec();
     s.data.tokens = MU_TOKENS_LLMC;
     s.model.heads = 16;
@@ -291,14 +291,10 @@ static void test_job_bad_parallel_is_named(void **state)
     BAD(s.parallel.pp = 7, "parallel.pp", "7", "auto, or 1 to 6");
     BAD((s.model.layers = 200, s.parallel.pp = 129), "parallel.pp", "129", "auto, or 1 to 128");
     BAD(s.parallel.dp = 9, "parallel.dp", "9", "auto, or 1 to 8");
-    BAD((s.batch.sequences = 400, s.parallel.dp = 33, s.parallel.optimizer_sharding = true), "parallel.dp", "33",
-        "at most 32 with optimizer_sharding");
     BAD((s.workers.max = 47, s.parallel.pp = 6, s.parallel.dp = 8), "workers.max", "47", "at least tp * pp * dp = 48");
     BAD((s.workers.max = 5, s.parallel.pp = 6), "workers.max", "5", "raise it to 6");
     BAD((s.parallel.pp = 2, s.workers.min = 17), "workers.min", "17", "at most the 16 workers");
     BAD((s.parallel.pp = 1, s.parallel.dp = 3, s.workers.min = 4), "workers.min", "4", "at most the 3 workers");
-    BAD((s.batch.sequences = 400, s.parallel.pp = 1, s.parallel.optimizer_sharding = true, s.workers.min = 33),
-        "workers.min", "33", "at most the 32 workers");
     BAD(s.parallel.recompute = 0, "parallel.recompute", "0", "none, selective or full");
     BAD(s.parallel.recompute = 4, "parallel.recompute", "4", "none, selective or full");
     BAD(s.parallel.redundancy = (enum mu_redundancy)3, "parallel.redundancy", "3", "none or buddy");
@@ -465,6 +461,99 @@ static void test_job_hash_covers_llama(void **state)
     }
 }
 
+/* ---- advice ---- */
+
+static uint32_t drawn(uint64_t *seed, uint32_t count)
+{
+    return (uint32_t)(mu_splitmix64(seed) % count);
+}
+
+/* One of the numbers becomes something else, sometimes far off. */
+static void spoil(struct mu_job_spec *s, uint64_t *seed)
+{
+    uint32_t *numbers[] = {&s->model.layers,    &s->model.heads, &s->model.kv_heads,   &s->model.channels,
+                           &s->model.context,   &s->model.vocab, &s->model.hidden,     &s->model.slices,
+                           &s->batch.sequences, &s->batch.micro, &s->batch.accumulate, &s->batch.length,
+                           &s->parallel.tp,     &s->parallel.pp, &s->parallel.dp,      &s->workers.min,
+                           &s->workers.max};
+    uint32_t which = drawn(seed, sizeof numbers / sizeof numbers[0]);
+    if (s->model.family == MU_FAMILY_GPT2 &&
+        (numbers[which] == &s->model.kv_heads || numbers[which] == &s->model.hidden))
+        return; /* follow from the others there */
+    uint32_t limit = 1u << (1 + drawn(seed, 18));
+    *numbers[which] = drawn(seed, limit);
+}
+
+static uint32_t *number_named(struct mu_job_spec *s, const char *text)
+{
+    const struct {
+        const char *name;
+        uint32_t *number;
+    } all[] = {{"model.layers:", &s->model.layers},       {"model.heads:", &s->model.heads},
+               {"model.kv_heads:", &s->model.kv_heads},   {"model.channels:", &s->model.channels},
+               {"model.context:", &s->model.context},     {"model.vocab:", &s->model.vocab},
+               {"model.hidden:", &s->model.hidden},       {"parallel.slices:", &s->model.slices},
+               {"batch.sequences:", &s->batch.sequences}, {"batch.micro:", &s->batch.micro},
+               {"batch.length:", &s->batch.length},       {"batch.accumulate:", &s->batch.accumulate},
+               {"parallel.tp:", &s->parallel.tp},         {"parallel.pp:", &s->parallel.pp},
+               {"parallel.dp:", &s->parallel.dp},         {"workers.min:", &s->workers.min},
+               {"workers.max:", &s->workers.max}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        if (strncmp(text, all[i].name, strlen(all[i].name)) == 0)
+            return all[i].number;
+    }
+    fail_msg("no number: %s", text);
+    return NULL;
+}
+
+/* "...; use 4 or 8", "raise it to 6", "lower min to 3", or a range that the value lies outside of. */
+static uint32_t advised(const char *text, uint32_t value, uint64_t *seed)
+{
+    unsigned long low, high;
+    const char *use = strstr(text, "; use "), *to = strstr(text, " it to "), *min = strstr(text, "lower min to ");
+    const char *range = strstr(text, " is not allowed: ");
+    if (use && sscanf(use, "; use %lu or %lu", &low, &high) == 2)
+        return (uint32_t)(drawn(seed, 2) ? low : high);
+    if (use && sscanf(use, "; use %lu", &low) == 1)
+        return (uint32_t)low;
+    if ((to && sscanf(to, " it to %lu", &low) == 1) || (min && sscanf(min, "lower min to %lu", &low) == 1))
+        return (uint32_t)low;
+    if (range && sscanf(range, " is not allowed: %lu to %lu", &low, &high) == 2)
+        return (uint32_t)(value < low ? low : high);
+    fail_msg("no advice: %s", text);
+    return 0;
+}
+
+/* Who follows the advice gets there: a value that was advised is never refused again itself, one wrong number takes a
+ * few rounds at most, several take a few each. */
+static void test_job_advice_is_allowed(void **state)
+{
+    (void)state;
+    uint64_t seed = 7;
+    uint32_t refused = 0, at_once = 0;
+    for (int round = 0; round < 4000; round++) {
+        struct mu_job_spec s = round % 2 ? llama_spec() : good_spec();
+        s.model.slices = s.model.family == MU_FAMILY_LLAMA ? s.model.slices : 1u << drawn(&seed, 2);
+        int spoiled = 1 + (round % 3 == 0) + (round % 7 == 0), rounds = 0;
+        for (int i = 0; i < spoiled; i++)
+            spoil(&s, &seed);
+        struct mu_error err = {0};
+        while (mu_job_spec_check(&s, &err) != MU_OK) {
+            if (s.model.family == MU_FAMILY_GPT2 && strncmp(err.text, "model.hidden", 12) == 0)
+                break; /* channels beyond what any width allows */
+            uint32_t *number = number_named(&s, err.text), value = advised(err.text, *number, &seed);
+            if (value == *number)
+                fail_msg("advised what is refused: %s", err.text);
+            *number = value;
+            if (++rounds > 4 * spoiled)
+                fail_msg("round %d: %d rounds of advice end with: %s", round, rounds, err.text);
+        }
+        refused += rounds > 0;
+        at_once += rounds == 1;
+    }
+    assert_true(refused > 1500 && at_once > refused / 2);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -476,6 +565,7 @@ int main(void)
         cmocka_unit_test(test_job_bad_policy_is_named),
         cmocka_unit_test(test_job_families_have_their_own_rules),
         cmocka_unit_test(test_job_what_slices_cannot_cut_is_refused_with_nearest_values),
+        cmocka_unit_test(test_job_advice_is_allowed),
         cmocka_unit_test(test_job_bad_parallel_is_named),
         cmocka_unit_test(test_job_model_fields_left_out_are_filled_in),
         cmocka_unit_test(test_job_learning_rate_follows_warmup_and_cosine),

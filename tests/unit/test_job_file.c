@@ -251,9 +251,9 @@ static const struct bad bads[] = {
     {"dp: 4", "dp: 9", "f.yaml:8: parallel.dp: value 9 is not allowed: auto, or 1 to 8", ""},
     {"dp: 4", "dp: 4294967296", "f.yaml:8: parallel.dp: value 4294967296 is not allowed", "4294967295"},
     {"slices: 1", "slices: 0", "f.yaml:8: parallel.slices: value 0 is not allowed", "at least 1"},
-    {"slices: 1", "slices: 8", "f.yaml:2: model.heads: value 6 is not allowed: a multiple of parallel.slices (8)",
-     "; use 8"},
-    {"slices: 1", "slices: 3", "f.yaml:8: parallel.slices: value 3 is not allowed: a power of two", "use 2 or 4"},
+    {"slices: 1", "slices: 8", "f.yaml:8: parallel.slices: value 8 is not allowed: a divisor of model.heads (6)",
+     "; use 2"},
+    {"slices: 1", "slices: 3", "f.yaml:8: parallel.slices: value 3 is not allowed: a power of two", "use 2"},
     {"max: 64", "max: 3", "f.yaml:9: workers.max: value 3 is not allowed: at least tp * pp * dp = 4", "raise it to 4"},
     /* families */
     {"dropout: 0.1", "kv_heads: 3", "f.yaml:2: model.kv_heads: value 3 is not allowed: model.heads (6) for gpt2", ""},
@@ -324,7 +324,8 @@ static const struct bad bads[] = {
     /* contradictions */
     {"heads: 6", "heads: 5", "f.yaml:2: model.channels: value 384 is not allowed: a multiple of model.heads (5)", ""},
     {"vocab: 256", "vocab: 255", "f.yaml:2: model.vocab: value 255 is not allowed: at least 256", ""},
-    {"micro: 2", "micro: 3", "f.yaml:4: batch.sequences: value 32 is not allowed: a multiple of micro", "use 30 or 36"},
+    {"micro: 2", "micro: 3", "f.yaml:4: batch.sequences: value 32 is not allowed: a multiple of batch.micro",
+     "use 30 or 36"},
     {"length: 128", "length: 512", "f.yaml:4: batch.length: value 512 is not allowed: 1 to 256", ""},
     {"warmup: 50", "warmup: 5000", "f.yaml:6: optimizer.warmup: value 5000 is not allowed: 0 to 1000", ""},
     {"min_lr: 6.0e-5", "min_lr: 6.0e-3", "f.yaml:6: optimizer.min_lr: value 0.006 is not allowed: 0 to optimizer.lr",

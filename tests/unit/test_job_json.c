@@ -286,7 +286,7 @@ static void test_job_json_wrong_records_are_refused(void **state)
                    "parallel.optimizer_sharding: not true or");
     expect_refused("\"recompute\":\"selective\"", "\"recompute\":\"some\"", "parallel.recompute: not one of the known");
     expect_refused("\"redundancy\":\"none\"", "\"redundancy\":\"raid\"", "parallel.redundancy: not one of the known");
-    expect_refused("\"slices\":1", "\"slices\":2", "model.heads: value 3 is not allowed");
+    expect_refused("\"slices\":1", "\"slices\":2", "parallel.slices: value 2 is not allowed");
     expect_refused("{", "[1]{", "not valid JSON");
     expect_refused("{", "7", "");
 }

@@ -442,7 +442,7 @@ static void test_layout_check_names_what_is_wrong(void **state)
     BAD((void)l, "the job sets parallel.tp to 1");
     s = job();
     s.parallel.optimizer_sharding = true;
-    BAD((l.sharded = true, l.dp = 33), "at most 32 with a sharded optimizer");
+    BAD((l.sharded = true, l.dp = 41), "layout.dp: value 41 is not allowed: 1 to 40");
     struct mu_layout sharded = good;
     sharded.sharded = true;
     assert_int_equal(mu_layout_check(&sharded, &s, &err), MU_OK);
@@ -454,11 +454,67 @@ static void test_layout_check_names_what_is_wrong(void **state)
     assert_false(mu_layout_equal(&good, &other));
 }
 
+/* Groups tile the replicas, are at most a mesh, differ by one at most; each has every moment of a column once; the
+ * first one answers for them; a replica knows its whole group. */
+static void test_layout_shard_groups_own_everything_each(void **state)
+{
+    (void)state;
+    for (uint32_t dp = 1; dp < 300; dp++) {
+        struct mu_shard_group first = mu_layout_shard_group(dp, 0);
+        uint32_t next = 0;
+        while (next < dp) {
+            struct mu_shard_group group = mu_layout_shard_group(dp, next);
+            assert_int_equal(group.first, next);
+            assert_true(group.count <= MU_MESH_WORLD_MAX && group.count <= first.count &&
+                        group.count + 1 >= first.count);
+            for (uint32_t d = group.first; d < group.first + group.count; d++)
+                assert_memory_equal(&group, &(struct mu_shard_group[]){mu_layout_shard_group(dp, d)}[0], sizeof group);
+            next += group.count;
+        }
+        assert_int_equal(next, dp);
+        assert_true(dp > MU_MESH_WORLD_MAX || first.count == dp);
+    }
+    struct mu_job_spec s = job();
+    struct mu_model_spec model;
+    mu_model_spec_init(&model, &s.model);
+    for (uint32_t dp = 33; dp <= 97; dp += 16) {
+        struct mu_layout layout = {.tp = 2, .pp = 2, .dp = dp, .sharded = true, .stage_first = {0, 2, 6}};
+        assert_int_equal(mu_layout_buddy_group(&layout), 1);
+        uint64_t primary = 0, elements = mu_model_elements_before(&model, model.chunk_count);
+        for (uint32_t first = 0; first < dp;) {
+            struct mu_shard_group group = mu_layout_shard_group(dp, first);
+            for (uint32_t column = 0; column < 4; column++) {
+                uint64_t owned = 0;
+                for (uint32_t d = first; d < first + group.count; d++) {
+                    uint32_t rank = mu_layout_rank(&layout, (struct mu_coords){column % 2, d, column / 2});
+                    uint64_t own = mu_layout_elements(&model, &layout, rank, MU_SHARE_PRIMARY);
+                    owned += mu_layout_elements(&model, &layout, rank, MU_SHARE_MOMENTS);
+                    primary += own;
+                    assert_true(first == 0 || own == 0);
+                    uint32_t out[MU_LAYOUT_NEIGHBOURS_MAX], known = 0;
+                    uint32_t count = mu_layout_neighbours(&model, &layout, rank, out);
+                    for (uint32_t i = 0; i < count; i++) {
+                        struct mu_coords at = mu_layout_coords(&layout, out[i]);
+                        known +=
+                            at.t == column % 2 && at.p == column / 2 && at.d >= first && at.d < first + group.count;
+                    }
+                    assert_int_equal(known, group.count - 1);
+                }
+                uint32_t rank = mu_layout_rank(&layout, (struct mu_coords){column % 2, first, column / 2});
+                assert_int_equal(owned, mu_layout_elements(&model, &layout, rank, MU_SHARE_PARAMS));
+            }
+            first += group.count;
+        }
+        assert_int_equal(primary, elements);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_layout_shares_follow_the_definition),
         cmocka_unit_test(test_layout_mirrors_follow_the_definition),
+        cmocka_unit_test(test_layout_shard_groups_own_everything_each),
         cmocka_unit_test(test_layout_buddies_are_on_other_hosts_where_a_shift_allows),
         cmocka_unit_test(test_layout_data_parallel_shares_are_those_of_equal_chunks),
         cmocka_unit_test(test_layout_largest_share_fits_its_runs),

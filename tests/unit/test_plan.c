@@ -253,16 +253,16 @@ static void test_leaves_follow_measured_speed(void **state)
     (void)state;
     struct fixture f;
     setup(&f, 3, 16, 1, 64);
-    f.members[0].seconds_per_leaf = 0.010;
-    f.members[1].seconds_per_leaf = 0.011; /* noise */
-    f.members[2].seconds_per_leaf = 0.030; /* a straggler */
+    f.members[0].seconds_per_layer = 0.010;
+    f.members[1].seconds_per_layer = 0.011; /* noise */
+    f.members[2].seconds_per_layer = 0.030; /* a straggler */
     make(&f);
     assert_false(f.plan.equal_leaves);
     assert_int_equal(f.leaf_counts[0] + f.leaf_counts[1] + f.leaf_counts[2], 16);
     assert_true(f.leaf_counts[2] >= 1 && f.leaf_counts[2] <= 3);
     assert_true(f.leaf_counts[0] >= 6 && f.leaf_counts[1] >= 6);
     for (uint32_t i = 0; i < 3; i++)
-        f.members[i].seconds_per_leaf = 0;
+        f.members[i].seconds_per_layer = 0;
     make(&f); /* unmeasured: no rank more than the slowest of an equal split */
     for (uint32_t r = 0; r < 3; r++)
         assert_true(f.leaf_counts[r] >= 1 && f.leaf_counts[r] <= 6);
@@ -277,8 +277,8 @@ static void test_a_replica_is_as_fast_as_its_slowest_member(void **state)
     setup_layout(&f, &layout, 5, (const int[]){0, 1, 2, 3, 4, 5}, 6);
     f.spec.batch.sequences = 15;
     for (uint32_t i = 0; i < 6; i++)
-        f.members[i].seconds_per_leaf = 0.01;
-    f.members[4].seconds_per_leaf = 0.02; /* rank 4: replica 1, second stage */
+        f.members[i].seconds_per_layer = 0.01;
+    f.members[4].seconds_per_layer = 0.02; /* rank 4: replica 1, second stage */
     make(&f);
     assert_int_equal(f.plan.layout.dp, 3);
     assert_int_equal(f.leaf_counts[0], 6);

@@ -387,7 +387,7 @@ static void test_the_measured_speed_decides_between_layouts(void **state)
     make(&f);
     assert_int_equal(f.plan.status, MU_OK);
     assert_int_equal(f.plan.layout.tp, 4);
-    f.members[0].seconds_per_leaf = 1e-3;
+    f.members[0].seconds_per_layer = 1e-3;
     make(&f);
     assert_int_equal(f.plan.status, MU_OK);
     assert_int_equal(f.plan.layout.pp, 4);
@@ -451,6 +451,47 @@ static void test_tensor_groups_stay_on_one_host(void **state)
     teardown(&f);
 }
 
+/* Layers go from the stage whose workers are slow to the other one; from one slow replica of several leaves go; small
+ * differences change nothing, nor do speeds that were measured in other degrees. */
+static void test_layers_follow_the_speeds_of_stages(void **state)
+{
+    (void)state;
+    struct fixture f;
+    static const int ranks[] = {0, 1, 2, 3, 4, 5};
+    struct mu_layout layout = make_layout(1, 2, 3, false);
+    setup_layout(&f, &layout, 7, ranks, 6);
+    for (uint32_t i = 0; i < 6; i++)
+        f.members[i].seconds_per_layer = i < 3 ? 0.010 : 0.0102;
+    f.input.costs = (struct mu_stage_costs){.embedding = 1, .head = MU_STAGE_COST_UNIT / 16};
+    make(&f);
+    assert_int_equal(f.plan.layout.stage_first[1], 2);
+    assert_true(f.plan.saved_s <= 0);
+    for (uint32_t i = 0; i < 3; i++)
+        f.members[i].seconds_per_layer = 0.035; /* the whole first stage */
+    make(&f);
+    assert_int_equal(f.plan.status, MU_OK);
+    assert_int_equal(f.plan.layout.stage_first[1], 1);
+    assert_true(f.plan.saved_s > 0);
+    for (uint32_t i = 0; i < 6; i++)
+        assert_int_equal(rank_of_member(&f, i), i); /* nobody changes its stage */
+    struct mu_layout first = f.plan.layout;
+    f.input.old_layout = first; /* as it went: it stays */
+    for (uint32_t i = 0; i < 6; i++)
+        f.members[i].held = at_rank(7, &first, i);
+    make(&f);
+    assert_true(mu_layout_equal(&f.plan.layout, &first));
+    assert_true(f.plan.saved_s <= 0);
+    f.input.old_layout = layout;
+    for (uint32_t i = 0; i < 6; i++)
+        f.members[i].held = at_rank(7, &layout, i);
+    for (uint32_t i = 1; i < 3; i++)
+        f.members[i].seconds_per_layer = 0.010; /* one replica of it */
+    make(&f);
+    assert_int_equal(f.plan.layout.stage_first[1], 2);
+    assert_true(f.leaf_counts[0] < f.leaf_counts[1]);
+    teardown(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -470,6 +511,7 @@ int main(void)
         cmocka_unit_test(test_workers_of_one_host_share_its_memory),
         cmocka_unit_test(test_the_measured_speed_decides_between_layouts),
         cmocka_unit_test(test_tensor_groups_stay_on_one_host),
+        cmocka_unit_test(test_layers_follow_the_speeds_of_stages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,7 +15,7 @@
 #include "common/rng.h"
 #include "plan/plan.h"
 
-enum { WORLD_MAX = 40, STEPS = 2, PATIENCE_US = 30 * 1000000 };
+enum { WORLD_MAX = 72, STEPS = 2, PATIENCE_US = 30 * 1000000 };
 
 static const uint8_t secret[MU_COMM_SECRET_SIZE] = "the secret of this generation..";
 
@@ -96,7 +96,8 @@ struct rank_state {
 
 static uint32_t peers_of(const struct exchange *x, uint32_t rank, uint32_t out[MU_LAYOUT_NEIGHBOURS_MAX])
 {
-    return x->tree ? mu_layout_binomial(x->world, rank, out) : mu_layout_neighbours(&x->model, &x->layout, rank, out);
+    return x->tree && !x->layout.sharded ? mu_layout_binomial(x->world, rank, out)
+                                         : mu_layout_neighbours(&x->model, &x->layout, rank, out);
 }
 
 static bool open_group(struct rank *rank, struct rank_state *s)
@@ -357,6 +358,7 @@ static void check_layout(const struct mu_model_config *config, const struct layo
     for (uint32_t p = 0; p <= x->layout.pp; p++)
         x->layout.stage_first[p] = (uint16_t)(p * config->layers / x->layout.pp);
     x->world = mu_layout_world(&x->layout);
+    assert_true(x->world <= WORLD_MAX);
     x->leaves = layout->leaves;
     x->tree = !layout->mesh;
     x->threads = layout->threads;
@@ -491,6 +493,31 @@ static void test_reduce_sharded_sums_at_owners_and_gathers_to_all(void **state)
         &(struct layout){.world = 4, .leaves = 9, .mesh = true, .threads = 1, .sharded = true, .segment_chunks = 3});
 }
 
+/* More than a mesh takes: sums to all along the tree, gathers within shard groups (33: of 17 and 16; 70: of 24, 23,
+ * 23).
+ */
+static void test_reduce_sharded_beyond_a_mesh_gathers_in_groups(void **state)
+{
+    (void)state;
+    for (uint32_t world = 2; world <= 5; world++)
+        check_layout(&medium, &(struct layout){.world = world,
+                                               .leaves = 11,
+                                               .mesh = false,
+                                               .threads = 1,
+                                               .sharded = true,
+                                               .staging_bytes = 1 << 28,
+                                               .segment_chunks = world % 3});
+    static const uint32_t worlds[] = {33, 40, 70};
+    for (size_t i = 0; i < sizeof worlds / sizeof worlds[0]; i++)
+        check_layout(i == 1 ? &medium : &tiny, &(struct layout){.world = worlds[i],
+                                                                .leaves = 75,
+                                                                .mesh = false,
+                                                                .threads = 1,
+                                                                .sharded = true,
+                                                                .staging_bytes = 1 << 20,
+                                                                .segment_chunks = 2});
+}
+
 static void test_reduce_sharded_sums_go_to_buddies_too(void **state)
 {
     (void)state;
@@ -564,6 +591,7 @@ int main(void)
         cmocka_unit_test(test_reduce_long_segments_give_the_tree_sum),
         cmocka_unit_test(test_reduce_large_world_along_the_tree_gives_the_tree_sum),
         cmocka_unit_test(test_reduce_sharded_sums_at_owners_and_gathers_to_all),
+        cmocka_unit_test(test_reduce_sharded_beyond_a_mesh_gathers_in_groups),
         cmocka_unit_test(test_reduce_sharded_sums_go_to_buddies_too),
         cmocka_unit_test(test_reduce_columns_of_a_layout_give_the_tree_sum),
         cmocka_unit_test(test_reduce_more_ranks_than_chunks_gives_the_tree_sum),

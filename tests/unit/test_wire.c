@@ -607,7 +607,7 @@ static void damage_layout(Muster__V1__Layout *pb, uint32_t *firsts, int fault)
         pb->idle = UINT32_MAX;
         break;
     case 8:
-        pb->sharded = true, pb->dp = MU_MESH_WORLD_MAX + 1;
+        pb->sharded = true, pb->buddy_shift = 1, pb->dp = MU_MESH_WORLD_MAX + 1; /* nobody need be guarded */
         break;
     case 9:
         pb->n_stage_first--;

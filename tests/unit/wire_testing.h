@@ -97,7 +97,7 @@ static void some_layout(struct mu_layout *layout)
     layout->tp = 1u << below(5);
     layout->pp = 1 + below(MU_STAGES_MAX);
     layout->sharded = flip();
-    layout->dp = 1 + below(layout->sharded ? MU_MESH_WORLD_MAX : MU_WORKERS_MAX / (layout->tp * layout->pp));
+    layout->dp = 1 + below(MU_WORKERS_MAX / (layout->tp * layout->pp));
     layout->idle = layout->tp * layout->pp * layout->dp + 3 <= MU_WORKERS_MAX ? below(4) : 0;
     for (uint32_t stage = 0; stage < layout->pp; stage++) /* at most 4 MU_STAGES_MAX = MU_LAYERS_MAX */
         layout->stage_first[stage + 1] = (uint16_t)(layout->stage_first[stage] + 1 + below(4));

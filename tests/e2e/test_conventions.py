@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""What gRPC tools expect of every server: health and reflection, asked by the clients of PyPI. One argument: only the tests named."""
+
+import glob
+import os
+import sys
+
+import grpc
+
+from harness import ROOT, SLOW, Cluster, check, connect, main, needs_mounts, rpc_error, tiny_job
+from test_bad_input import MIB, Disk
+
+sys.path += glob.glob(os.path.join(ROOT, "build/venv/lib/python3*/site-packages"))
+try:
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+    from grpc_reflection.v1alpha import reflection_pb2
+    from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error}: run scripts/setup test") from None
+from google.protobuf import descriptor_pool, message_factory  # noqa: E402
+
+SERVICES = ["grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection",
+            "muster.v1.MusterService", "muster.v1.WorkerService"]
+Health = health_pb2.HealthCheckResponse
+
+
+def test_health_is_told_and_watched():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        with connect(cluster.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for service in ["", *SERVICES]:
+                check(health.Check(health_pb2.HealthCheckRequest(service=service), timeout=10 * SLOW).status == Health.SERVING, service)
+            code, text = rpc_error(lambda: health.Check(health_pb2.HealthCheckRequest(service="no.such"), timeout=10 * SLOW))
+            check(code == grpc.StatusCode.NOT_FOUND and "no.such" in text, f"{code} {text}")
+            unknown = health.Watch(health_pb2.HealthCheckRequest(service="no.such"), timeout=60 * SLOW)
+            check(next(unknown).status == Health.SERVICE_UNKNOWN, "Watch of an unknown service")
+            watch = health.Watch(health_pb2.HealthCheckRequest(service=SERVICES[3]), timeout=60 * SLOW)
+            check(next(watch).status == Health.SERVING, "the first answer is the present")
+            cluster.coordinator.kill(15)
+            check(next(watch).status == Health.NOT_SERVING, "a stop is told before the end")
+            code, text = rpc_error(lambda: next(watch))
+            check(code == grpc.StatusCode.UNAVAILABLE and "stopping" in text, f"{code} {text}")
+            check(cluster.coordinator.wait() == 0, "it stopped in good order")
+
+
+@needs_mounts
+def test_a_full_store_is_not_serving_until_there_is_space():
+    with Cluster() as cluster, Disk(os.path.join(cluster.dir, "store"), 128) as disk:
+        cluster.start_coordinator(flags=["--reserve-mib", "32"])
+        with connect(cluster.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=60 * SLOW)
+            check(next(watch).status == Health.SERVING, "there is space")
+            disk.fill(leave=8 * MIB)
+            check(next(watch).status == Health.NOT_SERVING, "the store is full")
+            check(rpc_error(lambda: cluster.submit(tiny_job(cluster)))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED, "a change is refused")
+            disk.empty()
+            check(next(watch).status == Health.SERVING, "there is space again")
+
+
+def ask(channel, version, *requests):
+    stub = channel.stream_stream(f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+                                 request_serializer=lambda m: m.SerializeToString(),
+                                 response_deserializer=reflection_pb2.ServerReflectionResponse.FromString)
+    return list(stub(iter(requests), timeout=10 * SLOW))
+
+
+def test_a_client_without_our_files_can_call_us():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster))
+        with connect(cluster.address) as channel:
+            database = ProtoReflectionDescriptorDatabase(channel)
+            check(sorted(database.get_services()) == SERVICES, f"{list(database.get_services())}")
+            pool = descriptor_pool.DescriptorPool(database)
+            method = pool.FindServiceByName("muster.v1.MusterService").methods_by_name["ListJobs"]
+            factory = message_factory.MessageFactory(pool)
+            request, response = factory.GetPrototype(method.input_type), factory.GetPrototype(method.output_type)
+            call = channel.unary_unary("/muster.v1.MusterService/ListJobs", request_serializer=request.SerializeToString,
+                                       response_deserializer=response.FromString)
+            check([job.name for job in call(request(), timeout=10 * SLOW).jobs] == ["tiny"], "a call made from reflection alone")
+            check(pool.FindMessageTypeByName("muster.v1.JobSpec").fields_by_name["name"].number == 1, "a message of an imported file")
+
+
+def test_reflection_answers_every_kind_of_question_in_both_versions():
+    Request = reflection_pb2.ServerReflectionRequest
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        with connect(cluster.address) as channel:
+            for version in ("v1", "v1alpha"):
+                answers = ask(channel, version, Request(list_services=""), Request(host="h", file_by_filename="muster/v1/job.proto"),
+                              Request(file_containing_symbol="muster.v1.MusterService.SubmitJob"),
+                              Request(file_containing_symbol="muster.v1.JobSpec"), Request(file_containing_symbol="muster.v1.JobState"),
+                              Request(file_containing_symbol="muster.v1.Nothing"), Request(file_by_filename="records.proto"),
+                              Request(all_extension_numbers_of_type="muster.v1.Job"), Request())
+                check(sorted(s.name for s in answers[0].list_services_response.service) == SERVICES, "list")
+                check(answers[1].valid_host == "h" and answers[1].original_request.file_by_filename == "muster/v1/job.proto", "original")
+                check([len(a.file_descriptor_response.file_descriptor_proto) for a in answers[1:5]] == [1, 2, 1, 1], "with imports")
+                check([a.error_response.error_code for a in answers[5:]] == [5, 5, 5, 3], "what is not there")
+            code = rpc_error(lambda: list(channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")(
+                iter([b"\x0a\xff\xff"]), timeout=10 * SLOW)))[0]
+            check(code == grpc.StatusCode.INVALID_ARGUMENT, f"garbage: {code}")
+
+
+if __name__ == "__main__":
+    main([value for name, value in list(globals().items()) if name.startswith("test_")])

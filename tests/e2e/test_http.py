@@ -1,0 +1,119 @@
+#!/usr/bin/python3
+"""/livez, /readyz and /metrics of a coordinator with a job that trains and loses a worker: the numbers are those of the API, promtool
+has nothing to say against the page, the list in docs/operations.md is complete, and readers who are many, slow, rude or in the wrong place disturb
+nobody.
+
+    test_http.py [TEST...]"""
+
+import contextlib
+import http.client
+import os
+import re
+import shutil
+import socket
+import subprocess
+
+from harness import BUILD, FAST, ROOT, Cluster, check, main, reference, tiny_job
+
+STEPS = 150
+SLOW_READERS = 100
+
+
+@contextlib.contextmanager
+def serving(workers=2):
+    with Cluster() as cluster:
+        cluster.start_coordinator(flags=[*FAST, "--http", "127.0.0.1:0"])
+        for i in range(workers):
+            cluster.start_worker(name=f"w{i}")
+        yield cluster, http_address(cluster)
+
+
+def http_address(cluster):
+    found = None
+
+    def look():
+        nonlocal found
+        with open(os.path.join(cluster.dir, "musterd.log")) as f:
+            found = re.search(r"HTTP on ([\d.]+):(\d+)", f.read())
+        return found
+    cluster.wait_until(look, 10, "musterd says no HTTP address")
+    return found.group(1), int(found.group(2))
+
+
+def get(address, path, method="GET", **headers):
+    connection = http.client.HTTPConnection(*address, timeout=10)
+    connection.request(method, path, headers=headers)
+    response = connection.getresponse()
+    return response.status, response.read().decode()
+
+
+def metrics(address):
+    """{name{labels}: value}"""
+    status, page = get(address, "/metrics")
+    check(status == 200, f"/metrics: {status}")
+    return {m.group(1): float(m.group(2)) for m in re.finditer(r"^(muster_\S+(?:\{.*\})?) (\S+)$", page, re.M)}
+
+
+def test_metrics_say_what_the_service_says():
+    with serving() as (cluster, address):
+        check(get(address, "/livez") == (200, "ok\n") and get(address, "/readyz") == (200, "ok\n"), "not alive and ready")
+        cluster.submit(tiny_job(cluster, steps=STEPS))
+        cluster.wait_step(10)
+        cluster.workers[1].kill()
+        cluster.wait_event(lambda e: e.kind == "worker_lost")
+        sha = cluster.wait_finished()
+        check(sha == reference(steps=STEPS), "the weights differ from the undisturbed run's")
+        cluster.wait_until(lambda: metrics(address)['muster_jobs{state="finished"}'] == 1, 5, "the end does not show")
+        job, page = cluster.job(), metrics(address)
+        for name, value in (("step", job.steps_done), ("steps_wanted", STEPS), ("workers_lost_total", 1), ("loss", job.result.loss)):
+            got = page[f'muster_job_{name}{{job="tiny"}}']
+            check(abs(got - value) <= 1e-9 * abs(value), f"muster_job_{name} is {got}, not {value}")
+        check(page["muster_events_total"] >= len(cluster.events), "events are missing")
+        if shutil.which("promtool"):
+            text = get(address, "/metrics")[1]
+            lint = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
+            check(lint.returncode == 0, f"promtool: {lint.stdout}{lint.stderr}")
+        with open(os.path.join(ROOT, "docs/operations.md")) as f:
+            documented = set(re.findall(r"`(muster_[a-z_]+)`", f.read()))
+        names = {name.split("{")[0] for name in page}
+        check(names <= documented, f"not in docs/operations.md: {sorted(names - documented)}")
+        check(documented <= names | {"muster_job_step_phase_seconds"}, f"documented, but not there: {sorted(documented - names)}")
+
+
+def test_readers_in_the_wrong_place_are_told():
+    with serving(workers=0) as (cluster, address):
+        for path, method, headers, status, text in (("/metrics", "POST", {}, 405, "only GET and HEAD"), ("/nothing", "GET", {}, 404, "/metrics"),
+                                                    ("/metrics", "GET", {"Host": "evil.example:80"}, 403, "not allowed in Host"),
+                                                    ("/metrics", "GET", {"Host": "localhost"}, 200, "muster_build_info"),
+                                                    ("/metrics", "GET", {"Host": "[::1]:80"}, 200, "muster_build_info"),
+                                                    ("/livez", "GET", {"X-Long": "a" * 20000}, 431, "")):
+            got = get(address, path, method, **headers)
+            check(got[0] == status and text in got[1], f"{method} {path} {headers.keys()}: {got[0]} {got[1][:200]}")
+
+
+def test_slow_readers_and_garbage_disturb_nobody():
+    with serving() as (cluster, address):
+        cluster.submit(tiny_job(cluster, steps=STEPS))
+        cluster.wait_step(5)
+        with contextlib.ExitStack() as stack:
+            for i in range(SLOW_READERS):
+                s = stack.enter_context(socket.create_connection(address))
+                s.sendall((b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"\x16\x03\x01garbage\r\n\r\n", b"GET /met", b"")[i % 4])
+            for _ in range(20):
+                check(get(address, "/metrics")[0] == 200, "a quick reader is not served")
+            check(cluster.wait_finished() == reference(steps=STEPS), "the weights differ from the undisturbed run's")
+        check(not [e for e in cluster.events if e.kind == "worker_lost"], "a worker was lost")
+
+
+def test_an_address_that_cannot_be_used_is_one_line():
+    with serving(workers=0) as (cluster, address):
+        for listen, text in ((f"{address[0]}:{address[1]}", "is in use"), ("nowhere", "a literal address and a port"),
+                             ("example.com:80", "a literal address and a port"), ("127.0.0.1:99999", "a literal address and a port")):
+            run = subprocess.run([os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen", "127.0.0.1:0", "--http", listen], capture_output=True,
+                                 text=True, timeout=20)
+            lines = [line for line in run.stderr.splitlines() if "--http" in line]
+            check(run.returncode == 1 and len(lines) == 1 and text in lines[0], f"{listen}: {run.returncode} {run.stderr}")
+
+
+if __name__ == "__main__":
+    main([value for name, value in list(globals().items()) if name.startswith("test_")])
