@@ -292,13 +292,27 @@ static void print_report(char **dirs, size_t dir_count, bool ok, const struct mu
     json_decref(json);
 }
 
-/* Which directory has how many of the pieces: told where that is not plain from the verdict. */
+/* Which directory has how many of the pieces. */
 static void print_places(FILE *to, const char *prefix, char **dirs, size_t dir_count,
                          const struct mu_checkpoint_report *report)
 {
     for (size_t i = 0; i < dir_count; i++)
         fprintf(to, "%s%s: %" PRIu32 " of %zu pieces here\n", prefix, dirs[i], report->here_counts[i],
                 report->piece_count);
+}
+
+/* A line for each problem; of one directory, the last one says how much of the checkpoint is good there. */
+static void print_problems(char **dirs, size_t dir_count, const struct mu_checkpoint_report *report)
+{
+    size_t count = report->problem_count < MU_VERIFY_PROBLEMS_MAX ? report->problem_count : MU_VERIFY_PROBLEMS_MAX;
+    for (size_t i = 0; i < count; i++) {
+        fprintf(stderr, "muster: %s", report->problems[i].text);
+        if (i + 1 == count && dir_count == 1 && report->piece_count > 0)
+            fprintf(stderr, " (%" PRIu32 " of %zu pieces here)", report->here_counts[0], report->piece_count);
+        fputc('\n', stderr);
+    }
+    if (dir_count > 1 && report->piece_count > 0)
+        print_places(stderr, "muster: ", dirs, dir_count, report);
 }
 
 /* Files alone: no coordinator is asked. */
@@ -309,11 +323,8 @@ static int verify(struct mu_cli *cli, char **dirs, size_t dir_count)
     enum mu_status status = mu_checkpoint_verify_copies((const char *const *)dirs, dir_count, &report, &err);
     if (cli->json)
         print_report(dirs, dir_count, status == MU_OK, &report);
-    for (size_t i = 0; i < report.problem_count && i < MU_VERIFY_PROBLEMS_MAX; i++)
-        fprintf(stderr, "muster: %s\n", report.problems[i].text);
     if (status != MU_OK) {
-        if (report.piece_count > 0)
-            print_places(stderr, "muster: ", dirs, dir_count, &report);
+        print_problems(dirs, dir_count, &report);
         return status == MU_ERR_NOT_FOUND ? MU_EXIT_NOT_FOUND : MU_EXIT_FAILURE;
     }
     if (cli->json)
