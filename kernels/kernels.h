@@ -1,4 +1,5 @@
-/* Operations of a transformer in fp32 on the CPU: the same bits on every machine.
+/* Operations of a transformer in fp32: the same bits on every machine. (What follows says how the CPU does it; on GPUs the
+ * definitions are the same, see kernels/cuda/cuda.h.)
  *
  * The result of every operation is a function of its logical arguments alone: not of the number of threads, the
  * instruction set (AVX-512, AVX2, plain C), the alignment of buffers or the tile sizes. How:
@@ -14,10 +15,11 @@
  * Row operations work on rows [first_row, first_row + rows) of a micro-batch, in buffers that start with row first_row;
  * row r is token r % length of sequence r / length. Only dropout and positions depend on where the rows lie.
  *
- * Matrices are row-major. Every function runs on `pool` (called by its owner) and returns MU_OK or MU_ERR_CANCELLED
- * (outputs are then undefined). No function allocates; scratch comes from the pool's lanes or from the caller, as
- * documented. Pointers need only be aligned for their type; 64 bytes are fastest. Buffers must not overlap unless said
- * so. */
+ * Matrices are row-major. Every function runs on `pool` (called by its owner), or on the device that
+ * the pool is bound to, whose memory the arrays then lie in (kernels/cuda/cuda.h says which do), and returns MU_OK or
+ * MU_ERR_CANCELLED (outputs are then undefined). No function allocates; scratch comes from the pool's lanes or from the
+ * caller, as documented. Pointers need only be aligned for their type; 64 bytes are fastest. Buffers must not overlap
+ * unless said so. */
 #ifndef MU_KERNELS_KERNELS_H
 #define MU_KERNELS_KERNELS_H
 
@@ -32,6 +34,8 @@
 
 enum {
     MU_GEMM_CHUNK = 256,                 /* part of the definition of every result: never change it */
+    MU_NORM_ROWS = 64,                   /* rows in one partial sum of a norm's weight gradients; as above */
+    MU_SOFTMAX_BLOCK = 1024,             /* columns in one partial sum of a row of the vocabulary; as above */
     MU_ATTENTION_TILE = 64,              /* queries and keys in one tile; part of the definition */
     MU_ATTENTION_HEAD_MAX = 256,         /* largest channels / heads */
     MU_ATTENTION_ELEMENTS_MAX = 1 << 18, /* largest length * (channels / heads), in whole tiles and lanes */
@@ -245,10 +249,10 @@ enum mu_status mu_kernel_cross_entropy(struct mu_pool *pool, uint32_t rows, uint
 /* The same over a vocabulary cut into slices, in three phases; each takes the logits of one slice, `vocab` columns of
  * which the first is vocabulary row `first`. Between the phases the values of all slices are joined. (With one slice
  * the bits are those of mu_kernel_cross_entropy.)
- *   1. highest[row] = the largest logit; joined by mu_join_max;
- *   2. sum[row] = sum of exp(logit - highest), joined by mu_join_sums; where the target lies in this slice, loss[row] =
- *      highest - its logit (other rows are left alone: clear loss first); when `gradient`, the exponentials replace the
- *      logits;
+ *   1. highest[row] = the largest logit; joined by mu_kernel_join_max;
+ *   2. sum[row] = sum of exp(logit - highest), joined by mu_kernel_join_sums; where the target lies in this slice,
+ * loss[row] = highest - its logit (other rows are left alone: clear loss first); when `gradient`, the exponentials
+ * replace the logits;
  *   3. where the target lies in this slice, loss[row] += ln(sum); when `gradient`, what phase 2 left becomes (exp / sum
  *      - onehot) * scale, zeros where the target is -1.
  * highest and sum of phases 2 and 3 are the joined ones, except sum of phase 2, which is this slice's own. */
@@ -261,9 +265,9 @@ enum mu_status mu_kernel_cross_entropy_gradient(struct mu_pool *pool, uint32_t r
                                                 size_t ld, float *logits, const int32_t *targets, const double *sum,
                                                 float scale, bool gradient, double *loss) MU_WARN_UNUSED;
 /* highest, sums [slices, rows]: the maximum, and the sum by the balanced tree, over slices of each row; they end up in
- * the first `rows` elements, the rest is undefined. slices is a power of two. On the calling thread. */
-void mu_join_max(uint32_t slices, uint32_t rows, float *highest);
-void mu_join_sums(uint32_t slices, uint32_t rows, double *sums);
+ * the first `rows` elements, the rest is undefined. slices is a power of two. */
+enum mu_status mu_kernel_join_max(struct mu_pool *pool, uint32_t slices, uint32_t rows, float *highest) MU_WARN_UNUSED;
+enum mu_status mu_kernel_join_sums(struct mu_pool *pool, uint32_t slices, uint32_t rows, double *sums) MU_WARN_UNUSED;
 
 /* ---- flat ranges: sums, norm, optimizer, initial values ---- */
 

@@ -11,6 +11,8 @@
 #include <xmmintrin.h>
 #endif
 
+#include "kernels/kernel_ops.h"
+
 enum {
     FP_ENVIRONMENT = 0x1f80, /* MXCSR: all exceptions masked, round to nearest, no flush to zero */
     FP_STATUS_MASK = 0x3f,   /* sticky flags, no part of the environment */
@@ -38,6 +40,8 @@ struct mu_pool {
     atomic_uint_fast32_t sleepers;
     atomic_bool caller_waits, stop;
 
+    const struct mu_kernel_ops *ops;
+    void *backend;
     const atomic_bool *cancel;
     void (*poll)(void *ctx);
     void *poll_ctx;
@@ -181,6 +185,7 @@ static struct mu_pool *pool_create(void)
     if (!pool)
         return NULL;
     memset(pool, 0, sizeof *pool);
+    pool->ops = &mu_cpu_ops;
     atomic_init(&pool->ticket, 0);
     atomic_init(&pool->completed, 0);
     atomic_init(&pool->skipped, false);
@@ -255,6 +260,22 @@ void mu_pool_free(struct mu_pool *pool)
 uint32_t mu_pool_threads(const struct mu_pool *pool)
 {
     return pool->threads;
+}
+
+void mu_pool_bind(struct mu_pool *pool, const struct mu_kernel_ops *ops, void *backend)
+{
+    pool->ops = ops;
+    pool->backend = backend;
+}
+
+const struct mu_kernel_ops *mu_pool_ops(const struct mu_pool *pool)
+{
+    return pool->ops;
+}
+
+void *mu_pool_backend(const struct mu_pool *pool)
+{
+    return pool->backend;
 }
 
 void mu_pool_set_cancel(struct mu_pool *pool, const atomic_bool *cancel)

@@ -9,7 +9,14 @@
 #ifndef MU_KERNELS_POOL_H
 #define MU_KERNELS_POOL_H
 
+#ifdef __cplusplus /* CUDA sources: C++ has C's atomic types under its own names */
+#include <atomic>
+using std::atomic_bool;
+using std::atomic_load_explicit;
+using std::memory_order_relaxed;
+#else
 #include <stdatomic.h>
+#endif
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -23,6 +30,7 @@ enum {
 };
 
 struct mu_pool;
+struct mu_kernel_ops;
 
 /* What a task may know of the thread it runs on: scratch memory, and whether to go on. */
 struct mu_lane {
@@ -50,6 +58,12 @@ uint32_t mu_pool_default_threads(void);
 enum mu_status mu_pool_new(uint32_t threads, struct mu_error *err, struct mu_pool **ret_pool) MU_WARN_UNUSED;
 void mu_pool_free(struct mu_pool *pool);
 uint32_t mu_pool_threads(const struct mu_pool *pool);
+
+/* The device that the operations of kernels.h run on for this pool: their functions and what these need. A new pool
+ * computes on its threads (mu_cpu_ops, NULL). Set between runs only. */
+void mu_pool_bind(struct mu_pool *pool, const struct mu_kernel_ops *ops, void *backend);
+const struct mu_kernel_ops *mu_pool_ops(const struct mu_pool *pool);
+void *mu_pool_backend(const struct mu_pool *pool);
 
 /* While *cancel is true, remaining tasks are skipped and mu_pool_run returns MU_ERR_CANCELLED; running tasks end by
  * themselves (a few milliseconds at most: long ones look at the flag, mu_lane_pause). NULL = never. Set between runs

@@ -21,8 +21,8 @@ static enum mu_status check_layout(const struct mu_layout *layout, const char *f
                        MU_WORKERS_MAX);
     uint64_t ranks = (uint64_t)layout->tp * layout->pp * layout->dp + layout->idle;
     if (ranks > MU_WORKERS_MAX)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "%s: %llu ranks are not allowed: at most %d", field, (unsigned long long)ranks, MU_WORKERS_MAX);
+        return mu_fail(err, MU_ERR_INVALID, "%s: %llu ranks are not allowed: at most %d", field,
+                       (unsigned long long)ranks, MU_WORKERS_MAX);
     if (layout->buddy_shift > 0 && layout->buddy_shift >= mu_layout_buddy_group(layout))
         return mu_fail(err, MU_ERR_INVALID,
                        "%s.buddy_shift: value %u is not allowed: below %u, the ranks that guard each other", field,

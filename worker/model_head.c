@@ -99,12 +99,14 @@ static float *join_highest(struct mu_model *m, uint32_t rows)
 {
     const struct mu_tensor_group *group = m->options.tensor;
     float *local = m->highest + (size_t)m->dims.ranks * m->head_tokens;
-    mu_join_max(m->dims.slices, rows, local);
+    if (m->status == MU_OK)
+        m->status = mu_kernel_join_max(m->pool, m->dims.slices, rows, local);
     if (m->dims.ranks == 1 || m->status != MU_OK)
         return local;
     memcpy(m->highest + (size_t)m->dims.rank * rows, local, rows * sizeof *local);
     m->status = group->all_gather(group->ctx, m->highest, rows * sizeof *local);
-    mu_join_max(m->dims.ranks, rows, m->highest);
+    if (m->status == MU_OK)
+        m->status = mu_kernel_join_max(m->pool, m->dims.ranks, rows, m->highest);
     return m->highest;
 }
 
@@ -112,12 +114,14 @@ static double *join_sums(struct mu_model *m, uint32_t rows)
 {
     const struct mu_tensor_group *group = m->options.tensor;
     double *local = m->sums + (size_t)m->dims.ranks * m->head_tokens;
-    mu_join_sums(m->dims.slices, rows, local);
+    if (m->status == MU_OK)
+        m->status = mu_kernel_join_sums(m->pool, m->dims.slices, rows, local);
     if (m->dims.ranks == 1 || m->status != MU_OK)
         return local;
     memcpy(m->sums + (size_t)m->dims.rank * rows, local, rows * sizeof *local);
     m->status = group->all_gather(group->ctx, m->sums, rows * sizeof *local);
-    mu_join_sums(m->dims.ranks, rows, m->sums);
+    if (m->status == MU_OK)
+        m->status = mu_kernel_join_sums(m->pool, m->dims.ranks, rows, m->sums);
     return m->sums;
 }
 

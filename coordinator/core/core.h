@@ -46,7 +46,7 @@ struct mu_coord_config {
     uint32_t max_members; /* per job */
     uint32_t heartbeat_ms, suspect_ms, lost_ms;
     uint32_t reattach_grace_ms; /* a reset stream without a second witness may come back for so long */
-    uint32_t settle_ms; /* after a change in the set of workers, wait for so long for further ones before planning */
+    uint32_t settle_ms;    /* after a change in the set of workers, wait for so long for further ones before planning */
     uint32_t rebalance_ms; /* STEPPING in stages: whether others would suit the workers' speeds is looked at so often;
                               0: never */
     uint32_t prepare_limit_ms;             /* without progress while preparing */

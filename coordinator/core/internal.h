@@ -55,10 +55,10 @@ struct worker {
         progress_us; /* lease clock: last sign of life; end of grace; last change of `progress` */
     uint64_t progress;
     bool waiting;
-    double seconds_per_leaf;  /* in this generation; 0: not measured */
-    double seconds_per_layer; /* in all of them: see speeds.c */
-    uint32_t speed_reports;   /* of this generation */
-    struct stage_time before; /* of the last generation in which it was measured */
+    double seconds_per_leaf;                        /* in this generation; 0: not measured */
+    double seconds_per_layer;                       /* in all of them: see speeds.c */
+    uint32_t speed_reports;                         /* of this generation */
+    struct stage_time before;                       /* of the last generation in which it was measured */
     struct mu_timing_view timings[MU_TIMINGS_KEPT]; /* ring */
     uint64_t timing_count;
     char reason[MU_TEXT_SIZE]; /* why it is draining, suspect or lost */

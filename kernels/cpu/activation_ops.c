@@ -2,6 +2,7 @@
 #include "kernels/kernels.h"
 
 #include "common/fmath.h"
+#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/isa.h"
 
 enum row_op { ROW_BIAS, ROW_SWIGLU_FORWARD, ROW_SWIGLU_BACKWARD, ROW_ROTARY };
@@ -59,21 +60,21 @@ static enum mu_status run_rows(struct mu_pool *pool, struct row_run *run, uint32
     return mu_pool_run(pool, tasks, row_task, run);
 }
 
-enum mu_status mu_kernel_bias_add(struct mu_pool *pool, uint32_t rows, uint32_t n, const float *bias, float *x)
+enum mu_status mu_cpu_bias_add(struct mu_pool *pool, uint32_t rows, uint32_t n, const float *bias, float *x)
 {
     return run_rows(pool, &(struct row_run){.op = ROW_BIAS, .rows = rows, .width = n, .in = bias, .out = x}, n);
 }
 
-enum mu_status mu_kernel_swiglu_forward(struct mu_pool *pool, uint32_t rows, uint32_t hidden, const float *gate_up,
-                                        float *y)
+enum mu_status mu_cpu_swiglu_forward(struct mu_pool *pool, uint32_t rows, uint32_t hidden, const float *gate_up,
+                                     float *y)
 {
     return run_rows(pool,
                     &(struct row_run){.op = ROW_SWIGLU_FORWARD, .rows = rows, .width = hidden, .in = gate_up, .out = y},
                     hidden);
 }
 
-enum mu_status mu_kernel_swiglu_backward(struct mu_pool *pool, uint32_t rows, uint32_t hidden, const float *gate_up,
-                                         const float *dy, float *d_gate_up)
+enum mu_status mu_cpu_swiglu_backward(struct mu_pool *pool, uint32_t rows, uint32_t hidden, const float *gate_up,
+                                      const float *dy, float *d_gate_up)
 {
     struct row_run run = {.op = ROW_SWIGLU_BACKWARD, .rows = rows, .width = hidden, .in = gate_up, .in2 = dy};
     run.out = d_gate_up;
@@ -94,9 +95,9 @@ void mu_kernel_rotary_table(uint32_t length, uint32_t head_channels, double base
     }
 }
 
-enum mu_status mu_kernel_rotary(struct mu_pool *pool, uint32_t first_row, uint32_t rows, uint32_t length,
-                                uint32_t heads, uint32_t head_channels, size_t stride, const float *cosines,
-                                const float *sines, bool inverse, float *x)
+enum mu_status mu_cpu_rotary(struct mu_pool *pool, uint32_t first_row, uint32_t rows, uint32_t length, uint32_t heads,
+                             uint32_t head_channels, size_t stride, const float *cosines, const float *sines,
+                             bool inverse, float *x)
 {
     MU_ASSERT(head_channels % 2 == 0 && stride >= (size_t)heads * head_channels);
     struct row_run run = {.op = ROW_ROTARY, .rows = rows, .first_row = first_row, .length = length, .heads = heads};

@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/isa.h"
 
 enum {
@@ -76,7 +77,7 @@ static void gemm_task(void *arg, uint32_t task, const struct mu_lane *lane)
     run->ops->gemm_tile(g, &tile, lane);
 }
 
-enum mu_status mu_kernel_gemm(struct mu_pool *pool, const struct mu_gemm *gemm)
+enum mu_status mu_cpu_gemm(struct mu_pool *pool, const struct mu_gemm *gemm)
 {
     MU_ASSERT(gemm->m > 0 && gemm->n > 0 && gemm->k > 0);
     MU_ASSERT(!gemm->accumulate || (gemm->epilogue == MU_EPILOGUE_NONE && gemm->slices <= 1));
@@ -107,8 +108,8 @@ static void column_sum_task(void *arg, uint32_t task, const struct mu_lane *lane
                          run->accumulate, run->out + first);
 }
 
-enum mu_status mu_kernel_column_sum(struct mu_pool *pool, uint32_t rows, uint32_t n, const float *a, size_t lda,
-                                    bool accumulate, float *out)
+enum mu_status mu_cpu_column_sum(struct mu_pool *pool, uint32_t rows, uint32_t n, const float *a, size_t lda,
+                                 bool accumulate, float *out)
 {
     struct column_sum_run run = {mu_isa_ops(), rows, n, a, lda, accumulate, out};
     return mu_pool_run(pool, divide_up(n, COLUMN_SUM_COLUMNS), column_sum_task, &run);

@@ -12,7 +12,6 @@ enum {
     MU_GEMM_PANEL_COLUMNS = 48, /* columns */
     MU_GEMM_GROUP_ROWS = 64,    /* rows of a transposed A packed at once */
     MU_GEMM_TILE_COLUMNS = 384, /* most columns of C in one task: eight panels, 384 KiB of packed B */
-    MU_NORM_ROWS = 64, /* rows in one partial sum of the layer norm's weight gradients; part of the definition */
 };
 
 struct mu_tile {
@@ -27,9 +26,6 @@ static inline uint32_t mu_gemm_together(const struct mu_gemm *gemm)
         together *= 2;
     return together;
 }
-
-/* The vocabulary row sums are cut into blocks; part of the definition. */
-enum { MU_SOFTMAX_BLOCK = 1024 };
 
 struct mu_isa_ops {
     void (*gemm_tile)(const struct mu_gemm *gemm, const struct mu_tile *tile, const struct mu_lane *lane);

@@ -6,6 +6,7 @@
 
 #include "common/fmath.h"
 #include "common/rng.h"
+#include "kernels/cpu/cpu_ops.h"
 #include "kernels/cpu/isa.h"
 #include "plan/model_spec.h"
 
@@ -104,10 +105,9 @@ static void embedding_forward_task(void *arg, uint32_t task, const struct mu_lan
     }
 }
 
-enum mu_status mu_kernel_embedding_forward(struct mu_pool *pool, uint32_t first_row, uint32_t rows, uint32_t length,
-                                           uint32_t channels, const struct mu_vocab_slices *table,
-                                           const int32_t *tokens, const float *wpe, const struct mu_dropout *drop,
-                                           float *x)
+enum mu_status mu_cpu_embedding_forward(struct mu_pool *pool, uint32_t first_row, uint32_t rows, uint32_t length,
+                                        uint32_t channels, const struct mu_vocab_slices *table, const int32_t *tokens,
+                                        const float *wpe, const struct mu_dropout *drop, float *x)
 {
     struct embedding_run run = {mu_isa_ops(), first_row, rows, length,          channels,
                                 table,        tokens,    wpe,  in_effect(drop), x};
@@ -124,8 +124,8 @@ static void embedding_drop_task(void *arg, uint32_t task, const struct mu_lane *
     }
 }
 
-enum mu_status mu_kernel_embedding_drop(struct mu_pool *pool, uint32_t first_row, uint32_t rows, uint32_t length,
-                                        uint32_t channels, const struct mu_dropout *drop, float *dx)
+enum mu_status mu_cpu_embedding_drop(struct mu_pool *pool, uint32_t first_row, uint32_t rows, uint32_t length,
+                                     uint32_t channels, const struct mu_dropout *drop, float *dx)
 {
     struct embedding_run run = {.ops = mu_isa_ops(), .first_row = first_row, .rows = rows, .length = length};
     run.channels = channels;
@@ -160,16 +160,15 @@ static void scatter_task(void *arg, uint32_t task, const struct mu_lane *lane)
     }
 }
 
-enum mu_status mu_kernel_embedding_backward(struct mu_pool *pool, uint32_t rows, uint32_t channels,
-                                            const int32_t *tokens, const float *dx, uint32_t first, uint32_t count,
-                                            float *dtable)
+enum mu_status mu_cpu_embedding_backward(struct mu_pool *pool, uint32_t rows, uint32_t channels, const int32_t *tokens,
+                                         const float *dx, uint32_t first, uint32_t count, float *dtable)
 {
     struct scatter_run run = {mu_isa_ops(), 0, rows, 1, channels, tokens, dx, first, count, dtable};
     return mu_pool_run(pool, divide_up(channels, COLUMNS_OF_TASK), scatter_task, &run);
 }
 
-enum mu_status mu_kernel_position_backward(struct mu_pool *pool, uint32_t first_row, uint32_t rows, uint32_t length,
-                                           uint32_t channels, const float *dx, float *dwpe)
+enum mu_status mu_cpu_position_backward(struct mu_pool *pool, uint32_t first_row, uint32_t rows, uint32_t length,
+                                        uint32_t channels, const float *dx, float *dwpe)
 {
     struct scatter_run run = {mu_isa_ops(), first_row, rows, length, channels, NULL, dx, 0, length, dwpe};
     return mu_pool_run(pool, divide_up(channels, COLUMNS_OF_TASK), scatter_task, &run);
@@ -193,7 +192,7 @@ static void norm_forward_task(void *arg, uint32_t task, const struct mu_lane *la
     }
 }
 
-enum mu_status mu_kernel_norm_forward(struct mu_pool *pool, const struct mu_norm_forward *norm)
+enum mu_status mu_cpu_norm_forward(struct mu_pool *pool, const struct mu_norm_forward *norm)
 {
     struct mu_norm_forward run = *norm;
     return mu_pool_run(pool, divide_up(run.rows, ROWS_OF_TASK), norm_forward_task, &run);
@@ -223,7 +222,7 @@ static void norm_backward_task(void *arg, uint32_t task, const struct mu_lane *l
     }
 }
 
-enum mu_status mu_kernel_norm_backward(struct mu_pool *pool, const struct mu_norm_backward *norm)
+enum mu_status mu_cpu_norm_backward(struct mu_pool *pool, const struct mu_norm_backward *norm)
 {
     struct mu_norm_backward run = *norm;
     uint32_t blocks = divide_up(run.rows, MU_NORM_ROWS), channels = run.channels;
@@ -231,10 +230,10 @@ enum mu_status mu_kernel_norm_backward(struct mu_pool *pool, const struct mu_nor
     if (status != MU_OK)
         return status;
     size_t stride = 2 * (size_t)channels;
-    status = mu_kernel_column_sum(pool, blocks, channels, run.workspace, stride, run.accumulate, run.dweight);
+    status = mu_cpu_column_sum(pool, blocks, channels, run.workspace, stride, run.accumulate, run.dweight);
     if (status != MU_OK || run.rms)
         return status;
-    return mu_kernel_column_sum(pool, blocks, channels, run.workspace + channels, stride, run.accumulate, run.dbias);
+    return mu_cpu_column_sum(pool, blocks, channels, run.workspace + channels, stride, run.accumulate, run.dbias);
 }
 
 /* ---- attention ---- */
@@ -261,7 +260,7 @@ static void attention_forward_task(void *arg, uint32_t task, const struct mu_lan
     mu_isa_ops()->attention_forward(a, task / a->heads, task % a->heads, lane);
 }
 
-enum mu_status mu_kernel_attention_forward(struct mu_pool *pool, const struct mu_attention *attention)
+enum mu_status mu_cpu_attention_forward(struct mu_pool *pool, const struct mu_attention *attention)
 {
     struct mu_attention run = checked_attention(attention);
     return mu_pool_run(pool, run.slices * run.sequences * run.heads, attention_forward_task, &run);
@@ -273,7 +272,7 @@ static void attention_backward_task(void *arg, uint32_t task, const struct mu_la
     mu_isa_ops()->attention_backward(a, task / a->kv_heads, task % a->kv_heads, lane);
 }
 
-enum mu_status mu_kernel_attention_backward(struct mu_pool *pool, const struct mu_attention *attention)
+enum mu_status mu_cpu_attention_backward(struct mu_pool *pool, const struct mu_attention *attention)
 {
     struct mu_attention run = checked_attention(attention);
     return mu_pool_run(pool, run.slices * run.sequences * run.kv_heads, attention_backward_task, &run);
@@ -304,8 +303,8 @@ static void loss_task(void *arg, uint32_t task, const struct mu_lane *lane)
     }
 }
 
-enum mu_status mu_kernel_cross_entropy(struct mu_pool *pool, uint32_t rows, uint32_t vocab, size_t ld, float *logits,
-                                       const int32_t *targets, float scale, bool gradient, double *loss)
+enum mu_status mu_cpu_cross_entropy(struct mu_pool *pool, uint32_t rows, uint32_t vocab, size_t ld, float *logits,
+                                    const int32_t *targets, float scale, bool gradient, double *loss)
 {
     struct loss_run run = {mu_isa_ops(), rows, vocab, ld, logits, targets, scale, gradient, loss};
     return mu_pool_run(pool, divide_up(rows, LOSS_ROWS_OF_TASK), loss_task, &run);
@@ -393,17 +392,17 @@ static enum mu_status run_slice_loss(struct mu_pool *pool, struct slice_loss_run
     return mu_pool_run(pool, divide_up(run->rows, LOSS_ROWS_OF_TASK), slice_loss_task, run);
 }
 
-enum mu_status mu_kernel_cross_entropy_max(struct mu_pool *pool, uint32_t rows, uint32_t vocab, size_t ld,
-                                           const float *logits, float *highest)
+enum mu_status mu_cpu_cross_entropy_max(struct mu_pool *pool, uint32_t rows, uint32_t vocab, size_t ld,
+                                        const float *logits, float *highest)
 {
     return run_slice_loss(
         pool, &(struct slice_loss_run){
                   .phase = LOSS_MAX, .rows = rows, .vocab = vocab, .ld = ld, .max_of = logits, .highest = highest});
 }
 
-enum mu_status mu_kernel_cross_entropy_sum(struct mu_pool *pool, uint32_t rows, uint32_t first, uint32_t vocab,
-                                           size_t ld, float *logits, const int32_t *targets, const float *highest,
-                                           bool gradient, double *sum, double *loss)
+enum mu_status mu_cpu_cross_entropy_sum(struct mu_pool *pool, uint32_t rows, uint32_t first, uint32_t vocab, size_t ld,
+                                        float *logits, const int32_t *targets, const float *highest, bool gradient,
+                                        double *sum, double *loss)
 {
     return run_slice_loss(pool, &(struct slice_loss_run){.phase = LOSS_SUM,
                                                          .rows = rows,
@@ -418,9 +417,9 @@ enum mu_status mu_kernel_cross_entropy_sum(struct mu_pool *pool, uint32_t rows, 
                                                          .loss = loss});
 }
 
-enum mu_status mu_kernel_cross_entropy_gradient(struct mu_pool *pool, uint32_t rows, uint32_t first, uint32_t vocab,
-                                                size_t ld, float *logits, const int32_t *targets, const double *sum,
-                                                float scale, bool gradient, double *loss)
+enum mu_status mu_cpu_cross_entropy_gradient(struct mu_pool *pool, uint32_t rows, uint32_t first, uint32_t vocab,
+                                             size_t ld, float *logits, const int32_t *targets, const double *sum,
+                                             float scale, bool gradient, double *loss)
 {
     return run_slice_loss(pool, &(struct slice_loss_run){.phase = LOSS_GRADIENT,
                                                          .rows = rows,
@@ -435,22 +434,26 @@ enum mu_status mu_kernel_cross_entropy_gradient(struct mu_pool *pool, uint32_t r
                                                          .loss = loss});
 }
 
-void mu_join_max(uint32_t slices, uint32_t rows, float *highest)
+enum mu_status mu_cpu_join_max(struct mu_pool *pool, uint32_t slices, uint32_t rows, float *highest)
 {
+    (void)pool; /* too little to spread */
     for (uint32_t s = 1; s < slices; s++)
         for (size_t row = 0; row < rows; row++) {
             float other = highest[(size_t)s * rows + row];
             highest[row] = highest[row] > other ? highest[row] : other;
         }
+    return MU_OK;
 }
 
-void mu_join_sums(uint32_t slices, uint32_t rows, double *sums)
+enum mu_status mu_cpu_join_sums(struct mu_pool *pool, uint32_t slices, uint32_t rows, double *sums)
 {
+    (void)pool;
     MU_ASSERT(slices > 0 && (slices & (slices - 1)) == 0);
     for (uint32_t step = 1; step < slices; step *= 2)
         for (uint32_t s = 0; s < slices; s += 2 * step)
             for (size_t row = 0; row < rows; row++)
                 sums[(size_t)s * rows + row] += sums[(size_t)(s + step) * rows + row];
+    return MU_OK;
 }
 
 /* ---- flat ranges ---- */
@@ -504,30 +507,30 @@ static enum mu_status run_range(struct mu_pool *pool, struct range_run *run)
     return mu_pool_run(pool, divide_up(run->size, MU_SERIAL_ELEMENTS), range_task, run);
 }
 
-enum mu_status mu_kernel_gelu_forward(struct mu_pool *pool, size_t size, const float *x, float *y)
+enum mu_status mu_cpu_gelu_forward(struct mu_pool *pool, size_t size, const float *x, float *y)
 {
     return run_range(pool, &(struct range_run){.op = RANGE_GELU_FORWARD, .size = size, .in = x, .out = y});
 }
 
-enum mu_status mu_kernel_gelu_backward(struct mu_pool *pool, size_t size, const float *x, const float *dy, float *dx)
+enum mu_status mu_cpu_gelu_backward(struct mu_pool *pool, size_t size, const float *x, const float *dy, float *dx)
 {
     return run_range(pool, &(struct range_run){.op = RANGE_GELU_BACKWARD, .size = size, .in = x, .in2 = dy, .out = dx});
 }
 
-enum mu_status mu_kernel_add(struct mu_pool *pool, size_t size, float *into, const float *from)
+enum mu_status mu_cpu_add(struct mu_pool *pool, size_t size, float *into, const float *from)
 {
     return run_range(pool, &(struct range_run){.op = RANGE_ADD, .size = size, .in = from, .out = into});
 }
 
-enum mu_status mu_kernel_adamw(struct mu_pool *pool, const struct mu_adamw *adamw, size_t size, float *p, float *m,
-                               float *v, const float *g)
+enum mu_status mu_cpu_adamw(struct mu_pool *pool, const struct mu_adamw *adamw, size_t size, float *p, float *m,
+                            float *v, const float *g)
 {
     return run_range(
         pool, &(struct range_run){.op = RANGE_ADAMW, .size = size, .in = g, .out = p, .m = m, .v = v, .adamw = adamw});
 }
 
-enum mu_status mu_kernel_init_normal(struct mu_pool *pool, uint64_t seed, uint32_t tensor, uint64_t first, size_t size,
-                                     float std, float *x)
+enum mu_status mu_cpu_init_normal(struct mu_pool *pool, uint64_t seed, uint32_t tensor, uint64_t first, size_t size,
+                                  float std, float *x)
 {
     return run_range(
         pool,
@@ -535,7 +538,7 @@ enum mu_status mu_kernel_init_normal(struct mu_pool *pool, uint64_t seed, uint32
             .op = RANGE_INIT, .size = size, .out = x, .seed = seed, .tensor = tensor, .first = first, .value = std});
 }
 
-enum mu_status mu_kernel_fill(struct mu_pool *pool, size_t size, float value, float *x)
+enum mu_status mu_cpu_fill(struct mu_pool *pool, size_t size, float value, float *x)
 {
     return run_range(pool, &(struct range_run){.op = RANGE_FILL, .size = size, .out = x, .value = value});
 }
@@ -578,7 +581,7 @@ static void square_task(void *arg, uint32_t task, const struct mu_lane *lane)
         mu_exact_sum_add(sum, r->ops->square_sum(min_size(MU_NORM_BLOCK, end - i), r->g + i));
 }
 
-enum mu_status mu_kernel_square_sum(struct mu_pool *pool, size_t size, const float *g, struct mu_exact_sum *sum)
+enum mu_status mu_cpu_square_sum(struct mu_pool *pool, size_t size, const float *g, struct mu_exact_sum *sum)
 {
     struct square_run run = {mu_isa_ops(), size, g};
     for (uint32_t i = 0; i < mu_pool_threads(pool); i++)

@@ -5,13 +5,10 @@
 #include "kernels/cpu/simd.h"
 
 enum {
-    INIT_TAG = 0x696e6974, /* "init" */
     PHILOX_WORDS = 4,
     DROPOUT_GROUP = PHILOX_WORDS * VL, /* features served by one vector of counters */
     INIT_GROUP = PHILOX_WORDS * VL,
 };
-
-static const float norm_eps = 1e-5f;
 
 MU_INLINE unsigned lanes_of(size_t left)
 {
@@ -90,7 +87,7 @@ static void normal_group(const uint32_t key[2], uint32_t tensor, uint64_t j, vf 
 {
     vi random[PHILOX_WORDS];
     vi counter = vi_add(vi_set1((uint32_t)(j * VL)), vi_lanes());
-    v_philox(key, counter, (uint32_t)((j * VL) >> 32), tensor, INIT_TAG, random);
+    v_philox(key, counter, (uint32_t)((j * VL) >> 32), tensor, MU_INIT_TAG, random);
     for (int w = 0; w < 2; w++) {
         const vf unit = v_set1(0x1p-24f);
         vf u1 = v_mul(vi_convert(vi_add(vi_shr(random[2 * w], 8), vi_set1(1))), unit);
@@ -165,7 +162,7 @@ static void norm_forward_row(const struct mu_norm_forward *norm, uint32_t row, c
         squares = v_fma(d, d, squares);
     }
     float variance = v_fold_sum(squares) / (float)channels;
-    float r = 1.0f / sqrtf(variance + norm_eps);
+    float r = 1.0f / sqrtf(variance + MU_NORM_EPS);
     for (uint32_t i = 0; i < channels; i += VL) {
         unsigned n = lanes_of(channels - i);
         vf normal = v_mul(v_sub(v_load_n(x + i, n), center), v_set1(r));
@@ -182,7 +179,7 @@ static void rms_forward_row(const struct mu_norm_forward *norm, uint32_t row, co
     const float *x = norm->residual_out + offset;
     float *y = norm->y + offset;
     float square = v_fold_sum(add_branch(norm, offset, keep, true)) / (float)channels;
-    float r = 1.0f / sqrtf(square + norm_eps);
+    float r = 1.0f / sqrtf(square + MU_NORM_EPS);
     for (uint32_t i = 0; i < channels; i += VL) {
         unsigned n = lanes_of(channels - i);
         v_store_n(y + i, v_mul(v_mul(v_load_n(x + i, n), v_set1(r)), v_load_n(norm->weight + i, n)), n);

@@ -146,7 +146,8 @@ static void test_cost_stages_balance_head_and_embedding(void **state)
     mu_cost_balance_stages(&s, &r, 1, 2, NULL, first);
     assert_int_equal(first[1], 7);
     assert_int_equal(first[2], 12);
-    mu_cost_balance_stages(&s, &r, 1, 4, NULL, first); /* 14 units over 4: 3 or 4 each, the last with at most 2 layers */
+    mu_cost_balance_stages(&s, &r, 1, 4, NULL,
+                           first); /* 14 units over 4: 3 or 4 each, the last with at most 2 layers */
     assert_int_equal(first[4], 12);
     for (uint32_t p = 0; p < 4; p++) {
         int layers = first[p + 1] - first[p];

@@ -324,7 +324,8 @@ static const struct bad bads[] = {
     /* contradictions */
     {"heads: 6", "heads: 5", "f.yaml:2: model.channels: value 384 is not allowed: a multiple of model.heads (5)", ""},
     {"vocab: 256", "vocab: 255", "f.yaml:2: model.vocab: value 255 is not allowed: at least 256", ""},
-    {"micro: 2", "micro: 3", "f.yaml:4: batch.sequences: value 32 is not allowed: a multiple of batch.micro", "use 30 or 36"},
+    {"micro: 2", "micro: 3", "f.yaml:4: batch.sequences: value 32 is not allowed: a multiple of batch.micro",
+     "use 30 or 36"},
     {"length: 128", "length: 512", "f.yaml:4: batch.length: value 512 is not allowed: 1 to 256", ""},
     {"warmup: 50", "warmup: 5000", "f.yaml:6: optimizer.warmup: value 5000 is not allowed: 0 to 1000", ""},
     {"min_lr: 6.0e-5", "min_lr: 6.0e-3", "f.yaml:6: optimizer.min_lr: value 0.006 is not allowed: 0 to optimizer.lr",

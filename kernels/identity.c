@@ -1,5 +1,5 @@
 /* The numeric identity: hashes of what every kernel computes on inputs that are likely to tell two machines apart. */
-#include "kernels/kernels.h"
+#include "kernels/identity.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -19,15 +19,24 @@ enum {
     INPUT_SPREAD = 40, /* exponents of unusual inputs: 2^-40 .. 2^40 around 1 */
 };
 
+/* Small arrays that kernels read and write. */
+struct small {
+    int32_t tokens[SEQUENCES * LOOKUP_LENGTH], targets[VOCAB_ROWS];
+    uint64_t samples[SEQUENCES];
+    double loss[VOCAB_ROWS];
+};
+
 /* Buffers of the battery, one block. */
 struct battery {
     struct mu_pool *pool;
+    const struct mu_identity_place *place;
+    enum mu_status waited; /* what went wrong while the kernels were waited for */
+    struct small *small;
     struct mu_kernel_shapes shapes;
     uint32_t tokens, head; /* attention: tokens of a sequence, channels of a head */
     uint32_t group;        /* query heads of a key and value head */
     float *a, *b, *c, *d, *e, *f;
     size_t size; /* floats in each */
-    double loss[VOCAB_ROWS];
     struct mu_kernel_identity *identity;
     uint32_t count;
 };
@@ -55,8 +64,24 @@ static void fill(float *x, size_t size, uint64_t seed, bool wild)
     }
 }
 
+/* Before the host reads what kernels wrote. */
+static void wait(struct battery *t)
+{
+    enum mu_status status = t->place->wait ? t->place->wait(t->place->ctx) : MU_OK;
+    if (t->waited == MU_OK)
+        t->waited = status;
+}
+
+/* Hash of what kernels wrote. */
+static uint64_t hash(struct battery *t, const void *data, size_t size_bytes, uint64_t seed)
+{
+    wait(t);
+    return mu_xxh3_64(data, size_bytes, seed);
+}
+
 static void record(struct battery *t, const char *name, const void *data, size_t size_bytes, uint64_t seed)
 {
+    wait(t);
     MU_ASSERT(t->count < MU_IDENTITY_PARTS);
     t->identity->parts[t->count].name = name;
     t->identity->parts[t->count].hash = mu_xxh3_64(data, size_bytes, seed);
@@ -120,8 +145,8 @@ static enum mu_status rows(struct battery *t)
     fill(t->a, size, 4, false);
     fill(t->b, size, 5, true);
     fill(t->c, channels, 6, false);
-    uint64_t samples[1] = {0x123456789abcdefu};
-    struct mu_dropout drop = mu_dropout_site(7, 8, 9, MU_DROPOUT_MLP, 0.25f, samples);
+    t->small->samples[0] = 0x123456789abcdefu;
+    struct mu_dropout drop = mu_dropout_site(7, 8, 9, MU_DROPOUT_MLP, 0.25f, t->small->samples);
     struct mu_norm_forward forward = {
         .rows = ROWS, .length = ROWS, .channels = channels, .residual = t->a, .branch = t->b};
     forward.weight = forward.bias = t->c;
@@ -133,7 +158,7 @@ static enum mu_status rows(struct battery *t)
     enum mu_status status = mu_kernel_norm_forward(t->pool, &forward);
     if (status != MU_OK)
         return status;
-    record(t, "norm_forward", t->e, size * sizeof(float), mu_xxh3_64(t->d, size * sizeof(float), 0));
+    record(t, "norm_forward", t->e, size * sizeof(float), hash(t, t->d, size * sizeof(float), 0));
     fill(t->b, size, 5, false); /* gradients */
     struct mu_norm_backward backward = {
         .rows = ROWS, .length = ROWS, .channels = channels, .residual = t->d, .weight = t->c};
@@ -148,7 +173,7 @@ static enum mu_status rows(struct battery *t)
     status = mu_kernel_norm_backward(t->pool, &backward);
     if (status != MU_OK)
         return status;
-    record(t, "norm_backward", t->a, size * sizeof(float), mu_xxh3_64(dweight, 2 * channels * sizeof(float), 0));
+    record(t, "norm_backward", t->a, size * sizeof(float), hash(t, dweight, 2 * channels * sizeof(float), 0));
     fill(t->a, RANGE, 10, true);
     status = mu_kernel_gelu_backward(t->pool, RANGE, t->a, t->b, t->c);
     record(t, "gelu", t->c, RANGE * sizeof(float), 0);
@@ -157,10 +182,12 @@ static enum mu_status rows(struct battery *t)
 
 static enum mu_status lookup(struct battery *t)
 {
-    const int32_t tokens[SEQUENCES * LOOKUP_LENGTH] = {0, 1, 1, 2, 0, 1, 1, 1, 2, 0};
-    const uint64_t samples[SEQUENCES] = {1, 0xfedcba9876543210u};
+    static const int32_t token_numbers[SEQUENCES * LOOKUP_LENGTH] = {0, 1, 1, 2, 0, 1, 1, 1, 2, 0};
+    static const uint64_t sample_numbers[SEQUENCES] = {1, 0xfedcba9876543210u};
+    const int32_t *tokens = memcpy(t->small->tokens, token_numbers, sizeof token_numbers);
     uint32_t channels = t->shapes.channels;
-    struct mu_dropout drop = mu_dropout_site(20, 21, 0, MU_DROPOUT_EMBEDDING, 0.5f, samples);
+    struct mu_dropout drop = mu_dropout_site(20, 21, 0, MU_DROPOUT_EMBEDDING, 0.5f,
+                                             memcpy(t->small->samples, sample_numbers, sizeof sample_numbers));
     size_t table = (size_t)LOOKUP_VOCAB * channels, size = (size_t)SEQUENCES * LOOKUP_LENGTH * channels;
     fill(t->a, table, 22, true);
     fill(t->b, (size_t)LOOKUP_LENGTH * channels, 23, true);
@@ -171,7 +198,7 @@ static enum mu_status lookup(struct battery *t)
         mu_kernel_embedding_forward(t->pool, 0, count, LOOKUP_LENGTH, channels, &whole, tokens, t->b, &drop, t->c);
     if (status != MU_OK)
         return status;
-    uint64_t forward = mu_xxh3_64(t->c, size * sizeof(float), 0);
+    uint64_t forward = hash(t, t->c, size * sizeof(float), 0);
     status = mu_kernel_embedding_drop(t->pool, 0, count, LOOKUP_LENGTH, channels, &drop, t->c);
     if (status == MU_OK)
         status = mu_kernel_embedding_backward(t->pool, count, channels, tokens, t->c, 0, LOOKUP_VOCAB, t->a);
@@ -196,42 +223,51 @@ static enum mu_status attention(struct battery *t)
     enum mu_status status = mu_kernel_attention_forward(t->pool, &at);
     if (status == MU_OK)
         status = mu_kernel_attention_backward(t->pool, &at);
-    record(t, "attention", t->d, 3 * size * sizeof(float), mu_xxh3_64(t->c, size * sizeof(float), 0));
+    record(t, "attention", t->d, 3 * size * sizeof(float), hash(t, t->c, size * sizeof(float), 0));
     return status;
+}
+
+/* The first, the last and an ignored one. */
+static const int32_t *some_targets(struct battery *t)
+{
+    const int32_t targets[VOCAB_ROWS] = {0, (int32_t)t->shapes.vocab - 1, -1};
+    return memcpy(t->small->targets, targets, sizeof targets);
 }
 
 static enum mu_status loss(struct battery *t)
 {
-    const int32_t targets[VOCAB_ROWS] = {0, (int32_t)t->shapes.vocab - 1, -1};
+    const int32_t *targets = some_targets(t);
     size_t size = (size_t)VOCAB_ROWS * t->shapes.vocab;
     fill(t->a, size, 13, false);
     for (size_t i = 0; i < size; i++)
         t->a[i] *= 10.0f;
     enum mu_status status = mu_kernel_cross_entropy(t->pool, VOCAB_ROWS, t->shapes.vocab, t->shapes.vocab, t->a,
-                                                    targets, 0.125f, true, t->loss);
-    record(t, "cross_entropy", t->a, size * sizeof(float), mu_xxh3_64(t->loss, sizeof t->loss, 0));
+                                                    targets, 0.125f, true, t->small->loss);
+    record(t, "cross_entropy", t->a, size * sizeof(float), hash(t, t->small->loss, sizeof t->small->loss, 0));
     return status;
 }
 
 static enum mu_status sliced_loss(struct battery *t)
 {
-    const int32_t targets[VOCAB_ROWS] = {0, (int32_t)t->shapes.vocab - 1, -1};
+    const int32_t *targets = some_targets(t);
     uint32_t slices = t->shapes.slices, width = (t->shapes.vocab + slices - 1) / slices;
     size_t each = (size_t)VOCAB_ROWS * width;
-    double *sums = (double *)t->d, loss[VOCAB_ROWS] = {0};
+    double *sums = (double *)t->d, *loss = memset(t->small->loss, 0, sizeof t->small->loss);
     enum mu_status status = MU_OK;
     fill(t->a, each * slices, 33, false);
     for (uint32_t s = 0; s < slices && status == MU_OK; s++)
         status = mu_kernel_cross_entropy_max(t->pool, VOCAB_ROWS, width, width, t->a + s * each, t->c + s * VOCAB_ROWS);
-    mu_join_max(slices, VOCAB_ROWS, t->c);
+    if (status == MU_OK)
+        status = mu_kernel_join_max(t->pool, slices, VOCAB_ROWS, t->c);
     for (uint32_t s = 0; s < slices && status == MU_OK; s++)
         status = mu_kernel_cross_entropy_sum(t->pool, VOCAB_ROWS, s * width, width, width, t->a + s * each, targets,
                                              t->c, true, sums + s * VOCAB_ROWS, loss);
-    mu_join_sums(slices, VOCAB_ROWS, sums);
+    if (status == MU_OK)
+        status = mu_kernel_join_sums(t->pool, slices, VOCAB_ROWS, sums);
     for (uint32_t s = 0; s < slices && status == MU_OK; s++)
         status = mu_kernel_cross_entropy_gradient(t->pool, VOCAB_ROWS, s * width, width, width, t->a + s * each,
                                                   targets, sums, 0.125f, true, loss);
-    record(t, "cross_entropy_slices", t->a, each * slices * sizeof(float), mu_xxh3_64(loss, sizeof loss, 0));
+    record(t, "cross_entropy_slices", t->a, each * slices * sizeof(float), hash(t, loss, sizeof t->small->loss, 0));
     return status;
 }
 
@@ -252,7 +288,7 @@ static enum mu_status rms_norm(struct battery *t)
     enum mu_status status = mu_kernel_norm_forward(t->pool, &forward);
     if (status != MU_OK)
         return status;
-    uint64_t seed = mu_xxh3_64(t->e, size * sizeof(float), 0);
+    uint64_t seed = hash(t, t->e, size * sizeof(float), 0);
     fill(t->b, size, 35, false); /* gradients */
     struct mu_norm_backward backward = {
         .rows = ROWS, .length = ROWS, .channels = channels, .rms = true, .residual = t->d, .weight = t->c};
@@ -263,7 +299,7 @@ static enum mu_status rms_norm(struct battery *t)
     backward.dweight = dweight;
     backward.workspace = workspace;
     status = mu_kernel_norm_backward(t->pool, &backward);
-    record(t, "rms_norm", t->a, size * sizeof(float), mu_xxh3_64(dweight, channels * sizeof(float), seed));
+    record(t, "rms_norm", t->a, size * sizeof(float), hash(t, dweight, channels * sizeof(float), seed));
     return status;
 }
 
@@ -275,7 +311,7 @@ static enum mu_status swiglu(struct battery *t)
     enum mu_status status = mu_kernel_swiglu_forward(t->pool, VOCAB_ROWS, t->shapes.hidden, t->a, t->c);
     if (status == MU_OK)
         status = mu_kernel_swiglu_backward(t->pool, VOCAB_ROWS, t->shapes.hidden, t->a, t->b, t->d);
-    record(t, "swiglu", t->d, 2 * size * sizeof(float), mu_xxh3_64(t->c, size * sizeof(float), 0));
+    record(t, "swiglu", t->d, 2 * size * sizeof(float), hash(t, t->c, size * sizeof(float), 0));
     return status;
 }
 
@@ -302,7 +338,7 @@ static enum mu_status grouped_attention(struct battery *t)
     status = mu_kernel_attention_forward(t->pool, &at);
     if (status == MU_OK)
         status = mu_kernel_attention_backward(t->pool, &at);
-    record(t, "attention_grouped", t->d, size * sizeof(float), mu_xxh3_64(t->c, out * sizeof(float), 0));
+    record(t, "attention_grouped", t->d, size * sizeof(float), hash(t, t->c, out * sizeof(float), 0));
     return status;
 }
 
@@ -326,7 +362,7 @@ static enum mu_status ranges(struct battery *t)
     status = mu_kernel_adamw(t->pool, &adamw, RANGE, t->d, t->b, t->c, t->a);
     if (status != MU_OK)
         return status;
-    record(t, "adamw", t->d, RANGE * sizeof(float), mu_xxh3_64(t->c, RANGE * sizeof(float), 0));
+    record(t, "adamw", t->d, RANGE * sizeof(float), hash(t, t->c, RANGE * sizeof(float), 0));
     status = mu_kernel_init_normal(t->pool, 18, 19, 20, RANGE, 0.02f, t->a);
     record(t, "init_normal", t->a, RANGE * sizeof(float), 0);
     return status;
@@ -390,32 +426,57 @@ static enum mu_status run_parts(struct battery *t)
     return status;
 }
 
-enum mu_status mu_kernels_identity(struct mu_pool *pool, const struct mu_kernel_shapes *shapes, struct mu_error *err,
-                                   struct mu_kernel_identity *ret_identity)
+enum mu_status mu_identity_run(struct mu_pool *pool, const struct mu_kernel_shapes *shapes,
+                               const struct mu_identity_place *place, struct mu_error *err,
+                               struct mu_kernel_identity *ret_identity)
 {
     struct mu_kernel_identity identity = {0};
     struct battery t = battery_of(shapes);
+    size_t bytes = sizeof *t.small + 6 * t.size * sizeof(float);
     t.pool = pool;
+    t.place = place;
     t.identity = &identity;
-    float *block = calloc(6 * t.size, sizeof(float));
+    float *block = place->alloc(place->ctx, bytes);
     if (!block)
-        return mu_fail(err, MU_ERR_NO_MEMORY, "numeric identity: out of memory (%zu MiB)",
-                       6 * t.size * sizeof(float) >> 20);
+        return mu_fail(err, MU_ERR_NO_MEMORY, "numeric identity: out of memory (%zu MiB)", bytes >> 20);
     float **buffers[] = {&t.a, &t.b, &t.c, &t.d, &t.e, &t.f};
     for (size_t i = 0; i < 6; i++)
         *buffers[i] = block + i * t.size;
+    t.small = (struct small *)(block + 6 * t.size);
     enum mu_status status = run_parts(&t);
-    free(block);
+    place->free(place->ctx, block);
+    if (status == MU_OK)
+        status = t.waited;
     if (status != MU_OK)
-        return mu_fail(err, status, "numeric identity: cancelled");
+        return mu_fail(err, status, "numeric identity: %s",
+                       status == MU_ERR_CANCELLED ? "cancelled" : "the device failed");
     /* The total does not depend on where the names lie. */
     uint64_t words[MU_IDENTITY_PARTS + 1] = {0};
     for (uint32_t i = 0; i < t.count; i++)
         words[i] = identity.parts[i].hash ^ mu_xxh3_64(identity.parts[i].name, strlen(identity.parts[i].name), 0);
-    static const char backend[] = "cpu fp32 exact 1"; /* the last number: version of the definitions in kernels.h */
-    words[t.count] = mu_xxh3_64(backend, sizeof backend, 0);
+    words[t.count] = mu_xxh3_64(place->text, strlen(place->text) + 1, 0);
     identity.total = mu_xxh3_128(words, (t.count + 1) * sizeof words[0]);
     identity.count = t.count;
     *ret_identity = identity;
     return MU_OK;
+}
+
+static void *host_alloc(void *ctx, size_t size_bytes)
+{
+    (void)ctx;
+    return calloc(1, size_bytes);
+}
+
+static void host_free(void *ctx, void *memory)
+{
+    (void)ctx;
+    free(memory);
+}
+
+enum mu_status mu_kernels_identity(struct mu_pool *pool, const struct mu_kernel_shapes *shapes, struct mu_error *err,
+                                   struct mu_kernel_identity *ret_identity)
+{
+    /* the last number: version of the definitions in kernels.h */
+    const struct mu_identity_place place = {.alloc = host_alloc, .free = host_free, .text = "cpu fp32 exact 1"};
+    return mu_identity_run(pool, shapes, &place, err, ret_identity);
 }

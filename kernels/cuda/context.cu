@@ -1,0 +1,121 @@
+/* A GPU and what a pool needs of it: stream, workspace, library handle. Errors of the runtime become words here. */
+#include "kernels/cuda/device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/cuda/plan.h"
+extern "C" {
+#include "kernels/identity.h"
+}
+
+static enum mu_status failed(struct mu_error *err, int device, const char *what, cudaError_t error)
+{
+    return mu_fail(err, error == cudaErrorMemoryAllocation ? MU_ERR_NO_MEMORY : MU_ERR_UNAVAILABLE, "GPU %d: %s: %s",
+                   device, what, cudaGetErrorString(error));
+}
+
+static enum mu_status take_memory(struct mu_cuda *cuda, struct mu_error *err)
+{
+    cudaError_t error = cudaMalloc(&cuda->workspace, cuda->workspace_bytes);
+    if (error != cudaSuccess)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "GPU %d: %zu MiB for the kernels' workspace: %s", cuda->device,
+                       cuda->workspace_bytes >> 20, cudaGetErrorString(error));
+    error = cudaHostAlloc(&cuda->pinned, MU_CUDA_PINNED_BYTES, cudaHostAllocMapped);
+    if (error != cudaSuccess)
+        return failed(err, cuda->device, "pinned host memory", error);
+    return MU_OK;
+}
+
+enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_cuda_dtype dtype, size_t workspace_bytes,
+                            struct mu_error *err)
+{
+    struct mu_cuda empty = {};
+    int multiprocessors = 0, shared_bytes = 0;
+    enum mu_status status = MU_OK;
+    *cuda = empty;
+    cuda->device = device;
+    cuda->dtype = dtype;
+    cuda->workspace_bytes = workspace_bytes ? workspace_bytes : (size_t)MU_CUDA_WORKSPACE_BYTES;
+    cudaError_t error = cudaSetDevice(device);
+    if (error != cudaSuccess)
+        return failed(err, device, "cannot be used", error);
+    error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    if (error == cudaSuccess)
+        error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
+    if (error != cudaSuccess)
+        return failed(err, device, "stream", error);
+    cuda->multiprocessors = (uint32_t)multiprocessors;
+    cuda->shared_bytes_max = (uint32_t)shared_bytes;
+    status = take_memory(cuda, err);
+    if (status == MU_OK && dtype == MU_CUDA_BF16)
+        status = mu_cuda_plans_init(cuda, err);
+    if (status != MU_OK)
+        mu_cuda_fini(cuda);
+    return status;
+}
+
+void mu_cuda_fini(struct mu_cuda *cuda)
+{
+    struct mu_cuda empty = {};
+    mu_cuda_plans_fini(cuda);
+    if (cuda->pinned)
+        (void)cudaFreeHost(cuda->pinned);
+    if (cuda->workspace)
+        (void)cudaFree(cuda->workspace);
+    if (cuda->stream)
+        (void)cudaStreamDestroy(cuda->stream);
+    *cuda = empty;
+}
+
+enum mu_status mu_cuda_wait(struct mu_cuda *cuda)
+{
+    cudaError_t error = cudaStreamSynchronize(cuda->stream);
+    if (error == cudaSuccess)
+        return MU_OK;
+    return mu_fail(cuda->error.status == MU_OK ? &cuda->error : NULL, MU_ERR_IO, "GPU %d failed: %s", cuda->device,
+                   cudaGetErrorString(error));
+}
+
+/* ---- numeric identity ---- */
+
+static void *shared_alloc(void *ctx, size_t size_bytes)
+{
+    void *memory = NULL;
+    (void)ctx;
+    if (cudaHostAlloc(&memory, size_bytes, cudaHostAllocMapped) != cudaSuccess)
+        return NULL;
+    return memset(memory, 0, size_bytes);
+}
+
+static void shared_free(void *ctx, void *memory)
+{
+    (void)ctx;
+    (void)cudaFreeHost(memory);
+}
+
+static enum mu_status shared_wait(void *ctx)
+{
+    return mu_cuda_wait((struct mu_cuda *)ctx);
+}
+
+enum mu_status mu_cuda_identity(struct mu_pool *pool, const struct mu_kernel_shapes *shapes, struct mu_error *err,
+                                struct mu_kernel_identity *ret_identity)
+{
+    char text[128];
+    struct mu_cuda *cuda = mu_pool_cuda(pool);
+    const struct mu_identity_place place = {cuda, shared_alloc, shared_free, shared_wait, text};
+    if (cuda->dtype == MU_CUDA_BF16) {
+        uint64_t hash;
+        enum mu_status status = mu_cuda_plans_hash(cuda, shapes, &hash);
+        if (status != MU_OK)
+            return mu_fail(err, status, "numeric identity: %s", cuda->error.text);
+        mu_cuda_plans_text(cuda, hash, text, sizeof text);
+    } else { /* the definitions of kernels.h, whoever computes them: the name they got first */
+        (void)snprintf(text, sizeof text, "cpu fp32 exact 1");
+    }
+    return mu_identity_run(pool, shapes, &place, err, ret_identity);
+}
