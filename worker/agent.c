@@ -504,6 +504,7 @@ static enum mu_status start_rpc(struct agent *agent, const struct mu_agent_confi
 {
     struct mu_rpc_client_config client = mu_rpc_client_config_default();
     client.address = config->coordinator;
+    client.tls = config->tls;
     client.max_receive_bytes = MU_WIRE_COORD_BYTES_MAX;
     enum mu_status status = mu_rpc_pool_new(1, err, &agent->pool);
     return status == MU_OK ? mu_rpc_client_new(agent->pool, &client, err, &agent->client) : status;
