@@ -64,7 +64,7 @@ def served_serial(cluster):
     """The serial number of the certificate that musterd shows to a new connection."""
     ca, own, key = cluster.paths("viewer/x")
     shown = subprocess.run(["openssl", "s_client", "-connect", cluster.address, "-alpn", "h2", "-CAfile", ca, "-cert", own, "-key", key],
-                           input="", capture_output=True, text=True, timeout=10).stdout
+                           input="", capture_output=True, encoding="latin-1", timeout=10).stdout
     return subprocess.run(["openssl", "x509", "-noout", "-serial"], input=shown, capture_output=True, text=True).stdout
 
 
@@ -104,8 +104,10 @@ def test_strangers_learn_why():
         cluster.issue("admin/old", "--valid", "1s")
         old = cluster.credentials_of("admin/old")
         time.sleep(1.1)
-        run(cluster, "status", code=3, fragments=["TLS", "--tls-cert"])
-        run(cluster, *cluster.flags("admin/x", other), "status", code=3, fragments=["certificate"])
+        run(cluster, "status", code=3, fragments=["does it want TLS", "--tls-cert"])
+        run(cluster, *cluster.flags("admin/x", other), "status", code=3, fragments=["not of the CA that --tls-ca names"])
+        mixed = ["--tls-ca", cluster.paths("admin/x")[0], *cluster.flags("admin/x", other)[2:]]
+        run(cluster, *mixed, "status", code=3, fragments=["with a certificate of its CA"])
         run(cluster, *cluster.flags("admin/old"), "status", code=1, fragments=["expired", "muster cert issue"])
         run(cluster, "--tls-ca", cluster.paths("admin/x")[0], "status", code=1, fragments=["certificate is missing"])
         # The coordinator itself turns away what our own clients would not have tried.
