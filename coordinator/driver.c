@@ -84,6 +84,16 @@ void mu_driver_break_session(struct mu_driver *driver, struct mu_session *sessio
         mu_driver_step(driver, &event);
 }
 
+/* Not all of them: they come as fast as a peer likes. */
+static void log_refusal(struct mu_driver *driver, struct mu_rpc_call *call, const struct mu_error *err)
+{
+    uint64_t now_us = mu_clock_mono_us();
+    if (now_us - driver->last_refusal_log_us < REFUSAL_LOG_US)
+        return;
+    driver->last_refusal_log_us = now_us;
+    MU_LOGW("call from %s ended: %s", mu_rpc_call_peer(call), err->text);
+}
+
 /* False: the call is over. */
 static bool is_permitted(struct mu_driver *driver, const struct mu_rpc_event *event)
 {
@@ -91,7 +101,7 @@ static bool is_permitted(struct mu_driver *driver, const struct mu_rpc_event *ev
     if (!driver->access ||
         mu_access_check(driver->access, mu_rpc_call_identity(event->call), event->method_id, &err) == MU_OK)
         return true;
-    MU_LOGW("%s: %s", mu_rpc_call_peer(event->call), err.text);
+    log_refusal(driver, event->call, &err);
     mu_rpc_call_fail_error(event->call, &err);
     return false;
 }
@@ -114,11 +124,7 @@ static void on_opened(struct mu_driver *driver, const struct mu_rpc_event *event
  * for it. */
 static void on_bad_message(struct mu_driver *driver, struct mu_session *session, const struct mu_error *err)
 {
-    uint64_t now_us = mu_clock_mono_us();
-    if (now_us - driver->last_refusal_log_us >= REFUSAL_LOG_US) {
-        driver->last_refusal_log_us = now_us;
-        MU_LOGW("stream from %s ended: %s", mu_rpc_call_peer(session->call), err->text);
-    }
+    log_refusal(driver, session->call, err);
     if (!session->known) {
         struct mu_coord_message message = {.kind = MU_CM_REJECT};
         const void *data = NULL;

@@ -11,7 +11,7 @@ import time
 
 import grpc
 
-from harness import BUILD, FAST, Cluster, Failure, Process, api, check, connect, log_of, main, reference, refused_worker, rpc_error, run, tiny_job
+from harness import BUILD, FAST, Cluster, Process, api, check, connect, log_of, main, reference, rpc_error, run, tiny_job
 
 STEPS = 30
 MUSTER = os.path.join(BUILD, "cli/muster")
@@ -110,6 +110,9 @@ def test_strangers_learn_why():
         run(cluster, *mixed, "status", code=3, fragments=["with a certificate of its CA"])
         run(cluster, *cluster.flags("admin/old"), "status", code=1, fragments=["expired", "muster cert issue"])
         run(cluster, "--tls-ca", cluster.paths("admin/x")[0], "status", code=1, fragments=["certificate is missing"])
+        mute = cluster.start_worker(flags=["--give-up-after", "1"])
+        check(mute.wait() == 3, f"a worker without certificate ended with {mute.popen.returncode}")
+        check(log_of(mute).count("does it want TLS") == 1, log_of(mute))
         # The coordinator itself turns away what our own clients would not have tried.
         for credentials in (old, cluster.credentials_of("admin/x", other), grpc.ssl_channel_credentials(open(cluster.paths("admin/x")[0], "rb").read())):
             with connect(cluster.address, credentials) as channel:
@@ -146,8 +149,8 @@ def test_roles():
                 check((code != grpc.StatusCode.PERMISSION_DENIED) == may, f"{role} calls {method}: {code} {text}")
                 check(may or text == f"muster://{role}/x has the role {role}; {method} needs the role {needed}", f"{role} calls {method}: {text}")
         run(cluster, *cluster.flags("viewer/x"), "drain", "w", "--reason", "r", code=6, fragments=["muster://viewer/x has the role viewer", "needs the role operator"])
-        cluster.worker("admin/x")
-        cluster.wait_until(lambda: "Attach needs the role worker" in log_of(cluster.coordinator), 5, "an admin may attach")
+        worker = cluster.worker("admin/x")
+        cluster.wait_until(lambda: "Attach needs the role worker" in log_of(worker), 5, "an admin may attach, or is not told")
 
 
 def test_the_denied_are_cut_off():
@@ -155,7 +158,7 @@ def test_the_denied_are_cut_off():
         cluster.issue("worker/bad")
         cluster.start()
         cluster.submit(tiny_job(cluster, steps=100000))
-        cluster.worker()
+        cluster.worker(name="w-good")
         cluster.worker("worker/bad", name="bad")
         cluster.wait_event(lambda e: e.kind == "worker_attached" and "bad" in e.text)
         with open(cluster.deny, "w") as file:
@@ -163,10 +166,11 @@ def test_the_denied_are_cut_off():
         cluster.reload_seen("1 calls were cut")
         cluster.wait_event(lambda e: e.kind == "worker_lost" and "bad" in e.text)
         cluster.reload_seen("muster://worker/bad is on the coordinator's list")
+        check("list of denied identities" in log_of(cluster.workers[1]), "the denied worker is not told")
         with open(cluster.deny, "w") as file:
             file.write("worker/x\n")
         cluster.reload_seen("the former list stays in force")
-        check(len([w for w in cluster.list_workers("tiny")]) >= 1, "the other worker is gone")
+        check("w-good" in [w.name for w in cluster.list_workers("tiny")], "the other worker is gone")
 
 
 def test_listening_in_the_open_needs_tls_or_consent():
