@@ -276,49 +276,80 @@ int mu_cmd_checkpoints(struct mu_cli *cli, int argc, char **argv)
     return code;
 }
 
-static void print_report(const char *dir, bool ok, const struct mu_checkpoint_report *report)
+static void print_report(char **dirs, size_t dir_count, bool ok, const struct mu_checkpoint_report *report)
 {
-    json_t *json = json_pack("{s:s*, s:b, s:s, s:I, s:I, s:I, s:I, s:I}", "dir", dir, "ok", ok, "job",
-                             report->identity.job, "number", (json_int_t)report->identity.seq, "step",
-                             (json_int_t)report->identity.step, "pieces", (json_int_t)report->piece_count, "bad_pieces",
-                             (json_int_t)report->bad_piece_count, "size_bytes", (json_int_t)report->size_bytes);
+    json_t *places = json_array();
+    for (size_t i = 0; i < dir_count; i++)
+        json_array_append_new(
+            places, json_pack("{s:s*, s:I}", "dir", dirs[i], "pieces_here", (json_int_t)report->here_counts[i]));
+    json_t *json = json_pack(
+        "{s:s*, s:b, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "dir", dirs[0], "ok", ok, "job", report->identity.job,
+        "number", (json_int_t)report->identity.seq, "step", (json_int_t)report->identity.step, "pieces",
+        (json_int_t)report->piece_count, "bad_pieces", (json_int_t)report->bad_piece_count, "one_copy_pieces",
+        (json_int_t)report->single_piece_count, "size_bytes", (json_int_t)report->size_bytes, "dirs", places);
     json_dumpf(json, stdout, JSON_COMPACT);
     putchar('\n');
     json_decref(json);
 }
 
+/* Which directory has how many of the pieces. */
+static void print_places(FILE *to, const char *prefix, char **dirs, size_t dir_count,
+                         const struct mu_checkpoint_report *report)
+{
+    for (size_t i = 0; i < dir_count; i++)
+        fprintf(to, "%s%s: %" PRIu32 " of %zu pieces here\n", prefix, dirs[i], report->here_counts[i],
+                report->piece_count);
+}
+
+/* A line for each problem; of one directory, the last one says how much of the checkpoint is good there. */
+static void print_problems(char **dirs, size_t dir_count, const struct mu_checkpoint_report *report)
+{
+    size_t count = report->problem_count < MU_VERIFY_PROBLEMS_MAX ? report->problem_count : MU_VERIFY_PROBLEMS_MAX;
+    for (size_t i = 0; i < count; i++) {
+        fprintf(stderr, "muster: %s", report->problems[i].text);
+        if (i + 1 == count && dir_count == 1 && report->piece_count > 0)
+            fprintf(stderr, " (%" PRIu32 " of %zu pieces here)", report->here_counts[0], report->piece_count);
+        fputc('\n', stderr);
+    }
+    if (dir_count > 1 && report->piece_count > 0)
+        print_places(stderr, "muster: ", dirs, dir_count, report);
+}
+
 /* Files alone: no coordinator is asked. */
-static int verify(struct mu_cli *cli, const char *dir)
+static int verify(struct mu_cli *cli, char **dirs, size_t dir_count)
 {
     struct mu_error err;
     struct mu_checkpoint_report report;
-    enum mu_status status = mu_checkpoint_verify(dir, &report, &err);
+    enum mu_status status = mu_checkpoint_verify_copies((const char *const *)dirs, dir_count, &report, &err);
     if (cli->json)
-        print_report(dir, status == MU_OK, &report);
-    for (size_t i = 0; i < report.problem_count && i < MU_VERIFY_PROBLEMS_MAX; i++)
-        fprintf(stderr, "muster: %s\n", report.problems[i].text);
+        print_report(dirs, dir_count, status == MU_OK, &report);
     if (status != MU_OK) {
-        if (report.problem_count == 0)
-            fprintf(stderr, "muster: %s\n", err.text);
+        print_problems(dirs, dir_count, &report);
         return status == MU_ERR_NOT_FOUND ? MU_EXIT_NOT_FOUND : MU_EXIT_FAILURE;
     }
-    if (!cli->json)
-        printf("%s: checkpoint %" PRIu64 " of job %s at step %" PRIu64 " is whole: %zu pieces, %" PRIu64
-               " bytes verified\n",
-               dir, report.identity.seq, report.identity.job, report.identity.step, report.piece_count,
-               report.size_bytes);
+    if (cli->json)
+        return MU_EXIT_OK;
+    if (dir_count == 1)
+        printf("%s: ", dirs[0]);
+    else
+        print_places(stdout, "", dirs, dir_count, &report);
+    printf("checkpoint %" PRIu64 " of job %s at step %" PRIu64 " is whole: %zu pieces, %" PRIu64 " bytes verified",
+           report.identity.seq, report.identity.job, report.identity.step, report.piece_count, report.size_bytes);
+    if (dir_count > 1 && report.single_piece_count > 0)
+        printf("; %zu in one copy only", report.single_piece_count);
+    putchar('\n');
     return MU_EXIT_OK;
 }
 
 int mu_cmd_checkpoint(struct mu_cli *cli, int argc, char **argv)
 {
-    int words = mu_cli_parse("checkpoint", argc, argv, NULL, 0, 1, 2);
+    int words = mu_cli_parse("checkpoint", argc, argv, NULL, 0, 1, 1 + MU_VERIFY_DIRS_MAX);
     if (words < 0)
         return MU_EXIT_USAGE;
-    if (words == 2) {
+    if (words > 1) {
         if (strcmp(argv[0], "verify") != 0)
-            return mu_cli_usage("checkpoint", "'%s' is not known: give a job, or 'verify DIR'", argv[0]);
-        return verify(cli, argv[1]);
+            return mu_cli_usage("checkpoint", "'%s' is not known: give a job, or 'verify DIR [DIR...]'", argv[0]);
+        return verify(cli, argv + 1, (size_t)words - 1);
     }
     Muster__V1__TriggerCheckpointRequest request = MUSTER__V1__TRIGGER_CHECKPOINT_REQUEST__INIT;
     request.job = argv[0];

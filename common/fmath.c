@@ -11,7 +11,7 @@
  * accuracy, and every constant can be checked by eye. Factorials up to 18! are exact in double, so 1 / n! is correctly
  * rounded by the compiler. */
 
-#define LOG2_E   0x1.71547652b82fep+0
+#define LOG2_E 0x1.71547652b82fep+0
 
 /* pi/2 in three parts of 53 bits. */
 #define HALF_PI_1   0x1.921fb54442d18p+0

@@ -53,6 +53,10 @@ enum mu_mutant {
     MU_MUT_FORGET_MIRRORS,     /* what a buddy holds for others does not count */
     MU_MUT_VOTE_BEFORE_MIRROR, /* a buddy votes before it has the gradient of what it guards */
     MU_MUT_MIRROR_STALE,       /* a buddy counts its mirror as updated and did not update it */
+    /* state to spares while others step */
+    MU_MUT_FEED_REPLAY_TWICE, /* a taker makes each update twice */
+    MU_MUT_FEED_FORGET_NORM,  /* a taker makes the update without the norm of the vote */
+    MU_MUT_FEED_STEP_BEHIND,  /* a taker counts as whole although the last updates are missing */
     MU_MUT_COUNT
 };
 

@@ -53,6 +53,9 @@ static void faults_of_send(enum mu_coord_message_kind kind)
     case MU_CM_PIECE_ACK:
         MU_FAULT("coord.send.piece_ack");
         break;
+    case MU_CM_FEED:
+        MU_FAULT("coord.send.feed");
+        break;
     case MU_CM_RELEASE:
         MU_FAULT("coord.send.release");
         break;

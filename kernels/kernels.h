@@ -1,5 +1,5 @@
-/* Operations of a transformer in fp32: the same bits on every machine. (What follows says how the CPU does it; on GPUs the
- * definitions are the same, see kernels/cuda/cuda.h.)
+/* Operations of a transformer in fp32: the same bits on every machine. (What follows says how the CPU does it; on GPUs
+ * the definitions are the same, see kernels/cuda/cuda.h.)
  *
  * The result of every operation is a function of its logical arguments alone: not of the number of threads, the
  * instruction set (AVX-512, AVX2, plain C), the alignment of buffers or the tile sizes. How:

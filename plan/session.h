@@ -83,6 +83,15 @@ enum mu_peer_failure {
     MU_PEER_FAILURE_PROTOCOL
 };
 
+/* How far a spare has come with the state that it gets while others step; see struct mu_feed_order. */
+enum mu_feed_state {
+    MU_FEED_NONE,
+    MU_FEED_FILLING, /* state is on its way */
+    MU_FEED_LIVE,    /* the whole share is here, at most one step behind */
+    MU_FEED_WHOLE,   /* over: `held` says what came of it, complete, at the boundary where the giver parked */
+    MU_FEED_FAILED,  /* over: nothing is held; `text` says why */
+};
+
 /* The worker's own account of where it stands: part of every Hello and of every Status. */
 struct mu_worker_status {
     enum mu_worker_phase phase;
@@ -96,6 +105,8 @@ struct mu_worker_status {
     uint32_t peer_rank; /* MU_PARK_PEER */
     enum mu_peer_failure peer_failure;
     uint64_t bad_checkpoint; /* MU_PARK_PREPARE because this checkpoint could not be loaded; 0 = another reason */
+    uint64_t feed;           /* number of the feed it takes, or took last since its Assign; 0 = none */
+    enum mu_feed_state feed_state;
     char text[MU_TEXT_SIZE];
     uint8_t weights_sha256[32]; /* MU_PARK_FINISHED: of the whole model's parameters, cell by cell; zero where this rank
                                    does not know it */
@@ -201,6 +212,7 @@ enum mu_coord_message_kind {
     MU_CM_SNAPSHOT,
     MU_CM_PIECE_ACK,
     MU_CM_RELEASE,
+    MU_CM_FEED,
     MU_CM_COUNT
 };
 
@@ -248,6 +260,23 @@ struct mu_assign {
     uint64_t command_base; /* commands up to this number are over */
 };
 
+/* A planned change prepares while the old generation steps: a member (giver) feeds its share to a spare that holds
+ * nothing (taker): every chunk once, as it is between two updates, and from then on the result of each step's vote and
+ * the reduced gradient of the chunks sent so far, with which the taker makes the same updates. When the giver parks by
+ * command it ends the feed, and the taker holds the share at that boundary like anybody else. Nothing of it is
+ * recorded: until it has ended a feed is worth nothing, and afterwards it is state that is held. */
+#define MU_FEED_BIT (1ull << 63) /* numbers of feeds have it, generations do not */
+enum mu_feed_role { MU_FEED_GIVE = 1, MU_FEED_TAKE };
+struct mu_feed_order {
+    uint64_t number;
+    enum mu_feed_role role;
+    struct mu_layout layout;
+    uint32_t rank;      /* the giver's: its PARAMS share is what is fed */
+    struct mu_id other; /* incarnation of the other side */
+    char address[MU_ADDRESS_SIZE];
+    uint8_t secret[32]; /* of their connection */
+};
+
 enum mu_command_kind { MU_COMMAND_CHECKPOINT = 1, MU_COMMAND_PARK = 2 };
 
 /* The pieces of a checkpoint: piece i is the PRIMARY share of working rank i of `layout`, which need not be the layout
@@ -261,7 +290,7 @@ struct mu_snapshot {
 
 struct mu_coord_message {
     enum mu_coord_message_kind kind;
-    uint64_t generation; /* Assign, Go, Revoke, Command, Snapshot */
+    uint64_t generation; /* Assign, Go, Revoke, Command, Snapshot; Feed: the giver's */
     union {
         struct {
             char name[MU_WORKER_NAME_SIZE]; /* the worker's name from now on */
@@ -291,6 +320,7 @@ struct mu_coord_message {
             uint32_t exit_code; /* 0: finished, drained, cancelled; 1: the job failed */
             char text[MU_TEXT_SIZE];
         } release; /* free everything and exit */
+        struct mu_feed_order feed;
     };
 };
 

@@ -22,6 +22,7 @@ struct parts {
         Muster__V1__Command command;
         Muster__V1__PieceAck piece_ack;
         Muster__V1__Release release;
+        Muster__V1__Feed feed;
     };
     Muster__V1__Snapshot snapshot;
     Muster__V1__StepResult result;
@@ -172,6 +173,22 @@ static enum mu_status put_command(struct mu_wire_arena *arena, const struct mu_c
     return put_snapshot(arena, &message->command.snapshot, parts, err);
 }
 
+static enum mu_status put_feed(struct mu_wire_arena *arena, const struct mu_feed_order *feed, struct parts *parts,
+                               struct mu_error *err)
+{
+    Muster__V1__Feed *pb = &parts->feed;
+    muster__v1__feed__init(pb);
+    pb->number = feed->number;
+    pb->role = (Muster__V1__FeedRole)feed->role;
+    pb->rank = feed->rank;
+    pb->other = mu_wire_put_id(arena, feed->other);
+    pb->secret = (ProtobufCBinaryData){.len = sizeof feed->secret, .data = (uint8_t *)feed->secret};
+    enum mu_status status = mu_wire_layout_to_pb(arena, &feed->layout, "Feed.layout", &pb->layout, err);
+    if (status)
+        return status;
+    return mu_wire_put_string(feed->address, MU_WIRE_TEXT, "Feed.address", sizeof feed->address, &pb->address, err);
+}
+
 static enum mu_status put_message(struct mu_wire_arena *arena, const struct mu_coord_message *message,
                                   struct parts *parts, struct mu_error *err)
 {
@@ -226,6 +243,10 @@ static enum mu_status put_message(struct mu_wire_arena *arena, const struct mu_c
         parts->release.exit_code = message->release.exit_code;
         parts->release.text = mu_wire_put_text(arena, message->release.text, sizeof message->release.text);
         return parts->release.text ? MU_OK : no_memory(err);
+    case MU_CM_FEED:
+        pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_FEED;
+        pb->feed = &parts->feed;
+        return put_feed(arena, &message->feed, parts, err);
     case MU_CM_COUNT:
         break;
     }
@@ -466,6 +487,32 @@ static enum mu_status get_command(const Muster__V1__Command *pb, struct mu_coord
     return kind == MU_COMMAND_CHECKPOINT ? get_snapshot(pb->snapshot, &out->command.snapshot, err) : MU_OK;
 }
 
+static enum mu_status get_feed(const Muster__V1__Feed *pb, struct mu_feed_order *out, struct mu_error *err)
+{
+    int role = 0;
+    enum mu_status status = mu_wire_get_enum((int)pb->role, MU_FEED_GIVE, MU_FEED_TAKE, "Feed.role", &role, err);
+    if (status)
+        return status;
+    if (!(pb->number & MU_FEED_BIT))
+        return mu_fail(err, MU_ERR_INVALID, "Feed.number: value %llu is not allowed: the highest bit must be set",
+                       (unsigned long long)pb->number);
+    out->number = pb->number;
+    out->role = (enum mu_feed_role)role;
+    if ((status = mu_wire_layout_from_pb(pb->layout, "Feed.layout", &out->layout, err)) ||
+        (status = mu_wire_get_id(pb->other, "Feed.other", &out->other, err)) ||
+        (status =
+             mu_wire_get_string(pb->address, MU_WIRE_TEXT, "Feed.address", out->address, sizeof out->address, err)))
+        return status;
+    if (pb->rank >= world_of(&out->layout) - out->layout.idle)
+        return mu_fail(err, MU_ERR_INVALID, "Feed.rank: value %u is not allowed: the layout has %u working ranks",
+                       pb->rank, world_of(&out->layout) - out->layout.idle);
+    if (pb->secret.len != sizeof out->secret)
+        return mu_fail(err, MU_ERR_INVALID, "Feed.secret: %zu bytes are not allowed: 32", pb->secret.len);
+    memcpy(out->secret, pb->secret.data, sizeof out->secret);
+    out->rank = pb->rank;
+    return MU_OK;
+}
+
 static enum mu_status get_reject(const Muster__V1__Reject *pb, struct mu_coord_message *out, struct mu_error *err)
 {
     int reason = 0;
@@ -512,6 +559,9 @@ static enum mu_status get_message(struct mu_wire_arena *arena, const Muster__V1_
         out->release.exit_code = pb->release->exit_code;
         return mu_wire_get_string(pb->release->text, MU_WIRE_TEXT, "Release.text", out->release.text,
                                   sizeof out->release.text, err);
+    case MUSTER__V1__COORDINATOR_MESSAGE__KIND_FEED:
+        out->kind = MU_CM_FEED;
+        return get_feed(pb->feed, &out->feed, err);
     default:
         return mu_fail(err, MU_ERR_INVALID, "CoordinatorMessage: has no kind that this version knows");
     }

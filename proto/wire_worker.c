@@ -85,6 +85,8 @@ static enum mu_status put_status(struct mu_wire_arena *arena, const struct mu_wo
     pb->peer_rank = status->peer_rank;
     pb->peer_failure = (Muster__V1__PeerFailure)status->peer_failure;
     pb->bad_checkpoint = status->bad_checkpoint;
+    pb->feed = status->feed;
+    pb->feed_state = (Muster__V1__FeedState)status->feed_state;
     pb->text = mu_wire_put_text(arena, status->text, sizeof status->text);
     pb->weights_sha256 = mu_wire_put_bytes32(status->weights_sha256);
     if (!pb->text)
@@ -298,13 +300,15 @@ static enum mu_status get_status(const Muster__V1__WorkerStatus *pb, struct mu_w
 {
     if (!pb)
         return mu_fail(err, MU_ERR_INVALID, "Hello.status: is missing");
-    int park_reason = 0, peer_failure = 0;
+    int park_reason = 0, peer_failure = 0, feed_state = 0;
     enum mu_status status = MU_OK;
     if ((status = get_phase((int)pb->phase, "WorkerStatus.phase", &out->phase, err)) ||
         (status = get_rank(pb->rank, "WorkerStatus.rank", &out->rank, err)) ||
         (status = get_held(pb->held, &out->held, err)) ||
         (status = mu_wire_get_enum((int)pb->park_reason, MU_PARK_NONE, MU_PARK_ENGINE, "WorkerStatus.park_reason",
                                    &park_reason, err)) ||
+        (status = mu_wire_get_enum((int)pb->feed_state, MU_FEED_NONE, MU_FEED_FAILED, "WorkerStatus.feed_state",
+                                   &feed_state, err)) ||
         (status = get_rank(pb->peer_rank, "WorkerStatus.peer_rank", &out->peer_rank, err)) ||
         (status = mu_wire_get_enum((int)pb->peer_failure, MU_PEER_FAILURE_NONE, MU_PEER_FAILURE_PROTOCOL,
                                    "WorkerStatus.peer_failure", &peer_failure, err)) ||
@@ -318,6 +322,8 @@ static enum mu_status get_status(const Muster__V1__WorkerStatus *pb, struct mu_w
     out->park_reason = (enum mu_park_reason)park_reason;
     out->peer_failure = (enum mu_peer_failure)peer_failure;
     out->bad_checkpoint = pb->bad_checkpoint;
+    out->feed = pb->feed;
+    out->feed_state = (enum mu_feed_state)feed_state;
     return MU_OK;
 }
 

@@ -289,28 +289,89 @@ static void note(struct mu_checkpoint_report *report, const struct mu_error *pro
     report->problem_count++;
 }
 
-enum mu_status mu_checkpoint_verify(const char *dir, struct mu_checkpoint_report *ret_report, struct mu_error *err)
+/* The manifest of the first directory that has one; a directory with another one does not take part. */
+static struct mu_manifest *read_manifests(const char *const *dirs, size_t dir_count, bool *takes_part,
+                                          struct mu_checkpoint_report *report)
+{
+    struct mu_manifest *first = NULL;
+    const char *first_dir = NULL;
+    for (size_t i = 0; i < dir_count; i++) {
+        struct mu_manifest *manifest = NULL;
+        struct mu_error problem;
+        takes_part[i] = mu_manifest_read(dirs[i], &manifest, &problem) == MU_OK;
+        if (takes_part[i] && !first) {
+            first = manifest;
+            first_dir = dirs[i];
+            continue;
+        }
+        if (takes_part[i] && strcmp(manifest->sha256, first->sha256) != 0) {
+            takes_part[i] = false;
+            mu_fail(&problem, MU_ERR_CONFLICT,
+                    "'%s' is not of the checkpoint in '%s': their manifests differ (checkpoint %" PRIu64
+                    " of job %s at "
+                    "step %" PRIu64 "); give directories of one checkpoint",
+                    dirs[i], first_dir, manifest->identity.seq, manifest->identity.job, manifest->identity.step);
+        }
+        if (!takes_part[i])
+            note(report, &problem);
+        mu_manifest_free(manifest);
+    }
+    return first;
+}
+
+/* Every copy of a piece is read. Missing here is wrong only when it is nowhere. */
+static void verify_piece(const char *const *dirs, size_t dir_count, const bool *takes_part,
+                         const struct mu_manifest *manifest, size_t piece, struct mu_checkpoint_report *report)
+{
+    struct mu_error problem, missing = {0};
+    uint32_t good_count = 0, bad_count = 0;
+    for (size_t i = 0; i < dir_count; i++) {
+        if (!takes_part[i])
+            continue;
+        enum mu_status status =
+            read_piece(dirs[i], manifest, &manifest->pieces[piece], NULL, NULL, NULL, NULL, &problem);
+        if (status == MU_OK) {
+            good_count++;
+            report->here_counts[i]++;
+            report->size_bytes += manifest->pieces[piece].size_bytes;
+        } else if (status != MU_ERR_NOT_FOUND) {
+            bad_count++;
+            note(report, &problem);
+        } else if (missing.status == MU_OK) {
+            missing = problem;
+        }
+    }
+    if (good_count + bad_count == 0)
+        note(report, &missing);
+    report->bad_piece_count += bad_count > 0 || good_count == 0;
+    report->single_piece_count += good_count == 1;
+}
+
+enum mu_status mu_checkpoint_verify_copies(const char *const *dirs, size_t dir_count,
+                                           struct mu_checkpoint_report *ret_report, struct mu_error *err)
 {
     struct mu_checkpoint_report report = {.piece_count = 0};
-    struct mu_manifest *manifest = NULL;
+    bool takes_part[MU_VERIFY_DIRS_MAX];
     struct mu_error problem;
-    if (mu_manifest_read(dir, &manifest, &problem) != MU_OK) {
+    if (dir_count == 0 || dir_count > MU_VERIFY_DIRS_MAX) {
+        mu_fail(&problem, MU_ERR_LIMIT, "%zu directories of one checkpoint are not allowed: 1 to %d", dir_count,
+                (int)MU_VERIFY_DIRS_MAX);
         note(&report, &problem);
-    } else {
+        dir_count = 0;
+    }
+    struct mu_manifest *manifest = read_manifests(dirs, dir_count, takes_part, &report);
+    if (manifest) {
         report.identity = manifest->identity;
         report.piece_count = manifest->piece_count;
         if (mu_manifest_check_tiling(manifest, NULL, &problem) != MU_OK) {
-            mu_error_prefix(&problem, "'%s'", dir);
+            size_t first = 0;
+            while (!takes_part[first])
+                first++;
+            mu_error_prefix(&problem, "'%s'", dirs[first]);
             note(&report, &problem);
         }
-        for (size_t i = 0; i < manifest->piece_count; i++) {
-            if (read_piece(dir, manifest, &manifest->pieces[i], NULL, NULL, NULL, NULL, &problem) != MU_OK) {
-                report.bad_piece_count++;
-                note(&report, &problem);
-            } else {
-                report.size_bytes += manifest->pieces[i].size_bytes;
-            }
-        }
+        for (size_t i = 0; i < manifest->piece_count; i++)
+            verify_piece(dirs, dir_count, takes_part, manifest, i, &report);
         mu_manifest_free(manifest);
     }
     if (ret_report)
@@ -318,4 +379,9 @@ enum mu_status mu_checkpoint_verify(const char *dir, struct mu_checkpoint_report
     if (report.problem_count == 0)
         return MU_OK;
     return mu_fail(err, report.problems[0].status, "%s", report.problems[0].text);
+}
+
+enum mu_status mu_checkpoint_verify(const char *dir, struct mu_checkpoint_report *ret_report, struct mu_error *err)
+{
+    return mu_checkpoint_verify_copies(&dir, 1, ret_report, err);
 }

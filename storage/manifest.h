@@ -93,12 +93,14 @@ enum mu_status mu_manifest_read(const char *dir, struct mu_manifest **ret_manife
 enum mu_status mu_manifest_check_model(const struct mu_manifest *manifest, const struct mu_model_config *model,
                                        const char *dir, struct mu_error *err) MU_WARN_UNUSED;
 
-enum { MU_VERIFY_PROBLEMS_MAX = 8 };
+enum { MU_VERIFY_PROBLEMS_MAX = 8, MU_VERIFY_DIRS_MAX = 1024 };
 struct mu_checkpoint_report {
     struct mu_checkpoint_identity identity;
-    size_t piece_count, bad_piece_count;
-    uint64_t size_bytes;  /* read and hashed */
-    size_t problem_count; /* all; the first few have text */
+    size_t piece_count, bad_piece_count;      /* bad: nowhere, or any copy is wrong */
+    size_t single_piece_count;                /* of which there is one good copy */
+    uint32_t here_counts[MU_VERIFY_DIRS_MAX]; /* good pieces in each directory */
+    uint64_t size_bytes;                      /* read and hashed, over all copies */
+    size_t problem_count;                     /* all; the first few have text */
     struct mu_error problems[MU_VERIFY_PROBLEMS_MAX];
 };
 /* Files alone: reads the manifest, proves the tiling, re-reads every piece and compares its size, checksums, identity
@@ -106,6 +108,11 @@ struct mu_checkpoint_report {
  * problem. ret_report (may be NULL) is filled in both cases. */
 enum mu_status mu_checkpoint_verify(const char *dir, struct mu_checkpoint_report *ret_report,
                                     struct mu_error *err) MU_WARN_UNUSED;
+/* The same of one checkpoint that lies in several directories, each with its manifest and some of the pieces: all
+ * manifests are equal, every piece is in one of them at least, and every copy is right. */
+enum mu_status mu_checkpoint_verify_copies(const char *const *dirs, size_t dir_count,
+                                           struct mu_checkpoint_report *ret_report,
+                                           struct mu_error *err) MU_WARN_UNUSED;
 
 /* What is wanted of a checkpoint. */
 struct mu_checkpoint_want {

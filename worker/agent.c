@@ -162,6 +162,12 @@ static void do_engine(struct agent *agent, const struct mu_worker_action *action
     case MU_WA_SNAPSHOT:
         status = mu_engine_snapshot(agent->engine, action->snapshot.generation, &action->snapshot.snapshot);
         break;
+    case MU_WA_FEED:
+        MU_LOGI("feed %016llx: %s", (unsigned long long)action->feed.order->number,
+                action->feed.order->role == MU_FEED_GIVE ? "giving" : "taking");
+        status = mu_engine_feed(agent->engine, action->feed.generation, mu_worker_incarnation(agent->worker),
+                                action->feed.order);
+        break;
     case MU_WA_FORGET:
         MU_LOGW("the coordinator has given up this incarnation: everything held is dropped");
         status = mu_engine_forget(agent->engine);
@@ -193,6 +199,7 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
     case MU_WA_RUN:
     case MU_WA_ABORT:
     case MU_WA_SNAPSHOT:
+    case MU_WA_FEED:
     case MU_WA_FORGET:
         do_engine(agent, action);
         break;
@@ -287,6 +294,12 @@ static void on_post(void *ctx, const struct mu_worker_event *event)
     if (event->kind == MU_WE_PARKED)
         MU_LOGI("generation %llu: parked at step %llu%s%s", (unsigned long long)event->parked.generation,
                 (unsigned long long)event->parked.held.step, event->parked.text[0] ? ": " : "", event->parked.text);
+    if (event->kind == MU_WE_FED)
+        MU_LOGI("feed %016llx: %s%s", (unsigned long long)event->fed.number,
+                event->fed.state == MU_FEED_LIVE    ? "whole, and at most one step behind"
+                : event->fed.state == MU_FEED_WHOLE ? "ended, its state is held"
+                                                    : "failed: ",
+                event->fed.text);
     if (event->kind == MU_WE_JOB_LOADED && event->job_loaded.status != MU_OK)
         MU_LOGE("job cannot be loaded: %s", event->job_loaded.text);
     if (event->kind == MU_WE_PIECE && event->piece.status != MU_OK) {

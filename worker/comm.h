@@ -43,6 +43,8 @@ enum {
     MU_COMM_PENDING_MAX = 4096, /* upper bound of limits.pending_max */
 };
 
+/* Groups whose number has this bit stand beside the generations: in no order, and cancelled only with everything. */
+#define MU_COMM_ASIDE   (1ull << 63)
 #define MU_COMM_FOREVER UINT64_MAX /* a deadline that never comes */
 
 struct mu_comm;

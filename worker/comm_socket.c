@@ -287,7 +287,7 @@ static enum mu_status group_config_check(const struct mu_comm *comm, const struc
         return mu_fail(err, MU_ERR_CANCELLED, "generation %llu is revoked", (unsigned long long)config->generation);
     if (mu_comm_find_group(comm, config->generation))
         return mu_fail(err, MU_ERR_EXISTS, "generation %llu is open already", (unsigned long long)config->generation);
-    if (config->generation < comm->newest_generation)
+    if (!(config->generation & MU_COMM_ASIDE) && config->generation < comm->newest_generation)
         return mu_fail(err, MU_ERR_STALE, "generation %llu is older than %llu, which was opened before",
                        (unsigned long long)config->generation, (unsigned long long)comm->newest_generation);
     return MU_OK;
@@ -361,7 +361,8 @@ enum mu_status mu_comm_open(struct mu_comm *comm, const struct mu_comm_group_con
     }
     group->next = comm->groups;
     comm->groups = group;
-    comm->newest_generation = config->generation;
+    if (!(config->generation & MU_COMM_ASIDE))
+        comm->newest_generation = config->generation;
     *ret_group = group;
     return MU_OK;
 }

@@ -49,13 +49,12 @@ static void poll_sockets(void *ctx)
 {
     struct mu_engine *engine = ctx;
     atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
-    if (!engine->now.group)
-        return;
     uint64_t now_us = mu_clock_mono_us();
     if (now_us - engine->polled_us < ENGINE_POLL_US)
         return;
     engine->polled_us = now_us;
-    if (mu_comm_group_progress(engine->now.group, NULL) != MU_OK)
+    engine_feeds_pump(engine);
+    if (engine->now.group && mu_comm_group_progress(engine->now.group, NULL) != MU_OK)
         atomic_store(&engine->cancel, true); /* a peer is gone: the rest of this step is wasted work */
 }
 
@@ -184,6 +183,7 @@ void engine_generation_close(struct engine_generation *generation)
 
 static void do_abort(struct mu_engine *engine, uint64_t generation)
 {
+    engine_feeds_drop(engine);
     if (engine->now.generation <= generation)
         engine_generation_close(&engine->now);
     if (engine->old.generation <= generation)
@@ -195,6 +195,8 @@ static void do_abort(struct mu_engine *engine, uint64_t generation)
 
 static void do_forget(struct mu_engine *engine)
 {
+    engine_feeds_drop(engine);
+    engine_take_drop(engine);
     engine_generation_close(&engine->now);
     engine_generation_close(&engine->old);
     mu_snapshots_abandon(engine->snapshots);
@@ -238,6 +240,9 @@ static void execute(struct mu_engine *engine, const struct engine_command *comma
     case ENGINE_SNAPSHOT:
         do_snapshot(engine, command);
         break;
+    case ENGINE_FEED:
+        engine_take(engine, &command->feed);
+        break;
     case ENGINE_FORGET:
         do_forget(engine);
         break;
@@ -252,9 +257,10 @@ static void idle(struct mu_engine *engine)
 {
     struct pollfd fds[2] = {{.fd = mu_queue_fd(engine->mailbox), .events = POLLIN},
                             {.fd = mu_comm_fd(engine->comm), .events = POLLIN}};
-    if (poll(fds, 2, -1) < 0 && errno != EINTR)
+    if (poll(fds, 2, engine->take.feed ? ENGINE_TAKE_LOOK_MS : -1) < 0 && errno != EINTR)
         return;
     mu_comm_progress(engine->comm);
+    engine_take_pump(engine);
     if (engine->phase == ENGINE_PARKED && engine->now.failures_told > 0 && !engine_aborted(engine))
         post_peer_failures(engine);
     if (engine->phase != ENGINE_PREPARED || !engine->now.group)
@@ -279,6 +285,8 @@ static void *engine_main(void *arg)
         free(command);
         atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
     }
+    engine_feeds_drop(engine);
+    engine_take_drop(engine);
     engine_generation_close(&engine->now);
     engine_generation_close(&engine->old);
     return NULL;
@@ -489,6 +497,23 @@ enum mu_status mu_engine_snapshot(struct mu_engine *engine, uint64_t generation,
     struct engine_command *command = command_new(ENGINE_SNAPSHOT, generation, 0);
     if (command)
         command->snapshot = *snapshot;
+    return push(engine, command);
+}
+
+enum mu_status mu_engine_feed(struct mu_engine *engine, uint64_t generation, struct mu_id incarnation,
+                              const struct mu_feed_order *order)
+{
+    struct engine_feed_order given = {.generation = generation, .incarnation = incarnation, .order = *order};
+    if (order->role == MU_FEED_GIVE) {
+        pthread_mutex_lock(&engine->stop_lock);
+        if (engine->feed_order_count < ENGINE_FEEDS_MAX)
+            engine->feed_orders[engine->feed_order_count++] = given;
+        pthread_mutex_unlock(&engine->stop_lock);
+        return MU_OK;
+    }
+    struct engine_command *command = command_new(ENGINE_FEED, generation, 0);
+    if (command)
+        command->feed = given;
     return push(engine, command);
 }
 

@@ -92,6 +92,9 @@ enum mu_status mu_engine_abort(struct mu_engine *engine, uint64_t generation) MU
 /* While a piece is still being written another snapshot is refused: its PIECE event says MU_ERR_BUSY. */
 enum mu_status mu_engine_snapshot(struct mu_engine *engine, uint64_t generation,
                                   const struct mu_snapshot *snapshot) MU_WARN_UNUSED;
+/* GIVE: from the next boundary of `generation` on; without an answer. TAKE: answered by FED events. */
+enum mu_status mu_engine_feed(struct mu_engine *engine, uint64_t generation, struct mu_id incarnation,
+                              const struct mu_feed_order *order) MU_WARN_UNUSED;
 /* Cancels everything, drops all state; a piece being written is abandoned without an event. */
 enum mu_status mu_engine_forget(struct mu_engine *engine) MU_WARN_UNUSED;
 

@@ -1,7 +1,8 @@
 /* Shared by the files of the engine: engine.c (mailbox, threads, parking), engine_load.c (the job), engine_memory.c
  * (spaces, buffers, the net of a part), engine_prepare.c (a new generation: layout, connections), engine_state.c (its
  * state: what is held, made, moved), engine_step.c (one step), engine_tied.c (embedding on two stages), engine_run.c
- * (the loop, evaluation, boundaries), engine_finish.c (the last step). */
+ * (the loop, evaluation, boundaries), engine_feed.c (state to and from spares while stepping), engine_finish.c (the
+ * last step). */
 #ifndef MU_WORKER_ENGINE_INTERNAL_H
 #define MU_WORKER_ENGINE_INTERNAL_H
 
@@ -17,6 +18,7 @@
 #include "worker/comm.h"
 #include "worker/data.h"
 #include "worker/engine.h"
+#include "worker/feed.h"
 #include "worker/model.h"
 #include "worker/pipeline.h"
 #include "worker/reduce.h"
@@ -28,6 +30,8 @@ enum {
     ENGINE_POLL_US = 200,       /* least time between looks at the sockets while computing */
     ENGINE_EXACT_LEAVES = 1024, /* up to so many leaves the deepest stack is computed, above it is bounded */
     ENGINE_KINDS = 3,           /* parameters, first and second moments */
+    ENGINE_TAKE_LOOK_MS = 100,  /* while a feed is taken: deadlines are looked at so often */
+    ENGINE_FEEDS_MAX = 4,       /* that one member gives at a time */
     ENGINE_UPDATE_PARTS = 16,   /* segments in one update at most, before they are sent to the replicas */
 };
 
@@ -38,6 +42,12 @@ enum engine_phase {
     ENGINE_PARKED,   /* a generation that does not step (any more) */
 };
 
+struct engine_feed_order {
+    uint64_t generation;
+    struct mu_id incarnation; /* own */
+    struct mu_feed_order order;
+};
+
 /* A command, its assignment and what that points to, in one block of memory. */
 enum engine_command_kind {
     ENGINE_LOAD,
@@ -45,6 +55,7 @@ enum engine_command_kind {
     ENGINE_RUN,
     ENGINE_ABORT,
     ENGINE_SNAPSHOT,
+    ENGINE_FEED,
     ENGINE_FORGET,
     ENGINE_STOP
 };
@@ -55,7 +66,8 @@ struct engine_command {
     struct mu_job_spec spec; /* LOAD */
     struct mu_id id;         /* LOAD: the job's uid; PREPARE: own incarnation */
     struct mu_snapshot snapshot;
-    struct mu_assign assign; /* PREPARE: its pointers lead to `tail` */
+    struct engine_feed_order feed; /* FEED: not of a giver's, see feed_orders */
+    struct mu_assign assign;       /* PREPARE: its pointers lead to `tail` */
     max_align_t tail[];
 };
 
@@ -75,6 +87,12 @@ struct engine_runs {
 /* Phase times of the step under way, microseconds. */
 struct engine_times {
     uint64_t total_us, data_us, forward_us, backward_us, communicate_us, wait_us, optimizer_us, snapshot_us;
+};
+
+/* A connection that feeds a share; NULL: none. */
+struct engine_feed {
+    struct mu_feed *feed;
+    struct engine_runs runs;
 };
 
 struct engine_tied;
@@ -154,6 +172,8 @@ struct mu_engine {
     uint64_t aborted;   /* newest generation cancelled */
     bool stopping;
     atomic_bool cancel;
+    struct engine_feed_order feed_orders[ENGINE_FEEDS_MAX]; /* to give, from the next boundary on */
+    uint32_t feed_order_count;
 
     atomic_uint_least64_t progress;
     atomic_bool waiting;
@@ -164,7 +184,13 @@ struct mu_engine {
     enum engine_phase phase;
     struct engine_job job;
     struct mu_held held;
-    struct engine_generation now, old; /* old: kept open until RUN of the new one */
+    struct engine_feed feeds[ENGINE_FEEDS_MAX]; /* given */
+    bool feeds_hold;                            /* an update is being made: no chunk may be read */
+    struct engine_feed take;
+    struct engine_feed_order taken;
+    bool taken_whole;                   /* what is held has come by it, and no generation has begun since */
+    struct mu_step_result taken_result; /* of the newest update made */
+    struct engine_generation now, old;  /* old: kept open until RUN of the new one */
     uint64_t polled_us;
     struct engine_times times;
 };
@@ -251,6 +277,9 @@ enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err) MU_WA
  * others need of it is sent. */
 enum mu_status engine_apply(struct mu_engine *engine, const struct mu_step_result *result, bool send,
                             struct mu_error *err) MU_WARN_UNUSED;
+/* The update of `result`'s step as a function of one range of the flat spaces: the whole update is made of these. */
+struct mu_adamw engine_adamw(const struct mu_engine *engine, const struct mu_step_result *result);
+void engine_update_range(struct mu_engine *engine, const struct mu_adamw *adamw, uint64_t offset, uint64_t size);
 /* Waits until the parameters of the last update are complete here: before evaluations, before parking. (A step waits
  * for each part of them just before its first use.) `sent`: and until all that others get of them has left. */
 enum mu_status engine_settle(struct mu_engine *engine, bool sent, struct mu_error *err) MU_WARN_UNUSED;
@@ -280,6 +309,21 @@ enum mu_status engine_tied_copy_finish(struct mu_engine *engine, bool sent, stru
 /* ---- engine_run.c ---- */
 void engine_run(struct mu_engine *engine, uint64_t generation);
 uint64_t engine_take_snapshot(struct mu_engine *engine, uint64_t generation, const struct mu_snapshot *snapshot);
+
+/* ---- engine_feed.c ---- */
+/* Giver, in the order of a step: before the first backward pass overwrites the gradient; while there is time; when the
+ * result of the vote is known; at the boundary; where it parks by command; when the generation is over. */
+void engine_feeds_drain(struct mu_engine *engine);
+void engine_feeds_pump(struct mu_engine *engine);
+void engine_feeds_update(struct mu_engine *engine, const struct mu_step_result *result);
+void engine_feeds_boundary(struct mu_engine *engine);
+void engine_feeds_end(struct mu_engine *engine);
+void engine_feeds_drop(struct mu_engine *engine);
+void engine_feeds_assigned(struct mu_engine *engine, const struct mu_assign *assign); /* both sides' are over */
+/* Taker. Pump: whatever has come. Drop: it is worth nothing, unless it has ended. */
+void engine_take(struct mu_engine *engine, const struct engine_feed_order *given);
+void engine_take_pump(struct mu_engine *engine);
+void engine_take_drop(struct mu_engine *engine);
 
 /* ---- engine_finish.c ---- */
 /* After the last step: SHA-256 of all parameters, cell by cell, whoever holds them. */

@@ -156,6 +156,8 @@ void engine_load(struct mu_engine *engine, const struct engine_command *command)
     struct mu_error err = {0};
     struct mu_worker_event event = {.kind = MU_WE_JOB_LOADED};
     MU_FAULT("worker.load");
+    engine_feeds_drop(engine);
+    engine_take_drop(engine);
     engine_generation_close(&engine->now);
     engine_generation_close(&engine->old);
     engine_unload(engine);

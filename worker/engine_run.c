@@ -167,6 +167,7 @@ static enum after_step boundary(struct mu_engine *engine)
     struct mu_boundary decision = engine->callbacks.boundary(engine->callbacks.ctx, engine->now.generation,
                                                              engine->held.step, &engine->held.result);
     MU_FAULT("worker.boundary");
+    engine_feeds_boundary(engine);
     if (decision.take_snapshot) {
         engine->times.snapshot_us = engine_take_snapshot(engine, engine->now.generation, &decision.snapshot);
         engine->times.total_us += engine->times.snapshot_us;
@@ -208,8 +209,12 @@ void engine_run(struct mu_engine *engine, uint64_t generation)
     enum mu_status status = run_steps(engine, &after, &err);
     if (status == MU_OK && after == FINISHED)
         status = park_finished(engine, &err);
-    else if (status == MU_OK)
+    else if (status == MU_OK) {
+        engine_feeds_end(engine);
         engine_park(engine, MU_PARK_COMMAND, NULL);
+        return;
+    }
+    engine_feeds_drop(engine);
     if (status != MU_OK)
         engine_park_failed(engine, status, &err, MU_PARK_ENGINE, 0);
 }

@@ -254,6 +254,8 @@ static enum mu_status begin_leaf(struct step_pass *pass, uint32_t micro)
     pass->carries = now->merged ? 0 : mu_tree_carries(engine->job.leaves, now->first_leaf, pass->leaf);
     pass->last = pass->leaf + 1 == now->first_leaf + now->leaf_count;
     pass->loss = 0;
+    if (!pass->begun)
+        engine_feeds_drain(engine);
     enum mu_status status = engine_settle(engine, false, pass->err);       /* the head reads the tied copy */
     return status == MU_OK ? engine_tied_sent(engine, pass->err) : status; /* the head chain will be overwritten */
 }
@@ -334,6 +336,8 @@ static enum mu_status compute_gradient(struct mu_engine *engine, struct mu_small
     struct engine_job *job = &engine->job;
     const struct engine_generation *now = &engine->now;
     engine->held.has_gradient = false;
+    if (now->leaf_count == 0) /* else at the first backward pass */
+        engine_feeds_drain(engine);
     enum mu_status status = mu_reduce_begin(now->reduce, engine->held.step - now->start_step, job->stack, err);
     if (status == MU_OK && now->buddy)
         status = mu_buddy_begin(now->buddy, engine->held.step - now->start_step, job->stack[0], err);
@@ -412,7 +416,15 @@ static enum mu_status vote(struct mu_engine *engine, struct mu_small *own, struc
 
 /* ---- the update ---- */
 
-static void update_range(struct mu_engine *engine, const struct mu_adamw *adamw, uint64_t offset, uint64_t size)
+struct mu_adamw engine_adamw(const struct mu_engine *engine, const struct mu_step_result *result)
+{
+    const struct mu_job_spec *spec = &engine->job.spec;
+    return mu_adamw_at(mu_job_learning_rate(spec, result->step), spec->optimizer.beta1, spec->optimizer.beta2,
+                       spec->optimizer.eps, spec->optimizer.weight_decay, spec->optimizer.clip, result->grad_norm,
+                       result->step + 1);
+}
+
+void engine_update_range(struct mu_engine *engine, const struct mu_adamw *adamw, uint64_t offset, uint64_t size)
 {
     struct engine_job *job = &engine->job;
     float *const *flats = job->state.flats;
@@ -429,7 +441,7 @@ static void update_runs(struct mu_engine *engine, const struct mu_adamw *adamw, 
     for (uint32_t i = 0; i < runs.count; i++) {
         uint64_t offset, size;
         engine_run_range(&engine->job.model, &runs.runs[i], &offset, &size);
-        update_range(engine, adamw, offset, size);
+        engine_update_range(engine, adamw, offset, size);
     }
 }
 
@@ -450,7 +462,7 @@ static enum mu_status update_and_send(struct mu_engine *engine, const struct mu_
             if (other != offset + size)
                 break;
         }
-        update_range(engine, adamw, offset, size);
+        engine_update_range(engine, adamw, offset, size);
         for (uint32_t i = next; i < end && status == MU_OK; i++)
             status = mu_reduce_gather_send(reduce, i, err);
     }
@@ -465,7 +477,6 @@ static bool has_copy(const struct mu_engine *engine, const struct mu_held_share 
 enum mu_status engine_apply(struct mu_engine *engine, const struct mu_step_result *result, bool send,
                             struct mu_error *err)
 {
-    const struct mu_job_spec *spec = &engine->job.spec;
     struct mu_held *held = &engine->held;
     struct mu_held_share *share = &held->shares[0];
     bool sharded = held->has_state && share->layout.sharded && share->layout.dp > 1;
@@ -473,9 +484,7 @@ enum mu_status engine_apply(struct mu_engine *engine, const struct mu_step_resul
     MU_ASSERT(held->has_gradient && result->step == held->step);
     MU_FAULT("worker.optimizer");
     if (result->finite && held->has_state) { /* idle ranks only keep count */
-        struct mu_adamw adamw = mu_adamw_at(mu_job_learning_rate(spec, held->step), spec->optimizer.beta1,
-                                            spec->optimizer.beta2, spec->optimizer.eps, spec->optimizer.weight_decay,
-                                            spec->optimizer.clip, result->grad_norm, held->step + 1);
+        struct mu_adamw adamw = engine_adamw(engine, result);
         engine_set_cancellable(engine, false);
         if (sharded && send)
             status = update_and_send(engine, &adamw, err);
@@ -527,6 +536,7 @@ enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err)
         return mu_fail(err, MU_ERR_CANCELLED, "step %llu stopped before its update",
                        (unsigned long long)engine->held.step);
     struct mu_step_result result = engine->held.result;
+    engine_feeds_update(engine, &result);
     status = engine_apply(engine, &result, true, err);
     times->optimizer_us = elapsed_us(&mark_us);
     times->total_us = mark_us - begin_us;

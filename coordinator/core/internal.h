@@ -48,6 +48,7 @@ struct worker {
     uint32_t leaf_count;
     uint32_t accuser;            /* slot of a member whose exchange with it failed in this generation; NONE */
     enum mu_state_source source; /* of its Assign */
+    uint64_t feed;               /* number of the feed it was told to take last; 0: none */
 
     struct mu_worker_status status;                 /* as last reported */
     uint64_t assigned_generation, assigned_session; /* newest Assign sent, and over which stream */
@@ -134,6 +135,9 @@ struct job {
     uint64_t plan_checkpoint;           /* number of the checkpoint the plan may start from; 0: none */
     struct mu_step_result roll_forward; /* of the current generation's Assign */
     uint64_t settle_until_us;           /* plan or regroup then; 0: nothing pending */
+    bool feeding;                       /* spares get their state; see feed.c */
+    uint32_t feed_attempts;             /* feeds that failed since the last Assign */
+    uint64_t feed_until_us;             /* PARKING: their ends are waited for until then; 0: not */
     bool regroup_for_leaving;           /* then, whatever the new plan would be */
 
     uint64_t look_us;         /* lease clock: not before, whether other stages would pay */
@@ -281,6 +285,20 @@ void wait_for_workers(struct mu_coord *coord, struct job *job, const char *why);
 
 void set_phase(struct mu_coord *coord, struct job *job, enum mu_job_phase phase);
 uint32_t count_candidates(struct mu_coord *coord, const struct job *job, bool *ret_leaving);
+
+void regroup(struct mu_coord *coord, struct job *job); /* a planned change: everybody parks at the same boundary */
+void parked_waits_no_more(struct mu_coord *coord, struct job *job); /* a feed may have ended: plan, if all have */
+
+/* feed.c: state to spares while others step */
+bool feed_has_takers(struct mu_coord *coord, const struct job *job); /* somebody could be fed */
+/* STEPPING: who is new in this plan gets state. False: nobody does, the change can be made at once. */
+bool feed_begin(struct mu_coord *coord, struct job *job, const struct mu_plan *plan, const uint8_t *secret);
+bool feed_pending(struct mu_coord *coord, struct job *job); /* PARKING: wait for a feed to end */
+void feed_over(struct job *job);
+void feed_note_status(struct worker *worker, bool fresh_stream); /* before what it says is looked at */
+/* A spare has said something, or (NULL) one is gone. */
+void feed_advance(struct mu_coord *coord, struct job *job, struct worker *worker);
+void feed_tick(struct mu_coord *coord, struct job *job);
 
 /* ending.c */
 void finish_job(struct mu_coord *coord, struct job *job, enum mu_job_state state, uint32_t exit_code, const char *text);

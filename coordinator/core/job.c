@@ -189,6 +189,9 @@ static void all_arrived(struct mu_coord *coord, struct job *job)
             park_all(coord, job);
         break;
     case MU_JP_PARKING:
+        if (feed_pending(coord, job))
+            break; /* parked_waits_no_more goes on */
+        feed_over(job);
         job->record.command.open = false;
         judge_links(coord, job);
         checkpoint_after_park(coord, job);
@@ -235,8 +238,15 @@ static void await_still(struct mu_coord *coord, struct job *job, const struct mu
         all_arrived(coord, job);
 }
 
+void parked_waits_no_more(struct mu_coord *coord, struct job *job)
+{
+    if (job->phase == MU_JP_PARKING && job->feed_until_us && job->arrived == job->world && !feed_pending(coord, job))
+        all_arrived(coord, job);
+}
+
 void park_all(struct mu_coord *coord, struct job *job)
 {
+    job->feed_until_us = 0;
     job->revoked = true;
     await_still(coord, job, &(struct mu_coord_message){.kind = MU_CM_REVOKE, .generation = job->record.generation});
 }
@@ -250,8 +260,7 @@ static struct mu_coord_message park_command(const struct job *job)
     return message;
 }
 
-/* A planned change: everybody parks at the same boundary, nothing is torn. */
-static void regroup(struct mu_coord *coord, struct job *job)
+void regroup(struct mu_coord *coord, struct job *job)
 {
     job->revoked = job->regroup_for_leaving = false;
     job->record.command =
@@ -346,6 +355,7 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     job->go = false;
     job->considered = job->plan_staying > plan->left_out ? job->plan_staying - plan->left_out : 0;
     job->regroup_for_leaving = job->plan_without_state = false;
+    job->feed_attempts = 0;
     job->equal_leaves = plan->equal_leaves;
     if (!plan->equal_leaves)
         memcpy(job->leaf_counts, plan->leaf_counts, plan->layout.dp * sizeof job->leaf_counts[0]);
@@ -368,22 +378,37 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
         send_release(coord, member_at(coord, job, rank), 0, "");
 }
 
-/* More workers have come than the last plan could choose from, or some are slow: parking everybody is worth it only
- * for a larger world, or for stages that save more than the change takes. */
-static void trial_planned(struct mu_coord *coord, struct job *job, const struct mu_plan *plan)
+/* More workers have come than the last plan could choose from, somebody is to leave, or some are slow: a change is
+ * worth it only for a larger world, without those that leave, or for stages that save more than it takes. Who is new in
+ * it, or in the place of who leaves, gets its state first. */
+static void trial_planned(struct mu_coord *coord, struct job *job, const struct mu_plan *plan, const uint8_t *secret)
 {
     job->trial_ticket = 0;
-    if (job->phase != MU_JP_STEPPING || job->arrived > 0 || plan->status != MU_OK)
+    if (job->phase != MU_JP_STEPPING || job->arrived > 0)
         return;
-    if (mu_layout_working(&plan->layout) > mu_layout_working(&job->layout)) {
-        regroup(coord, job);
-    } else if (speeds_change_pays(job, plan)) {
+    bool good = plan->status == MU_OK;
+    bool larger = good && mu_layout_working(&plan->layout) > mu_layout_working(&job->layout);
+    if (larger || job->regroup_for_leaving) {
+        if (!good || !feed_begin(coord, job, plan, secret))
+            regroup(coord, job);
+    } else if (good && speeds_change_pays(job, plan)) {
         event(coord, MU_EVENT_INFO, "layers_moved", job, NULL,
               "workers of some stages are slower than those of others: layers move to the faster ones, which saves "
               "%.1f ms of each step",
               plan->saved_s * 1e3);
         regroup(coord, job);
     }
+}
+
+/* Somebody is to leave: at once, unless another one gets his place and its state before. */
+static void regroup_for_leaving(struct mu_coord *coord, struct job *job)
+{
+    if (job->trial_ticket)
+        return;
+    if (feed_has_takers(coord, job))
+        request_trial(coord, job);
+    else if (!job->feeding)
+        regroup(coord, job);
 }
 
 /* More than an Assign can tell, or than there is memory for. A checkpoint needs no moves. */
@@ -408,7 +433,7 @@ void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *p
         return;
     struct job *job = &coord->jobs[slot];
     if (job->trial_ticket && job->trial_ticket == ticket) {
-        trial_planned(coord, job, plan);
+        trial_planned(coord, job, plan, secret);
         return;
     }
     if (job->plan_ticket != ticket || job->phase != MU_JP_PLANNING)
@@ -659,7 +684,9 @@ void reconcile(struct mu_coord *coord, struct worker *worker)
         return;
     }
     if (worker->rank == NONE) {
-        reconcile_outside(coord, job, worker);
+        feed_advance(coord, job, worker);
+        if (worker->rank == NONE)
+            reconcile_outside(coord, job, worker);
         return;
     }
     switch (job->phase) {
@@ -702,7 +729,7 @@ void job_tick(struct mu_coord *coord, struct job *job)
         if (job->phase == MU_JP_WAITING)
             request_plan(coord, job);
         else if (job->phase == MU_JP_STEPPING && job->regroup_for_leaving)
-            regroup(coord, job);
+            regroup_for_leaving(coord, job);
         else if (job->phase == MU_JP_STEPPING)
             request_trial(coord, job);
     }
@@ -720,9 +747,11 @@ void job_tick(struct mu_coord *coord, struct job *job)
             }
         }
         checkpoint_policy(coord, job);
+        feed_tick(coord, job);
         break;
     case MU_JP_PARKING:
-        if (!job->revoked && is_stuck(coord, job)) {
+        parked_waits_no_more(coord, job);
+        if (job->phase == MU_JP_PARKING && !job->revoked && is_stuck(coord, job)) {
             note_break(coord, job, "the boundary of a command does not come, everybody waits for everybody");
             park_all(coord, job);
         }

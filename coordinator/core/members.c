@@ -142,6 +142,7 @@ static void free_spare(struct mu_coord *coord, struct job *job, struct worker *w
     free_worker(coord, worker);
     if (job->phase == MU_JP_PLANNING)
         park_all(coord, job);
+    feed_advance(coord, job, NULL);
 }
 
 /* ---- attaching ---- */
@@ -393,6 +394,7 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     worker->threads = hello->threads;
     worker->memory_bytes = hello->memory_bytes;
     worker->status = hello->status;
+    feed_note_status(worker, fresh_stream);
     worker->suspect = false;
     if (!worker->draining)
         worker->reason[0] = 0;
@@ -537,6 +539,7 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
             break;
         }
         worker->status = message->status;
+        feed_note_status(worker, false);
         note_accusation(coord, worker);
         worker->progress_us = lease_now(coord);
         reconcile(coord, worker);

@@ -318,6 +318,8 @@ static void note_assigned(const struct job *job, struct worker *worker)
     worker->status.park_reason = MU_PARK_NONE;
     worker->status.peer_failure = MU_PEER_FAILURE_NONE;
     worker->status.bad_checkpoint = 0;
+    worker->feed = worker->status.feed = 0; /* it drops what has not ended */
+    worker->status.feed_state = MU_FEED_NONE;
     worker->assigned_generation = job->record.generation;
     worker->assigned_session = worker->session;
 }

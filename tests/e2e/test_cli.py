@@ -87,7 +87,7 @@ def test_help_names_every_command_and_exit_code():
     text = run("help")
     commands = re.findall(r"^  ([a-z]+)\b", text, re.MULTILINE)
     check(set(commands) == {"submit", "status", "watch", "workers", "events", "timings", "checkpoint", "checkpoints", "drain", "undrain",
-                            "cancel", "catalog", "snapshot", "up", "generate", "export", "import", "version"}, f"help lists {commands}")
+                            "cancel", "catalog", "snapshot", "up", "generate", "export", "import", "plan", "version"}, f"help lists {commands}")
     for code in range(7):
         check(re.search(rf"\b{code} [a-z]", text), f"exit code {code} is not explained")
     check(run("--help") == text and run("-h") == text, "--help and -h say the same")
@@ -113,7 +113,7 @@ def test_usage_is_judged_before_anything_else():
         (["--after", "'99999999999999999999'"], ["watch", "tiny", "--after", "99999999999999999999"]),
         (["--reason", "required"], ["drain", "w0"]),
         (["--reason", "required"], ["drain", "w0", "--reason", ""]),
-        (["'check'", "verify DIR"], ["checkpoint", "check", "/tmp"]),
+        (["'check'", "verify DIR ["], ["checkpoint", "check", "/tmp"]),
         (["-f"], ["events", "-f=1"]),
         (["--name", "'Kjv'", "a-z"], ["submit", os.path.join(ROOT, "examples/kjv.yaml"), "--name", "Kjv"]),
         (["--workers", "'0'", "1 to 256"], ["up", "job.yaml", "--workers", "0"]),
@@ -251,6 +251,16 @@ def test_workers_timings_events_and_checkpoints_of_a_running_job():
         check(report["ok"] is True and report["job"] == "tiny" and report["number"] == 1 and report["step"] == saved["step"] and
               report["size_bytes"] == saved["size_bytes"], f"{report}")
         refused(NOT_FOUND, ["/no/such"], "checkpoint", "verify", "/no/such")
+        half = str(saved["dir"]) + "-half"  # another host's directory: the manifest and no piece
+        os.mkdir(half)
+        shutil.copy(os.path.join(saved["dir"], "manifest.json"), half)
+        lines = run("checkpoint", "verify", half, saved["dir"]).splitlines()
+        check(lines[0] == f"{half}: 0 of {report['pieces']} pieces here" and "is whole" in lines[2] and
+              lines[2].endswith(f"; {report['pieces']} in one copy only"), f"{lines}")
+        done = subprocess.run([MUSTER, "checkpoint", "verify", half], capture_output=True, text=True)
+        check(done.returncode == NOT_FOUND and not done.stdout and "piece-00000-of-" in done.stderr and
+              done.stderr.endswith(f" (0 of {report['pieces']} pieces here)\n"), f"{done}")
+        shutil.rmtree(half)
         ordered = json.loads(run(*address, "checkpoint", "tiny", "-o", "json"))
         check(ordered == {"number": 2}, f"{ordered}")
         cluster.wait_event(lambda e: e.kind == "checkpoint_committed" and "checkpoint 2" in e.text)

@@ -28,6 +28,9 @@ GRID_POINTS = {"worker.gather": (3, SHARDED), "worker.tensor": (4, STAGES), "wor
                "worker.digest": (4, STAGES), "worker.buddy": (2, BUDDIES)}
 
 
+FIRST = ("worker.comm.welcome", "worker.feed.give", "worker.feed.update", "worker.feed.end")
+
+
 def points(role):
     out = subprocess.run([os.path.join(ROOT, "scripts/fault-points")], capture_output=True, text=True, check=True).stdout
     return [line for line in out.split() if line.startswith(role + ".")]
@@ -52,12 +55,13 @@ def patiently(scenario, *args):
 
 
 def worker_scenario(point, reference, stop):
-    """Two healthy workers; the faulty one joins (its state is copied), steps, saves, and lives through two further changes."""
+    """Two healthy workers; the faulty one joins (it gets its state while they step), steps, saves, and lives through two further changes."""
     with Cluster() as cluster:
         cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster, **JOB))
+        moved = SHARDED if point.startswith("worker.prepare.transfer") else {}  # state of which nobody has a whole column is moved
+        cluster.submit(tiny_job(cluster, **JOB, **moved))
         fault = point + (",stop" if stop else "")
-        if point.startswith("worker.comm.welcome"):  # said by who is dialled: the one that was there first
+        if point.startswith(FIRST):  # who is dialled, who gives: the one that was there first
             faulty = cluster.start_worker(fault=fault)
             cluster.wait_step(1)
             cluster.start_worker()
@@ -149,6 +153,8 @@ def coordinator_scenario(point, reference, stop=False):
         cluster.wait_step(3)
         workers.append(cluster.start_worker(name="c"))
         cluster.wait_step(12)
+        if point.startswith("coord.send.feed"):  # before a death makes the growth part of a recovery
+            cluster.wait_until(lambda: cluster.faults_reached() or cluster.retry(cluster.job).state > 2, 20, "nobody is fed")
         # Killed, a worker's death is seen by its peers, who park by themselves; stopped, they have to be told.
         workers[0].kill(signal.SIGSTOP if point.startswith("coord.send.revoke") else signal.SIGKILL)
         # (While the coordinator stands still the workers go on, and may be done before it knows of anything.)

@@ -124,6 +124,24 @@ def test_growth_and_shrink():
         check(cluster.job().replayed_steps == 0, "planned changes replay nothing")
 
 
+def test_newcomers_get_their_state_while_others_step():
+    """Growth, then a drain with somebody to take the place: nothing is moved while members stand still."""
+    with Cluster() as cluster:
+        start(cluster, 2, steps=STEPS * 3, workers__max=3)
+        cluster.start_worker()
+        grown = cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text)
+        cluster.start_worker()
+        cluster.wait_until(lambda: any(w.name == "w3" and w.state == pb.WORKER_STATE_SPARE for w in cluster.list_workers()), 20, "no spare")
+        cluster.drain("w1", "memory errors")
+        replaced = cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text, after=grown.number)
+        for go in (grown, replaced):
+            check(" 0 bytes moved" in go.text, go.text)
+        fed = [e.worker for e in cluster.events if e.kind == "state_fed"]
+        check(fed == ["w2", "w3"], f"fed: {fed}")
+        expect_equal(cluster, steps=STEPS * 3)
+        check(cluster.job().replayed_steps == 0, "planned changes replay nothing")
+
+
 def test_drain():
     with Cluster() as cluster:
         workers = start(cluster, 3)

@@ -317,6 +317,9 @@ static void start_step(struct mu_sim *sim, uint32_t slot)
         mu_sim_engine_park(sim, slot, MU_PARK_FINISHED, 0, MU_PEER_FAILURE_NONE, 0, "");
         return;
     }
+    mu_sim_feed_chunks(sim, slot);
+    if (!mu_sim_worker_alive(sim, slot))
+        return;
     engine->phase = MU_SIM_COMPUTING;
     engine->held.has_gradient = false; /* the next backward overwrites it */
     engine->root_count = 0;
@@ -670,6 +673,7 @@ static void decided(struct mu_sim *sim, uint32_t slot, uint64_t command)
     mu_sim_oracle_decided(sim, slot, &engine->held.result);
     if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_AFTER_VOTE))
         return;
+    mu_sim_feed_update(sim, slot);
     later(sim, slot, engine->working ? mu_sim_delay(sim, sim->params.optimizer_us) : 1, optimized);
 }
 
@@ -785,6 +789,7 @@ void mu_sim_engine_park(struct mu_sim *sim, uint32_t slot, enum mu_park_reason r
     engine->epoch++;
     engine->phase = MU_SIM_PARKED;
     engine->progress++;
+    mu_sim_feed_close(sim, slot, reason == MU_PARK_COMMAND);
     mu_sim_oracle_runs(sim, slot, false);
     mu_sim_oracle_holds(sim, slot);
     struct mu_parked *parked = &engine->parked;

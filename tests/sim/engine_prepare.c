@@ -489,6 +489,7 @@ void mu_sim_engine_prepare(struct mu_sim *sim, uint32_t slot, uint64_t generatio
     if (engine->phase != MU_SIM_IDLE && engine->phase != MU_SIM_PARKED)
         mu_sim_violate(sim, "worker %u is told to prepare while its engine does something else (phase %d)", slot,
                        (int)engine->phase);
+    mu_sim_feed_assigned(sim, slot, assign);
     retire_links(sim, slot);
     free(engine->assign);
     engine->assign = mu_sim_copy_assign(assign, NULL, 0, &engine->assign);

@@ -80,7 +80,7 @@ void mu_sim_engine_link_failed(struct mu_sim *sim, uint32_t slot, uint64_t link,
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
     struct mu_sim_link_end *end = link_by_id(engine, link);
-    if (!end || end->dead)
+    if (mu_sim_feed_link_failed(sim, slot, link) || !end || end->dead)
         return;
     end->dead = true;
     end->failure = failure;
@@ -145,6 +145,10 @@ void mu_sim_engine_frame(struct mu_sim *sim, uint32_t slot, struct mu_sim_event 
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
     const struct mu_sim_frame *frame = event->payload;
+    if (frame->kind == MU_SIM_FRAME_FEED) {
+        mu_sim_feed_frame(sim, slot, frame);
+        return;
+    }
     bool shake = frame->kind == MU_SIM_FRAME_DIAL || frame->kind == MU_SIM_FRAME_ACCEPT;
     struct mu_sim_link_end *end = shake ? NULL : link_by_id(engine, frame->link);
     if (!shake && (!end || end->dead || frame->generation != engine->generation))
@@ -262,6 +266,7 @@ void mu_sim_engine_forget(struct mu_sim *sim, uint32_t slot)
     struct mu_sim_engine *engine = engine_of(sim, slot);
     struct mu_sim_engine kept = *engine;
     mu_sim_oracle_runs(sim, slot, false);
+    mu_sim_feed_close(sim, slot, false);
     mu_sim_engine_close_links(sim, slot, engine->links, engine->link_count, true);
     mu_sim_engine_close_links(sim, slot, engine->old_links, engine->old_link_count, true);
     mu_sim_engine_reset(sim, slot);

@@ -61,6 +61,9 @@ static const char *const mutant_names[MU_MUT_COUNT] = {
     [MU_MUT_FORGET_MIRRORS] = "forget-mirrors",
     [MU_MUT_VOTE_BEFORE_MIRROR] = "vote-before-mirror",
     [MU_MUT_MIRROR_STALE] = "mirror-stale",
+    [MU_MUT_FEED_REPLAY_TWICE] = "feed-replay-twice",
+    [MU_MUT_FEED_FORGET_NORM] = "feed-forget-norm",
+    [MU_MUT_FEED_STEP_BEHIND] = "feed-step-behind",
 };
 
 struct options {
@@ -84,6 +87,7 @@ static void add_stats(const struct mu_sim_stats *stats)
     total.worker_starts += stats->worker_starts;
     total.commits += stats->commits;
     total.forgotten += stats->forgotten;
+    total.fed += stats->fed;
     total.replayed += stats->replayed;
     total.virtual_us += stats->virtual_us;
     for (int i = 0; i < MU_SIM_FAULT_COUNT; i++)
@@ -122,9 +126,9 @@ static void print_stats(void)
 {
     printf("%" PRIu64 " histories, %.1f h virtual, %" PRIu64 " events, %" PRIu64 " generations, %" PRIu64
            " updates (%" PRIu64 " steps replayed), %" PRIu64 " coordinator starts, %" PRIu64 " worker starts, %" PRIu64
-           " checkpoints committed, %" PRIu64 " fenced\n",
+           " checkpoints committed, %" PRIu64 " fenced, %" PRIu64 " fed\n",
            total.histories, (double)total.virtual_us / 3.6e9, total.events, total.generations, total.steps_applied,
-           total.replayed, total.coordinator_starts, total.worker_starts, total.commits, total.forgotten);
+           total.replayed, total.coordinator_starts, total.worker_starts, total.commits, total.forgotten, total.fed);
     printf("faults:");
     for (int i = 0; i < MU_SIM_FAULT_COUNT; i++)
         printf(" %s %" PRIu64, mu_sim_fault_name((enum mu_sim_fault)i), total.faults[i]);

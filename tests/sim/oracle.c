@@ -57,7 +57,7 @@ void mu_sim_hash_apply(struct mu_sim_values *values, struct mu_sim_mask what, ui
 {
     for (uint32_t c = 0; c < MU_SIM_CHUNKS_MAX && result->finite; c++) {
         if (what.moments >> c & 1)
-            values->moments[c] = mix(values->moments[c], mix(gradient, c));
+            values->moments[c] = mix(values->moments[c], mix(mix(gradient, c), (uint64_t)result->grad_norm));
         if (what.params >> c & 1)
             values->params[c] = mix(values->params[c], values->moments[c]);
     }

@@ -101,6 +101,7 @@ enum mu_sim_point {
     MU_SIM_POINT_PARKED,
     MU_SIM_POINT_SNAPSHOT,
     MU_SIM_POINT_PIECE,
+    MU_SIM_POINT_FEED,
     MU_SIM_POINT_PUBLISH,
     MU_SIM_POINT_DELETE,
     MU_SIM_POINT_COUNT
@@ -260,8 +261,11 @@ enum mu_sim_frame_kind {
     MU_SIM_FRAME_GATHER,   /* replicas: updated parameters of the own chunks */
     MU_SIM_FRAME_COPY,     /* from the first stage to the last: the tied embedding */
     MU_SIM_FRAME_FINAL,    /* to everybody, after the last step: parameters */
+    MU_SIM_FRAME_FEED,     /* to a spare, while stepping */
     MU_SIM_FRAME_KINDS
 };
+
+enum mu_sim_feed_item { MU_SIM_FEED_CHUNKS, MU_SIM_FEED_UPDATE, MU_SIM_FEED_END };
 
 struct mu_sim_root {
     struct mu_tree_node node;
@@ -274,6 +278,8 @@ struct mu_sim_frame { /* one block with its roots and its state */
     uint32_t from_rank, from_slot;
     uint8_t secret[32];
     uint64_t hash, command;
+    uint64_t feed; /* its number */
+    enum mu_sim_feed_item item;
     struct mu_sim_state *state; /* NULL: carries none */
     uint32_t root_count;
     struct mu_sim_root roots[];
@@ -309,6 +315,20 @@ struct mu_sim_link_end {
     struct mu_sim_mask moved;                         /* chunks sent over it while preparing */
 };
 
+enum { MU_SIM_FEEDS_MAX = 4 };
+struct mu_sim_feed { /* given */
+    uint64_t number; /* 0: none */
+    uint64_t sent;   /* chunks */
+    struct mu_sim_link_end end;
+};
+struct mu_sim_take {
+    struct mu_feed_order order; /* number 0: none */
+    uint64_t link, step;        /* link: 0 before anything has come */
+    bool live;
+    struct mu_sim_state state;
+    struct mu_step_result result; /* of the last update made */
+};
+
 enum mu_sim_engine_phase {
     MU_SIM_IDLE,
     MU_SIM_PREPARING,
@@ -332,8 +352,11 @@ struct mu_sim_engine {
     uint64_t last_post_us, last_order_us; /* FIFO from engine to agent, and from agent to engine */
     /* what it holds */
     struct mu_held held;
-    struct mu_sim_state state;          /* of held.step: what held.shares say, and copies of the tied embedding */
-    struct mu_sim_state incoming;       /* of the start step, when that is another one */
+    struct mu_sim_state state;    /* of held.step: what held.shares say, and copies of the tied embedding */
+    struct mu_sim_state incoming; /* of the start step, when that is another one */
+    struct mu_sim_feed feeds[MU_SIM_FEEDS_MAX];
+    struct mu_sim_take take;
+    bool taken_whole;                   /* what is held has come by it, and no generation has begun since */
     uint64_t gradient, mirror_gradient; /* the second one as the guarded rank sent it */
     /* the generation */
     uint64_t generation;
@@ -386,7 +409,7 @@ struct mu_sim_partition {
 
 struct mu_sim_stats {
     uint64_t events, histories, generations, steps_applied, faults[MU_SIM_FAULT_COUNT], points[MU_SIM_POINT_COUNT];
-    uint64_t coordinator_starts, worker_starts, commits, forgotten, replayed, virtual_us;
+    uint64_t coordinator_starts, worker_starts, commits, forgotten, fed, replayed, virtual_us;
 };
 
 struct mu_sim {
@@ -536,6 +559,14 @@ bool mu_sim_worker_address(const struct mu_sim *sim, const char *address, uint32
 
 /* ---- engine.c, engine_prepare.c, engine_state.c ---- */
 
+/* engine_feed.c. Giver: between two updates; when the vote is decided; at the end. Taker: what comes. */
+void mu_sim_engine_feed(struct mu_sim *sim, uint32_t slot, uint64_t generation, const struct mu_feed_order *order);
+void mu_sim_feed_chunks(struct mu_sim *sim, uint32_t slot);
+void mu_sim_feed_update(struct mu_sim *sim, uint32_t slot);
+void mu_sim_feed_close(struct mu_sim *sim, uint32_t slot, bool whole);
+void mu_sim_feed_frame(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame *frame);
+bool mu_sim_feed_link_failed(struct mu_sim *sim, uint32_t slot, uint64_t link); /* true: it was a feed's */
+void mu_sim_feed_assigned(struct mu_sim *sim, uint32_t slot, const struct mu_assign *assign);
 void mu_sim_engine_reset(struct mu_sim *sim, uint32_t slot); /* frees everything it has: a process began or ended */
 void mu_sim_engine_load(struct mu_sim *sim, uint32_t slot, const struct mu_job_spec *spec);
 void mu_sim_engine_prepare(struct mu_sim *sim, uint32_t slot, uint64_t generation, const struct mu_assign *assign);

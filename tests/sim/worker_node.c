@@ -38,6 +38,7 @@ struct order {
     struct mu_assign *assign;
     struct mu_job_spec *spec;
     struct mu_snapshot snapshot;
+    struct mu_feed_order feed;
 };
 
 static void obey(struct mu_sim *sim, struct mu_sim_event *event)
@@ -59,6 +60,9 @@ static void obey(struct mu_sim *sim, struct mu_sim_event *event)
         break;
     case MU_WA_SNAPSHOT:
         mu_sim_engine_snapshot(sim, slot, order->generation, &order->snapshot);
+        break;
+    case MU_WA_FEED:
+        mu_sim_engine_feed(sim, slot, order->generation, &order->feed);
         break;
     case MU_WA_FORGET:
         mu_sim_engine_forget(sim, slot);
@@ -89,6 +93,10 @@ static struct order *order_new(const struct mu_worker_action *action)
     order->kind = action->kind;
     if (action->kind == MU_WA_PREPARE || action->kind == MU_WA_RUN || action->kind == MU_WA_ABORT)
         order->generation = action->generation.generation;
+    if (action->kind == MU_WA_FEED) {
+        order->generation = action->feed.generation;
+        order->feed = *action->feed.order;
+    }
     if (action->kind == MU_WA_SNAPSHOT) {
         order->generation = action->snapshot.generation;
         order->snapshot = action->snapshot.snapshot;
@@ -131,6 +139,7 @@ static void emit(void *ctx, const struct mu_worker_action *action)
     case MU_WA_RUN:
     case MU_WA_ABORT:
     case MU_WA_SNAPSHOT:
+    case MU_WA_FEED:
         break;
     }
     struct order *order = order_new(action);
@@ -149,6 +158,8 @@ static void end_process(struct mu_sim *sim, uint32_t slot, bool vanished)
     mu_sim_oracle_died(sim, slot);
     mu_sim_engine_close_links(sim, slot, engine->links, engine->link_count, !vanished);
     mu_sim_engine_close_links(sim, slot, engine->old_links, engine->old_link_count, !vanished);
+    for (uint32_t i = 0; i < MU_SIM_FEEDS_MAX; i++)
+        mu_sim_engine_close_links(sim, slot, &engine->feeds[i].end, 1, !vanished);
     mu_sim_net_worker_died(sim, slot, vanished);
     mu_sim_node_end(sim, node_of(slot));
     mu_sim_engine_reset(sim, slot);
@@ -158,8 +169,8 @@ static void end_process(struct mu_sim *sim, uint32_t slot, bool vanished)
 
 static void trace_message(struct mu_sim *sim, uint32_t slot, const struct mu_coord_message *message)
 {
-    static const char *const names[] = {"WELCOME", "REJECT",   "ASSIGN",    "GO",     "REVOKE",
-                                        "COMMAND", "SNAPSHOT", "PIECE_ACK", "RELEASE"};
+    static const char *const names[] = {"WELCOME", "REJECT",   "ASSIGN",    "GO",      "REVOKE",
+                                        "COMMAND", "SNAPSHOT", "PIECE_ACK", "RELEASE", "FEED"};
     if (!sim->trace)
         return;
     if (message->kind == MU_CM_ASSIGN)

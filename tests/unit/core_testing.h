@@ -27,10 +27,11 @@ struct box_worker {
     uint32_t rank, leaves, moves_in, moves_out;
     enum mu_state_source source;
     bool prepared, running;
-    bool hold_prepared; /* does not answer PREPARE before it is told to */
-    bool hold_pieces;   /* nor snapshots */
-    bool hangs;         /* makes no progress, waits for nobody */
-    uint32_t layer_us;  /* computes so long on a leaf in each of its layers; 0: 100 us in all */
+    bool hold_prepared;        /* does not answer PREPARE before it is told to */
+    bool hold_pieces;          /* nor snapshots */
+    bool hangs;                /* makes no progress, waits for nobody */
+    uint32_t layer_us;         /* computes so long on a leaf in each of its layers; 0: 100 us in all */
+    struct mu_feed_order feed; /* told to take */
     struct mu_snapshot taken;
     uint64_t taken_step;
     int exit_code; /* -1: has not left */
@@ -58,6 +59,8 @@ struct box_assign {
 };
 
 struct box {
+    bool feeds_work; /* takers answer only when the test says so */
+    uint32_t feeds_given;
     struct mu_coord_config config;
     struct mu_coord *coord; /* NULL: not running */
     uint64_t life, now_us, next_session, next_id;
@@ -444,6 +447,26 @@ struct box_turn {
     uint32_t index;
 };
 
+static void box_fed(struct box *box, uint32_t index, enum mu_feed_state state)
+{
+    const struct box_worker *worker = &box->workers[index];
+    struct mu_worker_event event = {.kind = MU_WE_FED,
+                                    .fed = {.number = worker->feed.number, .state = state, .held = worker->held}};
+    box_engine_later(box, index, &event);
+}
+
+/* Fails at once, unless the test lets it go on. */
+static void box_feed(struct box *box, uint32_t index, const struct mu_feed_order *order)
+{
+    if (order->role == MU_FEED_GIVE) {
+        box->feeds_given++;
+        return;
+    }
+    box->workers[index].feed = *order;
+    if (!box->feeds_work)
+        box_fed(box, index, MU_FEED_FAILED);
+}
+
 static void box_worker_action(void *ctx, const struct mu_worker_action *action)
 {
     const struct box_turn *turn = ctx;
@@ -492,6 +515,9 @@ static void box_worker_action(void *ctx, const struct mu_worker_action *action)
         break;
     case MU_WA_SNAPSHOT:
         box_take(box, turn->index, &action->snapshot.snapshot);
+        break;
+    case MU_WA_FEED:
+        box_feed(box, turn->index, action->feed.order);
         break;
     case MU_WA_FORGET:
         worker->held = (struct mu_held){0};

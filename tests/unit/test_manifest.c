@@ -534,6 +534,92 @@ static void test_verify_compares_the_entries_of_each_piece(void **state)
     checkpoint_fini(&checkpoint);
 }
 
+/* Copies <from>/<name> into the directory `to`. */
+static void copy_into(const char *to, const char *from, const char *name)
+{
+    char source[512], target[512];
+    size_t size_bytes;
+    path_join(source, from, name);
+    path_join(target, to, name);
+    uint8_t *bytes = file_read(source, &size_bytes);
+    file_write(target, bytes, size_bytes);
+    free(bytes);
+}
+
+/* Three hosts' directories: pieces 0 and 1, 1 and 2, and the manifest alone. */
+static void test_verify_puts_the_copies_of_several_directories_together(void **state)
+{
+    (void)state;
+    struct checkpoint checkpoint;
+    struct mu_checkpoint_report report;
+    struct mu_error err;
+    char second[512], third[512], path[512];
+    checkpoint_init(&checkpoint);
+    path_join(second, checkpoint.scratch.path, "second");
+    path_join(third, checkpoint.scratch.path, "third");
+    assert_int_equal(mkdir(second, 0755), 0);
+    assert_int_equal(mkdir(third, 0755), 0);
+    copy_into(second, checkpoint.dir, MU_MANIFEST_FILE);
+    copy_into(third, checkpoint.dir, MU_MANIFEST_FILE);
+    copy_into(second, checkpoint.dir, "piece-1.safetensors");
+    copy_into(second, checkpoint.dir, "piece-2.safetensors");
+    path_join(path, checkpoint.dir, "piece-2.safetensors");
+    assert_int_equal(unlink(path), 0);
+    const char *dirs[] = {checkpoint.dir, third, second};
+    assert_ok(mu_checkpoint_verify_copies(dirs, 3, &report, &err), &err);
+    assert_int_equal(report.piece_count, PIECES);
+    assert_int_equal(report.bad_piece_count, 0);
+    assert_int_equal(report.single_piece_count, 2);
+    assert_int_equal(report.here_counts[0], 2);
+    assert_int_equal(report.here_counts[1], 0);
+    assert_int_equal(report.here_counts[2], 2);
+
+    /* One host alone: the piece that it does not have is named. */
+    assert_fails(mu_checkpoint_verify_copies(dirs, 2, &report, &err), MU_ERR_NOT_FOUND, &err, path);
+    assert_int_equal(report.bad_piece_count, 1);
+    assert_int_equal(report.here_counts[0], 2);
+
+    /* A wrong copy is told although another one is right. */
+    path_join(path, second, "piece-1.safetensors");
+    size_t size_bytes;
+    uint8_t *bytes = file_read(path, &size_bytes);
+    bytes[size_bytes / 2] ^= 4;
+    file_write(path, bytes, size_bytes);
+    free(bytes);
+    assert_fails(mu_checkpoint_verify_copies(dirs, 3, &report, &err), MU_ERR_CORRUPT, &err, path);
+    assert_int_equal(report.problem_count, 1);
+    assert_int_equal(report.bad_piece_count, 1);
+    assert_int_equal(report.here_counts[2], 1);
+    assert_int_equal(report.single_piece_count, 3);
+    checkpoint_fini(&checkpoint);
+}
+
+static void test_verify_takes_directories_of_one_checkpoint_only(void **state)
+{
+    (void)state;
+    struct checkpoint checkpoint;
+    struct mu_checkpoint_report report;
+    struct mu_manifest *manifest;
+    struct mu_error err;
+    char other[512];
+    checkpoint_init(&checkpoint);
+    path_join(other, checkpoint.scratch.path, "other");
+    assert_int_equal(mkdir(other, 0755), 0);
+    assert_ok(mu_manifest_read(checkpoint.dir, &manifest, &err), &err);
+    manifest->identity.step++;
+    assert_ok(mu_manifest_write(other, manifest, &err), &err);
+    mu_manifest_free(manifest);
+    const char *dirs[] = {checkpoint.dir, other, checkpoint.scratch.path};
+    assert_fails(mu_checkpoint_verify_copies(dirs, 2, &report, &err), MU_ERR_CONFLICT, &err, other);
+    assert_int_equal(report.here_counts[0], PIECES); /* the rest is judged all the same */
+    assert_int_equal(report.bad_piece_count, 0);
+    dirs[1] = dirs[0];
+    assert_fails(mu_checkpoint_verify_copies(dirs + 1, 2, NULL, &err), MU_ERR_NOT_FOUND, &err, MU_MANIFEST_FILE);
+    assert_fails(mu_checkpoint_verify_copies(dirs, 0, NULL, &err), MU_ERR_LIMIT, &err, "1 to 1024");
+    assert_fails(mu_checkpoint_verify_copies(dirs, MU_VERIFY_DIRS_MAX + 1, NULL, &err), MU_ERR_LIMIT, &err, "1025");
+    checkpoint_fini(&checkpoint);
+}
+
 static void test_missing_or_damaged_manifest_is_told(void **state)
 {
     (void)state;
@@ -673,6 +759,8 @@ int main(void)
         cmocka_unit_test(test_load_of_runs_opens_only_what_it_needs),
         cmocka_unit_test(test_verify_names_every_bad_piece),
         cmocka_unit_test(test_verify_compares_the_entries_of_each_piece),
+        cmocka_unit_test(test_verify_puts_the_copies_of_several_directories_together),
+        cmocka_unit_test(test_verify_takes_directories_of_one_checkpoint_only),
         cmocka_unit_test(test_missing_or_damaged_manifest_is_told),
         cmocka_unit_test(test_failed_publish_keeps_the_old_manifest),
     };

@@ -142,6 +142,8 @@ static void some_status(struct mu_worker_status *status)
     status->peer_rank = below(MU_WORKERS_MAX);
     status->peer_failure = (enum mu_peer_failure)below(MU_PEER_FAILURE_PROTOCOL + 1);
     status->bad_checkpoint = any();
+    status->feed = any();
+    status->feed_state = (enum mu_feed_state)below(MU_FEED_FAILED + 1);
     some_text(status->text, sizeof status->text);
     for (int i = 0; i < 32; i++)
         status->weights_sha256[i] = (uint8_t)any();
@@ -343,6 +345,18 @@ static void some_assign(struct mu_assign *assign, struct pointed *pointed)
     assign->command_base = any();
 }
 
+static void some_feed(struct mu_feed_order *feed)
+{
+    feed->number = any() | MU_FEED_BIT;
+    feed->role = flip() ? MU_FEED_GIVE : MU_FEED_TAKE;
+    some_layout(&feed->layout);
+    feed->rank = below(feed->layout.tp * feed->layout.pp * feed->layout.dp);
+    feed->other = some_id();
+    some_text(feed->address, sizeof feed->address);
+    for (int i = 0; i < 32; i++)
+        feed->secret[i] = (uint8_t)any();
+}
+
 static void some_coord_message(struct mu_coord_message *message, struct pointed *pointed,
                                enum mu_coord_message_kind kind)
 {
@@ -390,6 +404,9 @@ static void some_coord_message(struct mu_coord_message *message, struct pointed 
     case MU_CM_RELEASE:
         message->release.exit_code = (uint32_t)any();
         some_text(message->release.text, sizeof message->release.text);
+        break;
+    case MU_CM_FEED:
+        some_feed(&message->feed);
         break;
     case MU_CM_COUNT:
         break;

@@ -42,6 +42,7 @@ enum mu_worker_event_kind {
     MU_WE_EVAL,
     MU_WE_PIECE,     /* a piece is written, or failed */
     MU_WE_PROGRESS,  /* the engine's progress counter, sampled by the shell before each TICK */
+    MU_WE_FED,       /* a feed that is taken has come further, or is over */
     MU_WE_TERMINATE, /* SIGTERM: leave in good order */
 };
 
@@ -74,6 +75,12 @@ struct mu_worker_event {
         struct mu_eval_report eval;
         struct mu_piece_report piece;
         struct {
+            uint64_t number;
+            enum mu_feed_state state;
+            struct mu_held held; /* MU_FEED_WHOLE */
+            char text[MU_TEXT_SIZE];
+        } fed;
+        struct {
             uint64_t counter;
             bool waiting;
         } progress;
@@ -89,6 +96,7 @@ enum mu_worker_action_kind {
     MU_WA_RUN,      /* step from the boundary; the old generation's connections may go */
     MU_WA_ABORT,    /* stop what is in flight for this generation and answer PARKED (also when it is parked already) */
     MU_WA_SNAPSHOT, /* parked: take this snapshot now; answer PIECE */
+    MU_WA_FEED,     /* give or take a feed; a taker answers FED */
     MU_WA_FORGET,   /* drop all state and connections (fenced); nothing is held afterwards; no answer */
     MU_WA_EXIT,     /* leave: exit code and one line */
 };
@@ -109,6 +117,10 @@ struct mu_worker_action {
             uint64_t generation;
             struct mu_snapshot snapshot;
         } snapshot;
+        struct {
+            uint64_t generation;
+            const struct mu_feed_order *order;
+        } feed;
         struct {
             int code; /* 0 ok, 1 failure, 3 cannot connect */
             const char *text;
