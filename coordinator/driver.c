@@ -358,7 +358,7 @@ static void look_at_tls(struct mu_driver *driver, uint64_t now_us)
     } else if (has_changed) {
         size_t count = mu_rpc_server_cut(driver->server, is_cut, driver->access,
                                          "this identity is on the coordinator's list of denied identities");
-        MU_LOGI("the list of denied identities was read again: %zu calls were cut", count);
+        MU_LOGI("the list of denied identities was read again; calls cut: %zu", count);
     }
 }
 

@@ -121,6 +121,26 @@ def test_strangers_learn_why():
                 check(code == grpc.StatusCode.UNAVAILABLE, f"{code}: {text}")
 
 
+def test_a_certificate_serves_on_its_own_side_only():
+    with SecureCluster() as cluster:
+        cluster.start()
+        cluster.credentials = cluster.credentials_of("coordinator/c")
+        code, text = rpc_error(cluster.job)
+        check(code == grpc.StatusCode.UNAVAILABLE, f"a client shows the coordinator's certificate: {code} {text}")
+        address = os.path.join(cluster.dir, "false")
+        cluster.coordinator.kill()
+        cluster.coordinator.wait()
+        false = Process(cluster, "false", [os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen", "127.0.0.1:0", "--address-file", address,
+                                           *cluster.flags("worker/x")])
+        try:
+            cluster.wait_until(lambda: os.path.exists(address), 10, "the false coordinator does not listen", watch=false)
+            cluster.address = open(address).read().strip()
+            run(cluster, *cluster.flags("admin/x"), "status", code=3, fragments=["its certificate"])
+        finally:
+            false.kill()
+            false.wait()
+
+
 def test_replaced_certificates_are_used():
     with SecureCluster() as cluster:
         cluster.start()
@@ -161,9 +181,15 @@ def test_the_denied_are_cut_off():
         cluster.worker(name="w-good")
         cluster.worker("worker/bad", name="bad")
         cluster.wait_event(lambda e: e.kind == "worker_attached" and "bad" in e.text)
-        with open(cluster.deny, "w") as file:
-            file.write("# stolen\nmuster://worker/bad # w7\n")
-        cluster.reload_seen("1 calls were cut")
+        with connect(cluster.address, cluster.credentials_of("viewer/x")) as channel:
+            stub = channel.unary_stream("/muster.v1.MusterService/WatchEvents", request_serializer=lambda m: m.SerializeToString())
+            watch = stub(api.WatchEventsRequest(follow=True), timeout=10)
+            next(watch)
+            with open(cluster.deny, "w") as file:
+                file.write("# stolen\nmuster://worker/bad # w7\nmuster://viewer/x")
+            cluster.reload_seen("calls cut: 2")
+            code, text = rpc_error(lambda: list(watch))
+            check(code == grpc.StatusCode.PERMISSION_DENIED and "list of denied" in text, f"the watch ended with {code} {text}")
         cluster.wait_event(lambda e: e.kind == "worker_lost" and "bad" in e.text)
         cluster.reload_seen("muster://worker/bad is on the coordinator's list")
         check("list of denied identities" in log_of(cluster.workers[1]), "the denied worker is not told")
@@ -191,5 +217,5 @@ def test_listening_in_the_open_needs_tls_or_consent():
 
 
 if __name__ == "__main__":
-    main([test_trains_over_mutual_tls, test_keys_are_private, test_strangers_learn_why, test_replaced_certificates_are_used, test_roles,
+    main([test_trains_over_mutual_tls, test_keys_are_private, test_strangers_learn_why, test_a_certificate_serves_on_its_own_side_only, test_replaced_certificates_are_used, test_roles,
           test_the_denied_are_cut_off, test_listening_in_the_open_needs_tls_or_consent])
