@@ -55,6 +55,7 @@ int mu_cli_open(struct mu_cli *cli)
         return mu_cli_fail(&err);
     struct mu_rpc_client_config config = mu_rpc_client_config_default();
     config.address = cli->address;
+    config.tls = cli->tls;
     if (mu_rpc_client_new(cli->pool, &config, &err, &cli->client) != MU_OK)
         return mu_cli_fail(&err);
     return MU_EXIT_OK;

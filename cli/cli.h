@@ -24,6 +24,7 @@ int mu_cli_exit_of(enum mu_status status);
 
 struct mu_cli {
     const char *address;
+    struct mu_rpc_tls_files tls;
     bool json;
     unsigned timeout_ms;
     struct mu_rpc_pool *pool;
@@ -95,6 +96,7 @@ int mu_cmd_up(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_generate(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_export(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_import(struct mu_cli *cli, int argc, char **argv);
+int mu_cmd_cert(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_plan(struct mu_cli *cli, int argc, char **argv);
 
 /* watch.c: follows a job until it is over; survives restarts of the coordinator. `stop` (may be NULL) ends it early. */

@@ -38,6 +38,8 @@ static const struct command commands[] = {
      "a checkpoint's parameters for other programs"},
     {"import", mu_cmd_import, "--format hf-gpt2|hf-llama|llm.c --from DIR|FILE --out DIR [--slices T]",
      "a checkpoint from other programs' parameters"},
+    {"cert", mu_cmd_cert, "ca DIR | issue DIR ROLE/NAME [--hosts A,B] [--valid 365d]",
+     "a CA for mutual TLS, and certificates: coordinator, worker, viewer, operator or admin"},
     {"plan", mu_cmd_plan,
      "CLUSTER.yaml JOB.yaml [--top N] [--tp N] [--pp N] [--dp N] [--micro N] [--fp32] [--what-if NAME=NUMBER,..]",
      "which layout, how fast, what failures cost; before anything runs"},
@@ -46,13 +48,16 @@ enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 
 static void help(void)
 {
-    printf("muster %s: elastic, exact training\n\nusage: muster [--coordinator ADDR] [-o table|json] [--timeout "
-           "SECONDS] COMMAND ...\n\n",
-           MU_VERSION);
+    printf(
+        "muster %s: elastic, exact training\n\nusage: muster [--coordinator ADDR] [-o table|json] [--timeout SECONDS]\n"
+        "              [--tls-ca FILE --tls-cert FILE --tls-key FILE] COMMAND ...\n\n",
+        MU_VERSION);
     for (int i = 0; i < COMMAND_COUNT; i++)
         printf("  %-12s %s\n               %s\n", commands[i].name, commands[i].words, commands[i].help);
     printf("  version\n               this program's version\n\n"
-           "--coordinator is 127.0.0.1:7070 unless MUSTER_COORDINATOR says otherwise. With -o json, lists are one "
+           "--coordinator is 127.0.0.1:7070 unless MUSTER_COORDINATOR says otherwise, --tls-ca and so on are "
+           "MUSTER_TLS_CA,\n"
+           "MUSTER_TLS_CERT and MUSTER_TLS_KEY. With -o json, lists are one "
            "object per line.\n"
            "exit codes: 0 ok, 1 failure, 2 usage, 3 cannot connect, 4 not found, 5 exists already or not possible in "
            "this state,\n"
@@ -66,7 +71,13 @@ static int take_globals(struct mu_cli *cli, int argc, char **argv)
     const char *output = "table", *timeout = "10";
     struct {
         const char *name, **value;
-    } globals[] = {{"--coordinator", &cli->address}, {"-o", &output}, {"--output", &output}, {"--timeout", &timeout}};
+    } globals[] = {{"--coordinator", &cli->address},
+                   {"-o", &output},
+                   {"--output", &output},
+                   {"--timeout", &timeout},
+                   {"--tls-ca", &cli->tls.ca},
+                   {"--tls-cert", &cli->tls.cert},
+                   {"--tls-key", &cli->tls.key}};
     int kept = 1;
     bool only_words = false; /* after "--" */
     for (int i = 1; i < argc; i++) {
@@ -116,6 +127,7 @@ int main(int argc, char **argv)
     struct mu_cli cli = {0};
     const char *address = getenv("MUSTER_COORDINATOR");
     cli.address = address && address[0] ? address : "127.0.0.1:7070";
+    cli.tls = mu_rpc_tls_files_from_environment();
     mu_wire_arena_init(&cli.arena);
     argc = take_globals(&cli, argc, argv);
     if (argc < 0)

@@ -358,8 +358,18 @@ static enum mu_status take_options(struct up *up, int argc, char **argv, const c
     return MU_OK;
 }
 
+/* Everything is on this machine, and one certificate cannot be the coordinator's, the workers' and the user's. */
+static void leave_out_tls(struct mu_cli *cli)
+{
+    static const char *const names[] = {"MUSTER_TLS_CA", "MUSTER_TLS_CERT", "MUSTER_TLS_KEY"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        unsetenv(names[i]);
+    cli->tls = (struct mu_rpc_tls_files){0};
+}
+
 int mu_cmd_up(struct mu_cli *cli, int argc, char **argv)
 {
+    leave_out_tls(cli);
     const char *data_dir = NULL;
     struct up up = {.cli = cli, .listen = "127.0.0.1:0"};
     struct mu_error err;

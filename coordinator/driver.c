@@ -19,6 +19,7 @@ enum {
     SEND_QUEUE_BYTES_MAX = 2 << 20, /* per stream: a Welcome, an Assign and a burst of orders */
     SEND_QUEUE_MESSAGES_MAX = 4096,
     ORDINARY_CALLS_MAX = 4096,
+    TLS_LOOK_US = 1000000,   /* were certificates or the list of the denied replaced? */
     HEALTH_LOOK_US = 250000, /* can changes be stored? */
     CHECKPOINT_TASKS_PER_JOB = MU_CHECKPOINTS_MAX + 4,
 };
@@ -83,10 +84,34 @@ void mu_driver_break_session(struct mu_driver *driver, struct mu_session *sessio
         mu_driver_step(driver, &event);
 }
 
+/* Not all of them: they come as fast as a peer likes. */
+static void log_refusal(struct mu_driver *driver, struct mu_rpc_call *call, const struct mu_error *err)
+{
+    uint64_t now_us = mu_clock_mono_us();
+    if (now_us - driver->last_refusal_log_us < REFUSAL_LOG_US)
+        return;
+    driver->last_refusal_log_us = now_us;
+    MU_LOGW("call from %s ended: %s", mu_rpc_call_peer(call), err->text);
+}
+
+/* False: the call is over. */
+static bool is_permitted(struct mu_driver *driver, const struct mu_rpc_event *event)
+{
+    struct mu_error err;
+    if (!driver->access ||
+        mu_access_check(driver->access, mu_rpc_call_identity(event->call), event->method_id, &err) == MU_OK)
+        return true;
+    log_refusal(driver, event->call, &err);
+    mu_rpc_call_fail_error(event->call, &err);
+    return false;
+}
+
 static void on_opened(struct mu_driver *driver, const struct mu_rpc_event *event)
 {
     if (event->method_id != MU_METHOD_ATTACH)
         return; /* reflection: a stream without a state */
+    if (!is_permitted(driver, event))
+        return;
     struct mu_session *session = mu_sessions_open(driver->sessions, event->call, mu_clock_mono_us());
     if (!session) {
         mu_rpc_call_finish(event->call, MU_RPC_RESOURCE_EXHAUSTED, "too many workers' streams: raise --max-workers");
@@ -99,11 +124,7 @@ static void on_opened(struct mu_driver *driver, const struct mu_rpc_event *event
  * for it. */
 static void on_bad_message(struct mu_driver *driver, struct mu_session *session, const struct mu_error *err)
 {
-    uint64_t now_us = mu_clock_mono_us();
-    if (now_us - driver->last_refusal_log_us >= REFUSAL_LOG_US) {
-        driver->last_refusal_log_us = now_us;
-        MU_LOGW("stream from %s ended: %s", mu_rpc_call_peer(session->call), err->text);
-    }
+    log_refusal(driver, session->call, err);
     if (!session->known) {
         struct mu_coord_message message = {.kind = MU_CM_REJECT};
         const void *data = NULL;
@@ -254,6 +275,8 @@ static void drop_item(struct mu_rpc_item *item)
 
 static void on_call(struct mu_driver *driver, const struct mu_rpc_event *event)
 {
+    if (!is_permitted(driver, event))
+        return;
     if (event->method_id == MU_METHOD_HEALTH_CHECK)
         mu_health_check(driver->health, event->call, event->data, event->size_bytes);
     else if (event->method_id == MU_METHOD_HEALTH_WATCH)
@@ -314,6 +337,31 @@ static void look_at_health(struct mu_driver *driver, uint64_t now_us)
     mu_health_set(driver->health, mu_store_check(driver->store, &ignored) == MU_OK);
 }
 
+static bool is_cut(void *access, const char *identity)
+{
+    return mu_access_is_denied(access, identity);
+}
+
+static void look_at_tls(struct mu_driver *driver, uint64_t now_us)
+{
+    struct mu_error err;
+    bool has_changed;
+    if (!driver->access || now_us < driver->tls_next_us)
+        return;
+    driver->tls_next_us = now_us + TLS_LOOK_US;
+    if (mu_rpc_server_refresh_tls(driver->server, &has_changed, &err) != MU_OK)
+        MU_LOGE("%s; the former certificate stays in use", err.text);
+    else if (has_changed)
+        MU_LOGI("TLS: new connections use the replaced certificate");
+    if (mu_access_refresh(driver->access, &has_changed, &err) != MU_OK) {
+        MU_LOGE("%s; the former list stays in force", err.text);
+    } else if (has_changed) {
+        size_t count = mu_rpc_server_cut(driver->server, is_cut, driver->access,
+                                         "this identity is on the coordinator's list of denied identities");
+        MU_LOGI("the list of denied identities was read again; calls cut: %zu", count);
+    }
+}
+
 static uint64_t next_wake_us(struct mu_driver *driver)
 {
     uint64_t until_us = mu_coord_next_deadline(driver->coord);
@@ -324,6 +372,8 @@ static uint64_t next_wake_us(struct mu_driver *driver)
         until_us = driver->watchdog.next_us;
     if (driver->health_next_us < until_us)
         until_us = driver->health_next_us;
+    if (driver->access && driver->tls_next_us < until_us)
+        until_us = driver->tls_next_us;
     return until_us;
 }
 
@@ -344,6 +394,7 @@ static enum mu_status turn(struct mu_driver *driver, uint64_t until_us, bool *dr
         mu_driver_step(driver, &tick);
     }
     end_silent_sessions(driver, now_us);
+    look_at_tls(driver, now_us);
     if (!atomic_load(&driver->stopping))
         look_at_health(driver, now_us);
     if (mu_watchdog_look(&driver->watchdog, now_us))
@@ -471,6 +522,7 @@ static enum mu_status open_server(struct mu_driver *driver, struct mu_error *err
     struct mu_rpc_server_config config = mu_rpc_server_config_default();
     uint32_t max_workers = driver->config.core.max_workers;
     config.listen = driver->config.listen;
+    config.tls = driver->config.tls;
     config.methods = mu_api_methods;
     config.method_count = MU_METHOD_COUNT;
     config.pollers = driver->config.pollers;
@@ -479,7 +531,10 @@ static enum mu_status open_server(struct mu_driver *driver, struct mu_error *err
     config.max_priority_calls = max_workers + max_workers / 8 + 64; /* some to be told that there are too many */
     config.max_send_queue_bytes = SEND_QUEUE_BYTES_MAX;
     config.max_send_queue_messages = SEND_QUEUE_MESSAGES_MAX;
-    return mu_rpc_server_new(&config, err, &driver->server);
+    enum mu_status status = MU_OK;
+    if (mu_rpc_tls_wanted(&config.tls))
+        status = mu_access_new(driver->config.tls_deny, &driver->access, err);
+    return status ? status : mu_rpc_server_new(&config, err, &driver->server);
 }
 
 static void wake_from_storage(void *arg)
@@ -573,6 +628,7 @@ void mu_driver_free(struct mu_driver *driver)
     mu_watchdog_fini(&driver->watchdog);
     mu_api_free(driver->api);
     mu_rpc_server_free(driver->server);
+    mu_access_free(driver->access);
     mu_events_free(driver->events);
     mu_health_free(driver->health);
     mu_sessions_free(driver->sessions);

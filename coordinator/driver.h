@@ -12,11 +12,14 @@
 
 #include "coordinator/core/core.h"
 #include "coordinator/events.h"
+#include "rpc/tls.h"
 
 struct mu_driver_config {
-    const char *data_dir; /* of the database; NULL: in memory, everything is lost at the end */
-    const char *listen;   /* "127.0.0.1:7070"; port 0: any free one */
-    const char *http;     /* the same for HTTP (coordinator/http.h); NULL: none */
+    const char *data_dir;        /* of the database; NULL: in memory, everything is lost at the end */
+    const char *listen;          /* "127.0.0.1:7070"; port 0: any free one */
+    struct mu_rpc_tls_files tls; /* none set: plaintext, and everybody may do everything */
+    const char *tls_deny;        /* coordinator/access.h; NULL: nobody is denied */
+    const char *http;            /* the same for HTTP (coordinator/http.h); NULL: none */
     struct mu_coord_config core;
     uint64_t reserve_bytes, ballast_bytes; /* see storage/store.h */
     uint32_t events_kept;

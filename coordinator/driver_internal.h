@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "coordinator/access.h"
 #include "coordinator/api.h"
 #include "coordinator/checkpoint_io.h"
 #include "coordinator/driver.h"
@@ -27,6 +28,8 @@ struct mu_driver {
     struct mu_events *events;
     struct mu_health *health;
     uint64_t health_next_us;
+    struct mu_access *access; /* NULL: no TLS */
+    uint64_t tls_next_us;
     struct mu_planner *planner;
     struct mu_checkpoint_io *io;
     struct mu_http *http; /* NULL: not wanted */

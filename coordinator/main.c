@@ -1,4 +1,5 @@
 /* musterd: the coordinator. Options, signals, exit codes; everything else is in driver.c. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -25,6 +26,12 @@ static const char usage_text[] =
     "  --volatile               keep everything in memory instead: all is lost when it stops\n"
     "  --listen ADDR            address for workers and clients (default 127.0.0.1:7070; port 0: any free one)\n"
     "  --http ADDR              also serve /metrics, /livez and /readyz over HTTP there (default: not)\n"
+    "  --tls-ca FILE, --tls-cert FILE, --tls-key FILE\n"
+    "                           mutual TLS: clients need a certificate of that CA, its role says what they may do\n"
+    "                           (default: $MUSTER_TLS_CA, $MUSTER_TLS_CERT, $MUSTER_TLS_KEY; see muster cert)\n"
+    "  --tls-deny FILE          identities (muster://ROLE/NAME, one a line) that are shut out; re-read when it "
+    "changes\n"
+    "  --insecure-listen        listen where other hosts can reach it although there is no TLS\n"
     "  --address-file FILE      write the address that was bound into FILE, once it can be used\n"
     "\n"
     "  --heartbeat-ms N         workers give a sign of life at least this often (default %u)\n"
@@ -57,7 +64,8 @@ struct options {
     const char *address_file;
     enum mu_log_level log_level;
     bool is_volatile;
-    int exit_code; /* of parsing; -1: go on */
+    bool is_insecure_wanted; /* reachable by others, without TLS */
+    int exit_code;           /* of parsing; -1: go on */
 };
 
 struct number_option {
@@ -71,13 +79,18 @@ enum {
     OPT_DATA_DIR,
     OPT_LISTEN,
     OPT_HTTP,
+    OPT_TLS_CA,
+    OPT_TLS_CERT,
+    OPT_TLS_KEY,
+    OPT_TLS_DENY,
+    OPT_INSECURE_LISTEN,
     OPT_ADDRESS_FILE,
     OPT_LOG_LEVEL,
     OPT_VOLATILE,
     OPT_VERSION,
     OPT_HELP
 };
-enum { NUMBER_OPTIONS = 17, TEXT_OPTIONS = 8, MS_MAX = 24 * 3600 * 1000 };
+enum { NUMBER_OPTIONS = 17, TEXT_OPTIONS = 13, MS_MAX = 24 * 3600 * 1000 };
 
 static void print_usage(const struct options *options, FILE *to)
 {
@@ -133,6 +146,21 @@ static void parse_one(struct options *options, int choice, const struct number_o
     case OPT_HTTP:
         options->driver.http = optarg;
         break;
+    case OPT_TLS_CA:
+        options->driver.tls.ca = optarg;
+        break;
+    case OPT_TLS_CERT:
+        options->driver.tls.cert = optarg;
+        break;
+    case OPT_TLS_KEY:
+        options->driver.tls.key = optarg;
+        break;
+    case OPT_TLS_DENY:
+        options->driver.tls_deny = optarg;
+        break;
+    case OPT_INSECURE_LISTEN:
+        options->is_insecure_wanted = true;
+        break;
     case OPT_ADDRESS_FILE:
         options->address_file = optarg;
         break;
@@ -158,6 +186,18 @@ static void parse_one(struct options *options, int choice, const struct number_o
     }
 }
 
+/* Literal addresses and "localhost" alone: "127.example.org" is a name, and may be any host. */
+static bool is_local(const char *listen)
+{
+    struct in_addr v4;
+    char host[64] = "";
+    const char *colon = strrchr(listen, ':');
+    if (colon && (size_t)(colon - listen) < sizeof host)
+        memcpy(host, listen, (size_t)(colon - listen));
+    return strncmp(listen, "unix:", 5) == 0 || strcmp(host, "[::1]") == 0 || strcmp(host, "localhost") == 0 ||
+           (inet_pton(AF_INET, host, &v4) == 1 && ntohl(v4.s_addr) >> 24 == IN_LOOPBACKNET);
+}
+
 /* What is wrong with the options as a whole. */
 static void check_options(struct options *options)
 {
@@ -170,6 +210,16 @@ static void check_options(struct options *options)
         options->exit_code = EXIT_USAGE;
     } else if (mu_coord_config_check(&options->driver.core, &err) != MU_OK) {
         fprintf(stderr, "musterd: %s\n", err.text);
+        options->exit_code = EXIT_USAGE;
+    } else if (options->driver.tls_deny && !mu_rpc_tls_wanted(&options->driver.tls)) {
+        fprintf(stderr, "musterd: --tls-deny names certificates: it needs --tls-ca, --tls-cert and --tls-key\n");
+        options->exit_code = EXIT_USAGE;
+    } else if (!options->is_insecure_wanted && !mu_rpc_tls_wanted(&options->driver.tls) &&
+               !is_local(options->driver.listen)) {
+        fprintf(stderr,
+                "musterd: --listen %s can be reached from other hosts, where anybody could command it: give --tls-ca, "
+                "--tls-cert and --tls-key (see muster cert), or --insecure-listen inside a trusted network\n",
+                options->driver.listen);
         options->exit_code = EXIT_USAGE;
     }
 }
@@ -204,6 +254,11 @@ static void parse_options(struct options *options, int argc, char **argv)
         {"data-dir", required_argument, NULL, OPT_DATA_DIR},
         {"listen", required_argument, NULL, OPT_LISTEN},
         {"http", required_argument, NULL, OPT_HTTP},
+        {"tls-ca", required_argument, NULL, OPT_TLS_CA},
+        {"tls-cert", required_argument, NULL, OPT_TLS_CERT},
+        {"tls-key", required_argument, NULL, OPT_TLS_KEY},
+        {"tls-deny", required_argument, NULL, OPT_TLS_DENY},
+        {"insecure-listen", no_argument, NULL, OPT_INSECURE_LISTEN},
         {"address-file", required_argument, NULL, OPT_ADDRESS_FILE},
         {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
         {"volatile", no_argument, NULL, OPT_VOLATILE},
@@ -300,9 +355,7 @@ static int run(const struct options *options, struct mu_driver *driver)
             options->driver.data_dir ? options->driver.data_dir : "memory");
     if (mu_driver_http_address(driver))
         MU_LOGI("HTTP on %s: /metrics, /livez, /readyz", mu_driver_http_address(driver));
-    const char *listen = options->driver.listen;
-    if (strncmp(listen, "127.", 4) != 0 && strncmp(listen, "[::1]", 5) != 0 && strncmp(listen, "unix:", 5) != 0 &&
-        strncmp(listen, "localhost:", 10) != 0)
+    if (options->is_insecure_wanted && !mu_rpc_tls_wanted(&options->driver.tls) && !is_local(options->driver.listen))
         MU_LOGW("%s can be reached from other hosts, without encryption or authentication: keep it inside a trusted "
                 "network",
                 mu_driver_address(driver));
@@ -318,6 +371,7 @@ int main(int argc, char **argv)
 {
     struct options options = {.log_level = MU_LOG_INFO, .exit_code = -1};
     mu_driver_config_init(&options.driver);
+    options.driver.tls = mu_rpc_tls_files_from_environment();
     parse_options(&options, argc, argv);
     if (options.exit_code >= 0)
         return options.exit_code;

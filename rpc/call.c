@@ -12,16 +12,18 @@
 #include "rpc/server_internal.h"
 
 #include <grpc/byte_buffer.h>
+#include <grpc/grpc_security.h>
 #include <grpc/slice.h>
 #include <grpc/support/alloc.h>
 #include <grpc/support/time.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/clock.h"
 #include "rpc/bytes_internal.h"
 
-enum { PEER_SIZE = 320, DEADLINE_SLACK_US = 50000 };
+enum { PEER_SIZE = 320, IDENTITY_SIZE = 512, DEADLINE_SLACK_US = 50000 };
 
 static const char compressed_text[] = "compressed messages are not accepted; send them with encoding identity";
 
@@ -80,6 +82,7 @@ static void free_call(struct mu_rpc_call *call)
         grpc_call_unref(call->grpc);
     free(call->text);
     free(call->peer);
+    free(call->identity);
     free(call);
 }
 
@@ -453,6 +456,35 @@ const char *mu_rpc_call_peer(struct mu_rpc_call *call)
         MU_ASSERT(call->peer);
     }
     return call->peer;
+}
+
+/* The first value of that property that begins with `prefix`. */
+static const char *find_property(const grpc_auth_context *context, const char *name, const char *prefix)
+{
+    grpc_auth_property_iterator each = grpc_auth_context_find_properties_by_name(context, name);
+    const grpc_auth_property *property;
+    while ((property = grpc_auth_property_iterator_next(&each)))
+        if (strncmp(property->value, prefix, strlen(prefix)) == 0 && strlen(property->value) == property->value_length)
+            return property->value;
+    return NULL;
+}
+
+const char *mu_rpc_call_identity(struct mu_rpc_call *call)
+{
+    if (call->identity)
+        return call->identity;
+    grpc_auth_context *context = call->server->tls ? grpc_call_auth_context(call->grpc) : NULL;
+    char text[IDENTITY_SIZE] = "";
+    const char *uri = context ? find_property(context, GRPC_PEER_URI_PROPERTY_NAME, "muster://") : NULL;
+    const char *dns = context && !uri ? find_property(context, GRPC_PEER_DNS_PROPERTY_NAME, "") : NULL;
+    if (uri && strlen(uri) < sizeof text) /* never cut: half a name is another name */
+        snprintf(text, sizeof text, "%s", uri);
+    else if (dns && strlen(dns) + 4 < sizeof text)
+        snprintf(text, sizeof text, "dns:%s", dns);
+    grpc_auth_context_release(context);
+    call->identity = strdup(text);
+    MU_ASSERT(call->identity);
+    return call->identity;
 }
 
 uint64_t mu_rpc_call_deadline_us(const struct mu_rpc_call *call)

@@ -101,7 +101,8 @@ static enum mu_status check_config(const struct mu_rpc_client_config *config, st
     return MU_OK;
 }
 
-static grpc_channel *create_channel(const struct mu_rpc_client_config *config, const struct mu_rpc_address *address)
+static grpc_channel *create_channel(const struct mu_rpc_client_config *config, const struct mu_rpc_address *address,
+                                    struct mu_rpc_tls *tls)
 {
     struct mu_rpc_args args;
     mu_rpc_args_init(&args);
@@ -119,7 +120,7 @@ static grpc_channel *create_channel(const struct mu_rpc_client_config *config, c
     mu_rpc_args_int(&args, GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
     char target[MU_RPC_TARGET_SIZE];
     mu_rpc_address_dial_target(address, target);
-    grpc_channel_credentials *credentials = mu_rpc_channel_credentials();
+    grpc_channel_credentials *credentials = mu_rpc_channel_credentials(tls);
     grpc_channel *channel = grpc_channel_create(target, credentials, &args.args);
     grpc_channel_credentials_release(credentials);
     return channel;
@@ -142,9 +143,15 @@ enum mu_status mu_rpc_client_new(struct mu_rpc_pool *pool, const struct mu_rpc_c
     client->config = *config;
     client->config.address = NULL;
     client->config.headers = NULL;
+    if (mu_rpc_tls_wanted(&config->tls) && (status = mu_rpc_tls_new(&config->tls, err, &client->tls)) != MU_OK) {
+        free(client);
+        return status;
+    }
+    pthread_mutex_init(&client->lock, NULL);
     mu_rpc_address_format(&address, client->address_text);
     client->poller = &pool->pollers[atomic_fetch_add(&pool->next_poller, 1) % pool->poller_count];
-    client->channel = create_channel(config, &address);
+    client->address = address;
+    client->channel = create_channel(config, &address, client->tls);
     client->header_count = config->header_count;
     for (size_t i = 0; i < config->header_count; i++) {
         client->headers[i].key = grpc_slice_from_copied_string(config->headers[i].key);
@@ -159,6 +166,8 @@ void mu_rpc_client_free(struct mu_rpc_client *client)
     if (!client)
         return;
     grpc_channel_destroy(client->channel);
+    mu_rpc_tls_free(client->tls);
+    pthread_mutex_destroy(&client->lock);
     for (size_t i = 0; i < client->header_count; i++) {
         grpc_slice_unref(client->headers[i].key);
         grpc_slice_unref(client->headers[i].value);
@@ -196,14 +205,28 @@ enum mu_status mu_rpc_outcome_fail(const struct client_outcome *outcome, const c
     return mu_rpc_fail(err, (enum mu_rpc_code)outcome->code, text, address, method);
 }
 
+/* Calls in progress keep the connection that they have. What cannot be read leaves the former credentials in use. */
+static void refresh_tls(struct mu_rpc_client *client)
+{
+    struct mu_error ignored;
+    bool has_changed = false;
+    if (!client->tls || mu_rpc_tls_refresh(client->tls, &has_changed, &ignored) != MU_OK || !has_changed)
+        return;
+    grpc_channel_destroy(client->channel);
+    client->channel = create_channel(&client->config, &client->address, client->tls);
+}
+
 grpc_call *mu_rpc_client_open(struct mu_rpc_client *client, const char *method, unsigned timeout_ms)
 {
     gpr_timespec deadline = gpr_inf_future(GPR_CLOCK_MONOTONIC);
     if (timeout_ms > 0)
         deadline = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC), gpr_time_from_millis(timeout_ms, GPR_TIMESPAN));
     grpc_slice path = grpc_slice_from_copied_string(method);
+    pthread_mutex_lock(&client->lock);
+    refresh_tls(client);
     grpc_call *call = grpc_channel_create_call(client->channel, NULL, GRPC_PROPAGATE_DEFAULTS, client->poller->cq, path,
                                                NULL, deadline, NULL);
+    pthread_mutex_unlock(&client->lock);
     grpc_slice_unref(path);
     return call;
 }

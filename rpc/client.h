@@ -18,6 +18,7 @@
 #include "common/status.h"
 #include "rpc/bytes.h"
 #include "rpc/code.h"
+#include "rpc/tls.h"
 
 struct mu_rpc_pool;
 struct mu_rpc_client;
@@ -32,6 +33,7 @@ struct mu_rpc_header {
 /* Start from mu_rpc_client_config_default(). Strings are copied. */
 struct mu_rpc_client_config {
     const char *address;            /* "host:port", "[::1]:7070", "unix:/path" */
+    struct mu_rpc_tls_files tls;    /* set: both sides show certificates; replaced files count from the next call on */
     size_t max_receive_bytes;       /* of one message; a larger one ends its call with MU_ERR_LIMIT */
     size_t max_send_queue_bytes;    /* per stream */
     size_t max_send_queue_messages; /* per stream */

@@ -34,6 +34,9 @@ struct mu_rpc_pool {
 struct mu_rpc_client {
     struct mu_rpc_client_config config;
     struct client_poller *poller;
+    struct mu_rpc_address address;
+    struct mu_rpc_tls *tls; /* NULL: plaintext */
+    pthread_mutex_t lock;   /* channel, which is made anew when the TLS files were replaced */
     grpc_channel *channel;
     char address_text[MU_RPC_TARGET_SIZE];
     grpc_metadata headers[MU_RPC_HEADERS_MAX]; /* own their slices */

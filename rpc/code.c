@@ -91,6 +91,29 @@ static const char *last_cause(const char *text)
     return last;
 }
 
+/* What a failed handshake says, and what a person can do about it. */
+static const struct {
+    const char *cause, *advice;
+} handshakes[] = {
+    {"Socket closed",
+     "it closed the connection at once: does it want TLS, with a certificate of its CA (--tls-ca, --tls-cert, "
+     "--tls-key)?"},
+    {"certificate verify failed", "its certificate is expired or not of the CA that --tls-ca names"},
+    {"is not in peer certificate",
+     "its certificate is for other hosts: issue one with --hosts, or use a name that it has"},
+    {"wrong version number",
+     "it does not speak TLS: start it with --tls-ca, --tls-cert and --tls-key, or leave them out here"},
+};
+
+static enum mu_status fail_connect(struct mu_error *err, const char *text, const char *address)
+{
+    for (size_t i = 0; i < sizeof handshakes / sizeof handshakes[0]; i++)
+        if (strstr(text, handshakes[i].cause))
+            return mu_fail(err, MU_ERR_UNAVAILABLE, "cannot connect to %s: %s", address, handshakes[i].advice);
+    return mu_fail(err, MU_ERR_UNAVAILABLE, "cannot connect to %s: %s; check the address and that musterd runs there",
+                   address, last_cause(text));
+}
+
 /* UNAVAILABLE has three authors: our channel before it had a connection, our channel that lost it, and the server
  * itself. */
 static enum mu_status fail_unavailable(struct mu_error *err, const char *text, const char *address)
@@ -100,9 +123,7 @@ static enum mu_status fail_unavailable(struct mu_error *err, const char *text, c
         "GOAWAY",        "Transport closed", "sendmsg",     "Connection timed out", "Stream removed", "EOF"};
     if (starts_with(text, "failed to connect") || strstr(text, "Failed to connect") ||
         strstr(text, "connection attempt"))
-        return mu_fail(err, MU_ERR_UNAVAILABLE,
-                       "cannot connect to %s: %s; check the address and that musterd runs there", address,
-                       last_cause(text));
+        return fail_connect(err, text, address);
     if (strstr(text, "DNS resolution failed"))
         return mu_fail(err, MU_ERR_UNAVAILABLE,
                        "cannot connect to %s: the host name does not resolve; use a literal address", address);

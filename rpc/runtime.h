@@ -12,6 +12,7 @@
 #endif
 
 #include "common/status.h"
+#include "rpc/tls_internal.h"
 
 /* Every server and every pool holds the core up between these two. Thread-safe. The core's own log is silenced
  * (libraries return, they do not log) unless GRPC_VERBOSITY is set in the environment. */
@@ -22,9 +23,9 @@ void mu_rpc_runtime_release(void);
 enum mu_status mu_rpc_thread_start(pthread_t *thread, void *(*main)(void *), void *arg,
                                    struct mu_error *err) MU_WARN_UNUSED;
 
-/* The one place where credentials are chosen. The caller releases them. */
-grpc_server_credentials *mu_rpc_server_credentials(void);
-grpc_channel_credentials *mu_rpc_channel_credentials(void);
+/* The one place where credentials are chosen (tls NULL: plaintext). The caller releases them. */
+grpc_server_credentials *mu_rpc_server_credentials(struct mu_rpc_tls *tls);
+grpc_channel_credentials *mu_rpc_channel_credentials(struct mu_rpc_tls *tls);
 
 enum { MU_RPC_ARGS_MAX = 32 };
 

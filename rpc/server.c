@@ -174,7 +174,7 @@ static enum mu_status bind_port(struct mu_rpc_server *server, struct mu_error *e
         return status;
     char target[MU_RPC_TARGET_SIZE];
     mu_rpc_address_format(&server->address, target);
-    grpc_server_credentials *credentials = mu_rpc_server_credentials();
+    grpc_server_credentials *credentials = mu_rpc_server_credentials(server->tls);
     int port = grpc_server_add_http2_port(server->grpc, target, credentials);
     grpc_server_credentials_release(credentials);
     if (port == 0)
@@ -210,6 +210,10 @@ enum mu_status mu_rpc_server_new(const struct mu_rpc_server_config *config, stru
         return mu_fail(err, MU_ERR_NO_MEMORY, "server: out of memory");
     server->config = *config;
     server->config.listen = NULL;
+    if (mu_rpc_tls_wanted(&config->tls) && (status = mu_rpc_tls_new(&config->tls, err, &server->tls)) != MU_OK) {
+        free(server);
+        return status;
+    }
     server->address = address;
     server->shutdown.kind = OP_SHUTDOWN;
     server->payload = grpc_empty_slice();
@@ -299,6 +303,25 @@ static void cut_off_lingerers(struct mu_rpc_server *server)
         mu_rpc_server_unlinger(call);
         grpc_call_cancel_with_status(call->grpc, GRPC_STATUS_UNAVAILABLE, "the peer took too long to read", NULL);
     }
+}
+
+enum mu_status mu_rpc_server_refresh_tls(struct mu_rpc_server *server, bool *ret_changed, struct mu_error *err)
+{
+    *ret_changed = false;
+    return server->tls ? mu_rpc_tls_refresh(server->tls, ret_changed, err) : MU_OK;
+}
+
+size_t mu_rpc_server_cut(struct mu_rpc_server *server, bool (*is_cut)(void *ctx, const char *identity), void *ctx,
+                         const char *text)
+{
+    size_t count = 0;
+    for (struct mu_rpc_call *call = server->calls; call; call = call->next) {
+        if (!call->accepted || call->over || !is_cut(ctx, mu_rpc_call_identity(call)))
+            continue;
+        grpc_call_cancel_with_status(call->grpc, GRPC_STATUS_PERMISSION_DENIED, text, NULL);
+        count++;
+    }
+    return count;
 }
 
 /* --- the turn of the core thread --- */
@@ -413,6 +436,7 @@ void mu_rpc_server_free(struct mu_rpc_server *server)
     for (unsigned i = 0; i < server->config.pollers; i++)
         grpc_completion_queue_destroy(server->pollers[i].cq);
     mu_rpc_runtime_release();
+    mu_rpc_tls_free(server->tls);
     for (size_t i = 0; i < server->method_count; i++)
         free(server->methods[i].path);
     free(server->methods);

@@ -38,6 +38,7 @@
 #include "common/status.h"
 #include "rpc/bytes.h"
 #include "rpc/code.h"
+#include "rpc/tls.h"
 
 struct mu_rpc_server;
 struct mu_rpc_call;
@@ -53,7 +54,8 @@ struct mu_rpc_method {
 
 /* Start from mu_rpc_server_config_default(). Strings and the table are copied. */
 struct mu_rpc_server_config {
-    const char *listen; /* "host:port" (port 0: any free one), "[::1]:7070", "unix:/path" */
+    const char *listen;          /* "host:port" (port 0: any free one), "[::1]:7070", "unix:/path" */
+    struct mu_rpc_tls_files tls; /* set: only clients with a certificate of that CA */
     const struct mu_rpc_method *methods;
     size_t method_count;
     unsigned pollers;          /* completion queues, each with its thread; 1..MU_RPC_POLLERS_MAX */
@@ -131,6 +133,16 @@ void mu_rpc_server_post(struct mu_rpc_server *server, struct mu_rpc_item *item);
 /* From any thread; cheap; calls between two WAKE events are merged. */
 void mu_rpc_server_wake(struct mu_rpc_server *server);
 
+/* Looks whether the TLS files were replaced; new connections then use the new ones. An error (told once per change)
+ * leaves the former ones in use. */
+enum mu_status mu_rpc_server_refresh_tls(struct mu_rpc_server *server, bool *ret_changed,
+                                         struct mu_error *err) MU_WARN_UNUSED;
+
+/* Ends all calls whose peer's identity is_cut() names, with PERMISSION_DENIED; each gets its CLOSED event as if the
+ * peer had gone. Returns how many. */
+size_t mu_rpc_server_cut(struct mu_rpc_server *server, bool (*is_cut)(void *ctx, const char *identity), void *ctx,
+                         const char *text);
+
 /* Open calls: accepted and not ended, or ended and not yet delivered to the peer. */
 size_t mu_rpc_server_call_count(const struct mu_rpc_server *server);
 
@@ -164,6 +176,9 @@ void *mu_rpc_call_user(const struct mu_rpc_call *call);
 int mu_rpc_call_method_id(const struct mu_rpc_call *call);
 /* "10.0.0.7:51324", "[::1]:51324", "unix:"; lives as long as the handle. */
 const char *mu_rpc_call_peer(struct mu_rpc_call *call);
+/* Who the certificate of the peer names: the first SAN that is a URI "muster://...", else the first DNS name as
+ * "dns:host". "" without TLS, or when it has neither. Lives as long as the handle. */
+const char *mu_rpc_call_identity(struct mu_rpc_call *call);
 /* The monotonic microsecond at which the peer gives up; UINT64_MAX: never. */
 uint64_t mu_rpc_call_deadline_us(const struct mu_rpc_call *call);
 /* The first header named `key` (lower case) of the call; false when it has none. Not terminated; lives as long as the

@@ -68,7 +68,7 @@ struct mu_rpc_call {
 
     struct mu_rpc_sendq queue;
     void *user;
-    char *peer;
+    char *peer, *identity;
     struct mu_rpc_call *prev, *next;               /* all calls of the server */
     struct mu_rpc_call *linger_prev, *linger_next; /* ended calls, oldest first */
     uint64_t linger_until_us;                      /* 0: not in that list */
@@ -78,6 +78,7 @@ struct mu_rpc_server {
     struct mu_rpc_server_config config;
     struct mu_rpc_address address;
     char address_text[MU_RPC_TARGET_SIZE];
+    struct mu_rpc_tls *tls; /* NULL: plaintext */
     grpc_server *grpc;
     grpc_metadata open_mark;
     struct rpc_poller pollers[MU_RPC_POLLERS_MAX];

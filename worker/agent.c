@@ -40,8 +40,9 @@ struct agent {
     struct mu_wire_arena arena_in, arena_out;
     char connect_trouble[MU_TEXT_SIZE]; /* CONNECT failed at once: to be told to the core after its step */
     bool connect_failed;
-    uint64_t armed_us; /* the main thread sleeps until then */
-    bool interrupted;  /* a first SIGINT came */
+    char trouble_told[MU_ERROR_TEXT_SIZE]; /* why there is no coordinator: each reason is told once in a row */
+    uint64_t armed_us;                     /* the main thread sleeps until then */
+    bool interrupted;                      /* a first SIGINT came */
     bool exiting;
     int exit_code;
     int wake_fd, signal_fd, ledger_fd;
@@ -273,7 +274,9 @@ static void on_stream(void *user, const struct mu_rpc_stream_event *event)
         const char *text = event->code == MU_RPC_OK ? "ended by the coordinator" : event->error->text;
         bool was_up = mu_worker_connected(agent->worker);
         drop_link(agent, false);
-        mu_log(was_up && !agent->exiting ? MU_LOG_WARN : MU_LOG_DEBUG, NULL, "no coordinator: %s", text);
+        bool is_news = was_up || strcmp(text, agent->trouble_told) != 0;
+        mu_log(is_news && !agent->exiting ? MU_LOG_WARN : MU_LOG_DEBUG, NULL, "no coordinator: %s", text);
+        snprintf(agent->trouble_told, sizeof agent->trouble_told, "%s", text);
         step_core(agent, &(struct mu_worker_event){.kind = MU_WE_DISCONNECTED, .text = text});
         break;
     }
@@ -517,6 +520,7 @@ static enum mu_status start_rpc(struct agent *agent, const struct mu_agent_confi
 {
     struct mu_rpc_client_config client = mu_rpc_client_config_default();
     client.address = config->coordinator;
+    client.tls = config->tls;
     client.max_receive_bytes = MU_WIRE_COORD_BYTES_MAX;
     enum mu_status status = mu_rpc_pool_new(1, err, &agent->pool);
     return status == MU_OK ? mu_rpc_client_new(agent->pool, &client, err, &agent->client) : status;

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "common/status.h"
+#include "rpc/tls.h"
 
 enum {
     MU_AGENT_EXIT_OK = 0,
@@ -24,7 +25,8 @@ enum {
 };
 
 struct mu_agent_config {
-    const char *coordinator; /* "host:port", "[::1]:port", "unix:/path" */
+    const char *coordinator;     /* "host:port", "[::1]:port", "unix:/path" */
+    struct mu_rpc_tls_files tls; /* none set: plaintext */
     const char *job;
     const char *name;                           /* NULL: the coordinator chooses one */
     const char *data_addr, *host_id, *unix_dir; /* NULL: defaults of worker/comm.h */

@@ -21,6 +21,8 @@ static const char help[] =
     "  --job NAME            the job to work for\n"
     "  --coordinator ADDR    host:port, [v6]:port or unix:/path of musterd (default: $MUSTER_COORDINATOR, else "
     "127.0.0.1:7070)\n"
+    "  --tls-ca FILE, --tls-cert FILE, --tls-key FILE\n"
+    "                        mutual TLS with musterd (default: $MUSTER_TLS_CA, $MUSTER_TLS_CERT, $MUSTER_TLS_KEY)\n"
     "  --name NAME           this worker's name: a-z 0-9 . _ - (default: chosen by the coordinator)\n"
     "  --threads N           compute threads (default: CPUs of the affinity mask)\n"
     "  --data-addr ADDR      address on which peers reach this worker, with or without port (default: the one that "
@@ -57,6 +59,9 @@ enum option_id {
     OPT_REPORT_EVERY,
     OPT_CONNECT_TIMEOUT,
     OPT_LEDGER,
+    OPT_TLS_CA,
+    OPT_TLS_CERT,
+    OPT_TLS_KEY,
     OPT_LOG_LEVEL,
     OPT_VERSION,
     OPT_HELP
@@ -76,6 +81,9 @@ static const struct option options[] = {
     {"report-every", required_argument, NULL, OPT_REPORT_EVERY},
     {"connect-timeout", required_argument, NULL, OPT_CONNECT_TIMEOUT},
     {"ledger", required_argument, NULL, OPT_LEDGER},
+    {"tls-ca", required_argument, NULL, OPT_TLS_CA},
+    {"tls-cert", required_argument, NULL, OPT_TLS_CERT},
+    {"tls-key", required_argument, NULL, OPT_TLS_KEY},
     {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
     {"version", no_argument, NULL, OPT_VERSION},
     {"help", no_argument, NULL, OPT_HELP},
@@ -162,6 +170,15 @@ static bool take_option(int id, const char *text, struct mu_agent_config *config
     case OPT_LEDGER:
         config->ledger = text;
         return true;
+    case OPT_TLS_CA:
+        config->tls.ca = text;
+        return true;
+    case OPT_TLS_CERT:
+        config->tls.cert = text;
+        return true;
+    case OPT_TLS_KEY:
+        config->tls.key = text;
+        return true;
     case OPT_LOG_LEVEL:
         return parse_level(text, level);
     case OPT_VERSION:
@@ -182,7 +199,8 @@ int main(int argc, char **argv)
 {
     const char *from_environment = getenv("MUSTER_COORDINATOR");
     struct mu_agent_config config = {.coordinator =
-                                         from_environment && *from_environment ? from_environment : "127.0.0.1:7070"};
+                                         from_environment && *from_environment ? from_environment : "127.0.0.1:7070",
+                                     .tls = mu_rpc_tls_files_from_environment()};
     enum mu_log_level level = MU_LOG_INFO;
     int code;
     for (int id; (id = getopt_long(argc, argv, "", options, NULL)) != -1;)

@@ -72,9 +72,10 @@ def tiny_job(cluster, name="tiny", steps=30, leaves=8, checkpoint_every=10, **ch
     return spec
 
 
-def connect(address):
+def connect(address, credentials=None):
     """A connection of its own: one that another channel failed to make a moment ago does not count against it."""
-    return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    return grpc.secure_channel(address, credentials, options=options) if credentials else grpc.insecure_channel(address, options=options)
 
 
 class Process:
@@ -117,6 +118,7 @@ class Cluster:
         self.new_events = queue.Queue()
         self.watch_stop = threading.Event()
         self.watcher = None
+        self.credentials = None  # of the calls and the watch: plaintext
 
     def __enter__(self):
         return self
@@ -210,7 +212,7 @@ class Cluster:
     # ---- the service ----
 
     def call(self, method, request, response_type, timeout_s=10):
-        with connect(self.address) as channel:
+        with connect(self.address, self.credentials) as channel:
             stub = channel.unary_unary(f"/muster.v1.MusterService/{method}", request_serializer=lambda m: m.SerializeToString(),
                                        response_deserializer=response_type.FromString)
             return stub(request, timeout=timeout_s * SLOW)
@@ -241,7 +243,7 @@ class Cluster:
         last = 0
         while not self.watch_stop.is_set():
             try:
-                with connect(self.address) as channel:
+                with connect(self.address, self.credentials) as channel:
                     stub = channel.unary_stream("/muster.v1.MusterService/WatchEvents",
                                                 request_serializer=lambda m: m.SerializeToString(),
                                                 response_deserializer=api.WatchEventsResponse.FromString)

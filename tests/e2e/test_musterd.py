@@ -42,7 +42,10 @@ def test_options_are_judged():
     expect_refusal(2, ["--log-level", "loud"], "--volatile", "--log-level", "loud")
     expect_refusal(2, ["extra"], "--volatile", "extra")
     expect_refusal(2, ["--bogus"], "--volatile", "--bogus")
-    expect_refusal(1, ["nowhere:port"], "--volatile", "--listen", "nowhere:port")
+    expect_refusal(1, ["nowhere:port"], "--volatile", "--insecure-listen", "--listen", "nowhere:port")
+    expect_refusal(2, ["--tls-ca", "--insecure-listen"], "--volatile", "--listen", "nowhere:port")
+    expect_refusal(1, ["the key is missing"], "--volatile", "--tls-ca", "a", "--tls-cert", "b")
+    expect_refusal(2, ["--tls-deny", "--tls-ca"], "--volatile", "--tls-deny", "a")
     expect_refusal(1, ["data directory"], "--data-dir", "/proc/no/such", "--listen", "127.0.0.1:0")
 
 

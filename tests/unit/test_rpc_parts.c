@@ -48,6 +48,12 @@ static void test_fail_names_the_peer_and_the_last_cause(void **state)
         MU_ERR_UNAVAILABLE);
     assert_string_equal(
         err.text, "cannot connect to 127.0.0.1:1: Connection refused; check the address and that musterd runs there");
+    assert_int_equal(mu_rpc_fail(&err, MU_RPC_UNAVAILABLE,
+                                 "failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:1: Peer name "
+                                 "1.2.3.4 is not in peer certificate",
+                                 "1.2.3.4:1", "/a/B"),
+                     MU_ERR_UNAVAILABLE);
+    assert_non_null(strstr(err.text, "issue one with --hosts"));
     assert_int_equal(mu_rpc_fail(&err, MU_RPC_UNAVAILABLE, "Socket closed", "h:1", "/a/B"), MU_ERR_UNAVAILABLE);
     assert_string_equal(err.text, "connection to h:1 lost: Socket closed");
     assert_int_equal(mu_rpc_fail(&err, MU_RPC_NOT_FOUND, "no job 'x'", "h:1", "/a/B"), MU_ERR_NOT_FOUND);

@@ -1,0 +1,175 @@
+#include "coordinator/access.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "coordinator/api.h"
+
+enum { LINE_SIZE = 600, DENIED_MAX = 65536 };
+
+/* From VIEWER on each may do what the one before may; a worker may attach and nothing else. */
+enum role { ROLE_NONE, ROLE_WORKER, ROLE_VIEWER, ROLE_OPERATOR, ROLE_ADMIN, ROLE_COUNT };
+
+static const char *const role_names[ROLE_COUNT] = {"none", "worker", "viewer", "operator", "admin"};
+
+/* ROLE_NONE: any certificate of the CA will do. */
+static const enum role needed[MU_METHOD_COUNT] = {
+    [MU_METHOD_ATTACH] = ROLE_WORKER,
+    [MU_METHOD_SUBMIT_JOB] = ROLE_OPERATOR,
+    [MU_METHOD_GET_JOB] = ROLE_VIEWER,
+    [MU_METHOD_LIST_JOBS] = ROLE_VIEWER,
+    [MU_METHOD_CANCEL_JOB] = ROLE_OPERATOR,
+    [MU_METHOD_LIST_WORKERS] = ROLE_VIEWER,
+    [MU_METHOD_DRAIN_WORKER] = ROLE_OPERATOR,
+    [MU_METHOD_UNDRAIN_WORKER] = ROLE_OPERATOR,
+    [MU_METHOD_TRIGGER_CHECKPOINT] = ROLE_OPERATOR,
+    [MU_METHOD_LIST_CHECKPOINTS] = ROLE_VIEWER,
+    [MU_METHOD_GET_TIMINGS] = ROLE_VIEWER,
+    [MU_METHOD_WATCH_EVENTS] = ROLE_VIEWER,
+    [MU_METHOD_SAVE_SNAPSHOT] = ROLE_ADMIN, /* it holds everything that the coordinator knows */
+    [MU_METHOD_HEALTH_CHECK] = ROLE_NONE,
+    [MU_METHOD_HEALTH_WATCH] = ROLE_NONE,
+    [MU_METHOD_REFLECTION] = ROLE_NONE,
+    [MU_METHOD_REFLECTION_ALPHA] = ROLE_NONE,
+};
+
+struct denied {
+    char **names;
+    size_t count;
+};
+
+struct mu_access {
+    const char *deny_path;
+    struct stat looked_at;
+    struct denied denied;
+};
+
+static void free_denied(struct denied *denied)
+{
+    for (size_t i = 0; i < denied->count; i++)
+        free(denied->names[i]);
+    free(denied->names);
+    *denied = (struct denied){0};
+}
+
+static enum mu_status add(struct denied *denied, const char *path, unsigned line, const char *text,
+                          struct mu_error *err)
+{
+    if (strncmp(text, "muster://", 9) != 0 && strncmp(text, "dns:", 4) != 0)
+        return mu_fail(err, MU_ERR_INVALID, "%s:%u: '%s' is not an identity: muster://ROLE/NAME or dns:HOST", path,
+                       line, text);
+    if (denied->count == DENIED_MAX)
+        return mu_fail(err, MU_ERR_LIMIT, "%s:%u: more than %d identities", path, line, DENIED_MAX);
+    char **names = realloc(denied->names, (denied->count + 1) * sizeof *names);
+    if (names)
+        denied->names = names;
+    char *name = names ? strdup(text) : NULL;
+    if (!name)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "%s: out of memory", path);
+    denied->names[denied->count++] = name;
+    return MU_OK;
+}
+
+static enum mu_status load(struct mu_access *access, struct mu_error *err)
+{
+    char line[LINE_SIZE];
+    struct denied denied = {0};
+    enum mu_status status = MU_OK;
+    FILE *file = fopen(access->deny_path, "re");
+    if (!file)
+        return mu_fail_errno(err, errno, "cannot read the list of denied identities '%s'", access->deny_path);
+    for (unsigned number = 1; !status && fgets(line, sizeof line, file); number++) {
+        if (!strchr(line, '\n') && !feof(file))
+            status = mu_fail(err, MU_ERR_INVALID, "%s:%u: the line is too long", access->deny_path, number);
+        char *text = line + strspn(line, " \t");
+        text[strcspn(text, " \t\r\n#")] = 0;
+        if (!status && text[0])
+            status = add(&denied, access->deny_path, number, text, err);
+    }
+    if (!status && ferror(file))
+        status = mu_fail(err, MU_ERR_IO, "'%s' cannot be read to its end", access->deny_path);
+    fclose(file);
+    if (status) {
+        free_denied(&denied);
+        return status;
+    }
+    free_denied(&access->denied);
+    access->denied = denied;
+    return MU_OK;
+}
+
+enum mu_status mu_access_new(const char *deny_path, struct mu_access **ret_access, struct mu_error *err)
+{
+    struct mu_access *access = calloc(1, sizeof *access);
+    if (!access)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the list of denied identities");
+    access->deny_path = deny_path;
+    bool ignored;
+    enum mu_status status = mu_access_refresh(access, &ignored, err);
+    if (status == MU_OK)
+        *ret_access = access;
+    else
+        mu_access_free(access);
+    return status;
+}
+
+void mu_access_free(struct mu_access *access)
+{
+    if (access)
+        free_denied(&access->denied);
+    free(access);
+}
+
+enum mu_status mu_access_refresh(struct mu_access *access, bool *ret_changed, struct mu_error *err)
+{
+    struct stat now = {0}, *before = &access->looked_at;
+    *ret_changed = false;
+    if (!access->deny_path)
+        return MU_OK;
+    if (stat(access->deny_path, &now) != 0)
+        now.st_size = -1; /* gone: told once, by load */
+    if (now.st_ino == before->st_ino && now.st_size == before->st_size &&
+        now.st_mtim.tv_sec == before->st_mtim.tv_sec && now.st_mtim.tv_nsec == before->st_mtim.tv_nsec)
+        return MU_OK;
+    *before = now;
+    *ret_changed = true;
+    return load(access, err);
+}
+
+bool mu_access_is_denied(const struct mu_access *access, const char *identity)
+{
+    for (size_t i = 0; i < access->denied.count; i++)
+        if (strcmp(access->denied.names[i], identity) == 0)
+            return true;
+    return false;
+}
+
+static enum role role_of(const char *identity)
+{
+    static const char scheme[] = "muster://";
+    if (strncmp(identity, scheme, sizeof scheme - 1) != 0)
+        return ROLE_NONE;
+    const char *text = identity + sizeof scheme - 1;
+    for (int role = ROLE_WORKER; role < ROLE_COUNT; role++) {
+        size_t length = strlen(role_names[role]);
+        if (strncmp(text, role_names[role], length) == 0 && text[length] == '/' && text[length + 1])
+            return (enum role)role;
+    }
+    return ROLE_NONE;
+}
+
+enum mu_status mu_access_check(const struct mu_access *access, const char *identity, int method_id,
+                               struct mu_error *err)
+{
+    enum role has = role_of(identity), needs = needed[method_id];
+    const char *who = identity[0] ? identity : "a certificate without a muster:// URI";
+    if (mu_access_is_denied(access, identity))
+        return mu_fail(err, MU_ERR_DENIED, "%s is on the coordinator's list of denied identities", who);
+    if (needs == ROLE_NONE || has == needs || (needs >= ROLE_VIEWER && has > needs))
+        return MU_OK;
+    return mu_fail(err, MU_ERR_DENIED, "%s has the role %s; %s needs the role %s", who, role_names[has],
+                   strrchr(mu_api_methods[method_id].path, '/') + 1, role_names[needs]);
+}
