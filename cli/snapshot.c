@@ -99,28 +99,51 @@ static int save(struct mu_cli *cli, const char *path)
     return MU_EXIT_OK;
 }
 
+/* What fills a data directory is tried in memory first: one that fails leaves no directory behind. */
+typedef enum mu_status fill_fn(void *arg, struct mu_store *store, struct mu_error *err);
+
+static enum mu_status fill(const char *data_dir, fill_fn *fn, void *arg, struct mu_error *err)
+{
+    const struct mu_store_rocksdb_config config = {.path = data_dir, .reserve_bytes = MU_STORE_RESERVE_BYTES_DEFAULT};
+    struct mu_store *trial = mu_store_memory_new(), *store = NULL;
+    enum mu_status status = trial ? fn(arg, trial, err) : mu_fail(err, MU_ERR_NO_MEMORY, "no memory for a store");
+    mu_store_free(trial);
+    if (status == MU_OK)
+        status = mu_store_rocksdb_open(&config, &store, NULL, err);
+    if (status == MU_OK)
+        status = fn(arg, store, err);
+    mu_store_free(store);
+    return status;
+}
+
+struct restoring {
+    const char *path;
+    char *bytes;
+    size_t size_bytes;
+    uint64_t epoch;
+    struct mu_snapshot_report report;
+};
+
+static enum mu_status restore_into(void *arg, struct mu_store *store, struct mu_error *err)
+{
+    struct restoring *r = arg;
+    enum mu_status status = mu_snapshot_restore((const uint8_t *)r->bytes, r->size_bytes, r->epoch, mu_clock_wall_us(),
+                                                store, &r->report, err);
+    return status == MU_OK ? MU_OK : mu_error_prefix(err, "%s", r->path);
+}
+
 static int restore(const char *path, const char *data_dir, uint64_t epoch)
 {
     struct mu_error err;
-    char *bytes = NULL;
-    size_t size_bytes = 0;
-    struct mu_store *store = NULL;
-    struct mu_snapshot_report report;
-    const struct mu_store_rocksdb_config config = {.path = data_dir, .reserve_bytes = MU_STORE_RESERVE_BYTES_DEFAULT};
-    enum mu_status status = mu_file_read_all(path, MU_SNAPSHOT_BYTES_MAX, &bytes, &size_bytes, &err);
+    struct restoring r = {.path = path, .epoch = epoch};
+    enum mu_status status = mu_file_read_all(path, MU_SNAPSHOT_BYTES_MAX, &r.bytes, &r.size_bytes, &err);
     if (status == MU_OK)
-        status = mu_snapshot_check((const uint8_t *)bytes, size_bytes, &err);
-    if (status == MU_OK)
-        status = mu_store_rocksdb_open(&config, &store, NULL, &err);
-    if (status == MU_OK)
-        status =
-            mu_snapshot_restore((const uint8_t *)bytes, size_bytes, epoch, mu_clock_wall_us(), store, &report, &err);
-    mu_store_free(store);
-    free(bytes);
+        status = fill(data_dir, restore_into, &r, &err);
+    free(r.bytes);
     if (status)
         return mu_cli_fail(&err);
     printf("%s: %" PRIu64 " records restored, epoch %" PRIu64 "; start: musterd --data-dir %s\n", data_dir,
-           report.records, report.epoch, data_dir);
+           r.report.records, r.report.epoch, data_dir);
     return MU_EXIT_OK;
 }
 
@@ -141,23 +164,30 @@ int mu_cmd_snapshot(struct mu_cli *cli, int argc, char **argv)
     return restore(argv[1], data_dir, epoch);
 }
 
+struct rebuilding {
+    const char *root, *job;
+    struct mu_rebuild_report report;
+};
+
+static enum mu_status rebuild_into(void *arg, struct mu_store *store, struct mu_error *err)
+{
+    struct rebuilding *r = arg;
+    return mu_rebuild_job(r->root, r->job, mu_clock_wall_us(), store, &r->report, err);
+}
+
 /* An existing data directory is fine: other jobs stay as they are. */
 static int rebuild(const char *root, const char *job, const char *data_dir)
 {
     struct mu_error err;
-    struct mu_store *store = NULL;
-    struct mu_rebuild_report report = {0};
-    const struct mu_store_rocksdb_config config = {.path = data_dir, .reserve_bytes = MU_STORE_RESERVE_BYTES_DEFAULT};
-    enum mu_status status = mu_store_rocksdb_open(&config, &store, NULL, &err);
-    if (status == MU_OK)
-        status = mu_rebuild_job(root, job, mu_clock_wall_us(), store, &report, &err);
-    mu_store_free(store);
-    for (uint32_t i = 0; i < report.problem_count && i < MU_REBUILD_PROBLEMS_MAX; i++)
-        fprintf(stderr, "muster: left out: %s\n", report.problems[i].text);
+    struct rebuilding r = {.root = root, .job = job};
+    const struct mu_rebuild_report *report = &r.report;
+    enum mu_status status = fill(data_dir, rebuild_into, &r, &err);
+    for (uint32_t i = 0; i < report->problem_count && i < MU_REBUILD_PROBLEMS_MAX; i++)
+        fprintf(stderr, "muster: left out: %s\n", report->problems[i].text);
     if (status)
         return mu_cli_fail(&err);
     printf("%s: job %s with %u checkpoints, the newest of step %" PRIu64 "; start: musterd --data-dir %s\n", data_dir,
-           job, report.checkpoints, report.newest_step, data_dir);
+           job, report->checkpoints, report->newest_step, data_dir);
     return MU_EXIT_OK;
 }
 

@@ -236,8 +236,9 @@ static bool is_not_empty(void *arg, const uint8_t *key, size_t key_bytes, const 
     return false;
 }
 
-enum mu_status mu_snapshot_check(const uint8_t *bytes, size_t size_bytes, struct mu_error *err)
+static enum mu_status judge(const uint8_t *bytes, size_t size_bytes, struct mu_store *store, struct mu_error *err)
 {
+    bool any = false;
     uint8_t checksum[CHECKSUM_BYTES];
     if (size_bytes < HEADER_BYTES + PAIR_BYTES + CHECKSUM_BYTES || memcmp(bytes, header, 16) != 0)
         return bad(err, "this is not one (it does not begin with 'muster snapshot')");
@@ -246,15 +247,7 @@ enum mu_status mu_snapshot_check(const uint8_t *bytes, size_t size_bytes, struct
     put_checksum(bytes, size_bytes - CHECKSUM_BYTES, checksum);
     if (memcmp(checksum, bytes + size_bytes - CHECKSUM_BYTES, CHECKSUM_BYTES) != 0)
         return bad(err, "its checksum is wrong: it was cut off or changed");
-    return MU_OK;
-}
-
-static enum mu_status judge(const uint8_t *bytes, size_t size_bytes, struct mu_store *store, struct mu_error *err)
-{
-    bool any = false;
-    enum mu_status status = mu_snapshot_check(bytes, size_bytes, err);
-    if (status == MU_OK)
-        status = mu_store_scan(store, "", 0, NULL, 0, 1, is_not_empty, &any, err);
+    enum mu_status status = mu_store_scan(store, "", 0, NULL, 0, 1, is_not_empty, &any, err);
     if (status == MU_OK && any)
         status = mu_fail(err, MU_ERR_EXISTS, "the data directory holds records already: restore into a new one");
     return status;

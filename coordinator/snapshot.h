@@ -25,9 +25,6 @@ enum {
 enum mu_status mu_snapshot_take(struct mu_store *store, uint8_t **ret_bytes, size_t *ret_size_bytes,
                                 struct mu_error *err) MU_WARN_UNUSED;
 
-/* Whether the bytes are a whole snapshot, to be asked before a store is made for it. */
-enum mu_status mu_snapshot_check(const uint8_t *bytes, size_t size_bytes, struct mu_error *err) MU_WARN_UNUSED;
-
 struct mu_snapshot_report {
     uint64_t epoch;
     uint64_t records;

@@ -183,7 +183,8 @@ def test_restored_snapshot_takes_back_workers_that_are_ahead():
         cut = os.path.join(cluster.dir, "cut")
         with open(saved, "rb") as whole, open(cut, "wb") as part:
             part.write(whole.read()[:-5])
-        check("cut off" in muster("snapshot", "restore", cut, "--data-dir", cut + ".d", code=1), "not told")
+        told = muster("snapshot", "restore", cut, "--data-dir", cut + ".d", code=1)
+        check("cut off" in told and cut in told, told)
         check(not os.path.exists(cut + ".d"), "a data directory was made for a snapshot that is none")
         shutil.rmtree(store)
         said = muster("snapshot", "restore", saved, "--data-dir", store)
@@ -222,6 +223,10 @@ def test_a_lost_job_is_rebuilt_from_its_checkpoints():
         check(done.returncode == 0 and "checkpoints, the newest of step" in done.stdout, f"{done.stdout}{done.stderr}")
         again = subprocess.run(argv, capture_output=True, text=True, timeout=30 * SLOW)
         check(again.returncode == 5 and "has a job 'tiny' already" in again.stderr, f"{again.stdout}{again.stderr}")
+        other = [*argv[:-3], "nobody", "--data-dir", store + ".d"]
+        none = subprocess.run(other, capture_output=True, text=True, timeout=30 * SLOW)
+        check(none.returncode == 4 and "no checkpoint of job 'nobody'" in none.stderr, f"{none.stdout}{none.stderr}")
+        check(not os.path.exists(store + ".d"), "a data directory was made for a job that is not there")
         cluster.watch_stop.set()  # events begin anew
         cluster.start_coordinator()
         check(cluster.job().steps_done >= 50, f"step {cluster.job().steps_done}")
@@ -229,6 +234,7 @@ def test_a_lost_job_is_rebuilt_from_its_checkpoints():
             cluster.start_worker()
         cluster.wait_until(lambda: cluster.job().state == pb.JOB_STATE_FINISHED, 30, "the job did not finish")
         check(cluster.job().weights_sha256.hex() == reference(steps=400), "the weights differ from the undisturbed run's")
+
 
 if __name__ == "__main__":
     main([test_options_are_judged, test_port_and_directory_in_use_are_told, test_sigkill_loses_nothing_that_was_acknowledged,
