@@ -15,6 +15,7 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "tests/e2e"))
 from bench_dp import LINE, peak_mib, row  # noqa: E402
+from bench_layouts import cpu_seconds  # noqa: E402
 from harness import Cluster, Failure, pb  # noqa: E402
 
 HEADS, CHANNELS, CONTEXT, VOCAB = 8, 512, 256, 8192
@@ -44,14 +45,6 @@ def loopback_bytes():
         return int(f.read())
 
 
-def cpu_seconds(workers):
-    ticks = 0
-    for worker in workers:
-        with open(f"/proc/{worker.pid}/stat") as f:
-            ticks += sum(map(int, f.read().rsplit(")", 1)[1].split()[11:13]))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
 def train(args, case):
     with Cluster() as cluster:
         cluster.start_coordinator(flags=[])
@@ -60,10 +53,10 @@ def train(args, case):
         for i in range(WORKERS):
             cluster.start_worker(job="bench", flags=["--host-id", f"h{i}"] + (["--ledger", ledger] if i == 0 else []))
         cluster.wait_step(1, job="bench", limit_s=300)
-        bytes_first, cpu_first = loopback_bytes(), cpu_seconds(cluster.workers)
+        bytes_first, cpu_first = loopback_bytes(), cpu_seconds(cluster)
         cluster.wait_step(args.steps, job="bench", limit_s=300)
         case.bytes.append((loopback_bytes() - bytes_first) / (args.steps - 1))
-        case.cpu_s.append((cpu_seconds(cluster.workers) - cpu_first) / (args.steps - 1))
+        case.cpu_s.append((cpu_seconds(cluster) - cpu_first) / (args.steps - 1))
         case.peaks_mib.append(max(peak_mib(worker.pid) for worker in cluster.workers))
         case.shas.add(cluster.wait_finished("bench", limit_s=300))
         with open(ledger) as f:
