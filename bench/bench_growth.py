@@ -16,6 +16,7 @@ import statistics
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from bench_dp import row  # noqa: E402
 from bench_recovery import Bench, applied, normal_step, pb  # noqa: E402
 from harness import Cluster  # noqa: E402
 
@@ -72,9 +73,10 @@ def main():
         stops, steps, fed, texts = measure(model, sequences, length, args.growths, few)
         step = statistics.median(steps)
         moved = sum(" 0 bytes moved" not in text for text in texts)
-        print(f"{name}: normal step {1e3 * step:.1f} ms; old members stop: median {1e3 * statistics.median(stops):.1f} ms "
-              f"= {statistics.median(stops) / step:.2f} steps, worst {1e3 * max(stops):.1f} ms = {max(stops) / step:.2f} steps (target 1); "
-              f"a step while feeding {1e3 * statistics.median(fed):.1f} ms; {len(stops)} growths, {moved} of them moved state in the stop", flush=True)
+        stop, worst = statistics.median(stops) / step, max(stops) / step
+        row(f"growth of a job of 2 workers by a third, {name}: the others stop ({len(stops)} times, {moved} of them moved state meanwhile)",
+            f"median {1e3 * step * stop:.0f} ms = {stop:.2f} steps, worst {worst:.2f} steps (a step takes {1e3 * step:.0f} ms, "
+            f"{1e3 * statistics.median(fed):.0f} ms while the newcomer is fed)", "at most 1 step", worst <= 1)
 
 
 if __name__ == "__main__":
