@@ -721,53 +721,6 @@ void mu_sim_engine_run(struct mu_sim *sim, uint32_t slot, uint64_t generation)
         start_step(sim, slot);
 }
 
-static void spoil_first_chunk(struct mu_sim_engine *engine)
-{
-    for (uint32_t c = 0; c < MU_SIM_CHUNKS_MAX; c++) {
-        if (engine->updates.params >> c & 1) {
-            engine->state.values.params[c]++;
-            return;
-        }
-    }
-}
-
-static void aborted(struct mu_sim *sim, struct mu_sim_event *event)
-{
-    uint32_t slot = (uint32_t)event->a;
-    struct mu_sim_engine *engine = engine_of(sim, slot);
-    if (engine->generation != event->b)
-        return;
-    if (engine->hung) {
-        mu_sim_after(sim, 200 * MU_SIM_MS, node_of(slot), aborted, NULL, slot, event->b);
-        return;
-    }
-    if (engine->phase == MU_SIM_PARKED) {
-        mu_sim_worker_post(sim, slot, &(struct mu_worker_event){.kind = MU_WE_PARKED, .parked = engine->parked});
-        return;
-    }
-    if (engine->phase == MU_SIM_OPTIMIZING) {
-        struct mu_step_result result = engine->held.result;
-        if (MU_MUTANT(MU_MUT_PARK_MID_STEP))
-            spoil_first_chunk(engine); /* its update has begun */
-        else if (mu_sim_below(sim, 2)) /* the update is finished first */
-            mu_sim_engine_apply(sim, slot, &result);
-    }
-    mu_sim_engine_park(sim, slot, MU_PARK_REVOKED, 0, MU_PEER_FAILURE_NONE, 0, "");
-}
-
-void mu_sim_engine_abort(struct mu_sim *sim, uint32_t slot, uint64_t generation)
-{
-    struct mu_sim_engine *engine = engine_of(sim, slot);
-    if (engine->generation != generation) { /* never prepared it: holds what it held */
-        struct mu_worker_event event = {.kind = MU_WE_PARKED,
-                                        .parked = {.generation = generation, .reason = MU_PARK_REVOKED}};
-        event.parked.held = engine->held;
-        mu_sim_worker_post(sim, slot, &event);
-        return;
-    }
-    mu_sim_after(sim, 1 + mu_sim_below(sim, 10 * MU_SIM_MS), node_of(slot), aborted, NULL, slot, generation);
-}
-
 /* Of the whole model, where this rank knows it. */
 static void hash_weights(struct mu_sim *sim, struct mu_sim_engine *engine, uint8_t out[32])
 {
@@ -793,13 +746,12 @@ void mu_sim_engine_park(struct mu_sim *sim, uint32_t slot, enum mu_park_reason r
     mu_sim_oracle_runs(sim, slot, false);
     mu_sim_oracle_holds(sim, slot);
     struct mu_parked *parked = &engine->parked;
-    memset(parked, 0, sizeof *parked);
-    parked->generation = engine->generation;
-    parked->held = engine->held;
-    parked->reason = reason;
-    parked->peer_rank = peer_rank;
-    parked->peer_failure = failure;
-    parked->bad_checkpoint = bad_checkpoint;
+    *parked = (struct mu_parked){.generation = engine->generation,
+                                 .held = engine->held,
+                                 .reason = reason,
+                                 .peer_rank = peer_rank,
+                                 .peer_failure = failure,
+                                 .bad_checkpoint = bad_checkpoint};
     snprintf(parked->text, sizeof parked->text, "%s", text);
     if (reason == MU_PARK_FINISHED)
         hash_weights(sim, engine, parked->weights_sha256);
