@@ -75,11 +75,11 @@ def worker_scenario(point, reference, stop):
         def reached():
             return cluster.faults_reached() or cluster.job().state > 2
 
-        # Points of parking need a change of membership while the faulty one is in.
+        # Points of parking need a change of membership while the faulty one is in: a loss, which waits for nobody to be fed.
         deadline = time.monotonic() + 30 * SLOW
         while not reached():
             if not extra and cluster.job().world == 3:
-                extra.append(cluster.start_worker())
+                extra.append(cluster.workers[0].kill() if point.startswith("worker.parked") else cluster.start_worker())
             if time.monotonic() > deadline:
                 raise Failure("the point was never reached and the job does not end")
             time.sleep(0.005)
