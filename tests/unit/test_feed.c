@@ -15,12 +15,20 @@ struct pair {
     struct mu_feed *feeds[SIDES];
     float *flats[SIDES][3], *gradients[SIDES];
     uint64_t step, taken_step; /* updates made by the giver; the taker's, by the last update or end */
-    uint32_t live, updates;
-    bool ended;
+    uint32_t updates;
+    atomic_uint live; /* written by the taker's thread, looked at by the giver's */
+    atomic_bool ended;
 };
 
+/* Sanitizers are many times slower, and the giver's patience with the taker is not. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { CHANNELS = 64, STEPS = 20 };
+#else
+enum { CHANNELS = 192, STEPS = 60 };
+#endif
+
 static const struct mu_model_config config = {
-    .family = MU_FAMILY_GPT2, .layers = 2, .heads = 2, .channels = 192, .context = 32, .vocab = 2048};
+    .family = MU_FAMILY_GPT2, .layers = 2, .heads = 2, .channels = CHANNELS, .context = 32, .vocab = 2048};
 
 static struct pair *pair_new(void)
 {
@@ -163,7 +171,7 @@ static void test_feed_while_stepping_same_state_at_the_end(void **state)
         open_side(pair, TAKE);
         open_side(pair, GIVE);
         assert_int_equal(pthread_create(&taker, NULL, taker_main, pair), 0);
-        for (int i = 0; i < 60; i++)
+        for (int i = 0; i < STEPS; i++)
             give_step(pair, pumps, i % 7 != 3);
         for (uint64_t deadline_us = soon(); pair->live == 0 && mu_clock_mono_us() < deadline_us;)
             give_step(pair, pumps, true);
