@@ -12,7 +12,7 @@
 #include "cli/job_file.h"
 #include "plan/search.h"
 
-enum { TOP_MAX = 100, CHANGES_MAX = 16 };
+enum { TOP_MAX = 100 };
 
 /* Mean error against published runs, untuned (tests/unit/test_forecast.c): what a forecast may be off by. */
 #define FORECAST_ERROR 0.12
@@ -27,7 +27,8 @@ struct question {
 /* ---- --what-if name=value,... ---- */
 
 struct change {
-    const char *name, *unit;
+    const char *name;
+    double most; /* of a whole number; 0: any number, judged with the cluster */
     void (*apply)(struct question *q, double value);
 };
 
@@ -74,16 +75,16 @@ static void change_storage(struct question *q, double value)
     q->cluster.storage_write_bytes_per_second = q->cluster.storage_read_bytes_per_second = value;
 }
 
-static const struct change changes[] = {{"oversubscription", "of the first level", change_oversubscription},
-                                        {"nodes", "", change_nodes},
-                                        {"spare_nodes", "", change_spares},
-                                        {"nic_rate", "bytes/s", change_nic},
-                                        {"flops_bf16", "of a device", change_flops},
-                                        {"memory", "bytes", change_memory},
-                                        {"device_mtbf_hours", "", change_mtbf},
-                                        {"restart_s", "", change_restart},
-                                        {"storage_rate", "bytes/s", change_storage},
-                                        {"batch", "sequences", change_batch}};
+static const struct change changes[] = {{"oversubscription", 0, change_oversubscription},
+                                        {"nodes", MU_CLUSTER_NODES_MAX, change_nodes},
+                                        {"spare_nodes", MU_CLUSTER_NODES_MAX, change_spares},
+                                        {"nic_rate", 0, change_nic},
+                                        {"flops_bf16", 0, change_flops},
+                                        {"memory", 0, change_memory},
+                                        {"device_mtbf_hours", 0, change_mtbf},
+                                        {"restart_s", 0, change_restart},
+                                        {"storage_rate", 0, change_storage},
+                                        {"batch", MU_SEQUENCES_MAX, change_batch}};
 
 static int bad_change(const char *item)
 {
@@ -94,24 +95,30 @@ static int bad_change(const char *item)
                         known);
 }
 
+static const struct change *change_named(const char *name, size_t length)
+{
+    for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++)
+        if (strlen(changes[i].name) == length && strncmp(changes[i].name, name, length) == 0)
+            return &changes[i];
+    return NULL;
+}
+
 /* Applies "name=value" to a copy of the question. */
 static int apply_change(const char *item, struct question *q)
 {
+    struct mu_error err;
     const char *equals = strchr(item, '=');
+    const struct change *change = equals ? change_named(item, (size_t)(equals - item)) : NULL;
     char *end = NULL;
     double value = equals ? strtod(equals + 1, &end) : 0;
-    if (!equals || end == equals + 1 || *end || !(value >= 0 && value <= 1e18))
+    if (!change || end == equals + 1 || *end)
         return bad_change(item);
-    for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++)
-        if (strlen(changes[i].name) == (size_t)(equals - item) &&
-            strncmp(changes[i].name, item, (size_t)(equals - item)) == 0) {
-            struct mu_error err;
-            changes[i].apply(q, value);
-            if (q->model.sequences == 0)
-                return bad_change(item);
-            return mu_cluster_check(&q->cluster, &err) == MU_OK ? MU_EXIT_OK : mu_cli_fail(&err);
-        }
-    return bad_change(item);
+    if (change->most > 0 && !(value >= 0 && value <= change->most && value == (double)(uint64_t)value))
+        return mu_cli_usage("plan", "--what-if '%s' is not allowed: a whole number, 0 to %.0f", item, change->most);
+    change->apply(q, value);
+    if (q->model.sequences == 0)
+        return mu_cli_usage("plan", "--what-if '%s' is not allowed: at least 1", item);
+    return mu_cluster_check(&q->cluster, &err) == MU_OK ? MU_EXIT_OK : mu_cli_fail(&err);
 }
 
 /* ---- output ---- */
@@ -129,7 +136,7 @@ static void heading(struct mu_cli_table *table)
         mu_cli_table_add(table, "%s", names[i]);
 }
 
-enum { COLUMNS = 13 };
+enum { COLUMNS = 13, CHANGE_COLUMNS = 6 };
 
 static void add_row(struct mu_cli_table *table, const struct mu_candidate *c)
 {
@@ -191,72 +198,100 @@ static enum mu_status ask(const struct question *q, struct mu_candidate *found, 
     return mu_search(&q->model, &q->cluster, &q->rates, &q->limits, found, capacity, ret_result, err);
 }
 
-/* One line for each change: the best layout then, against the best of the question as it is. */
-static int what_if(const struct question *q, const struct mu_candidate *base, char *list, json_t *json)
+/* All changes are judged before anything is printed. */
+static int judge_changes(const struct question *q, const char *text)
 {
-    struct mu_cli_table *table = json ? NULL : mu_cli_table_new(6);
-    static const char *const names[] = {"WHAT IF", "TP x PP x DP", "STEP", "GOODPUT", "TOKENS/DAY", "DIFFERENCE"};
-    for (size_t i = 0; table && i < sizeof names / sizeof names[0]; i++)
-        mu_cli_table_add(table, "%s", names[i]);
+    char *list = strdup(text), *rest = list, *item;
+    int code = list ? MU_EXIT_OK : MU_EXIT_FAILURE;
+    while (code == MU_EXIT_OK && (item = strsep(&rest, ",")) != NULL) {
+        struct question other = *q;
+        code = apply_change(item, &other);
+    }
+    free(list);
+    return code;
+}
+
+static json_t *change_json(const char *item, const struct mu_candidate *base, const struct mu_candidate *found,
+                           const char *error)
+{
+    if (error)
+        return json_pack("{s:s, s:s}", "change", item, "error", error);
+    return json_pack("{s:s, s:f, s:o}", "change", item, "difference", found->tokens_per_day / base->tokens_per_day - 1,
+                     "plan", candidate_json(found));
+}
+
+static void add_change(struct mu_cli_table *table, const char *item, const struct mu_candidate *base,
+                       const struct mu_candidate *found)
+{
+    char tokens[16];
+    mu_cli_table_add(table, "%s", item);
+    if (!found) {
+        mu_cli_table_add(table, "not possible");
+        for (int column = 2; column < CHANGE_COLUMNS; column++)
+            mu_cli_table_add(table, "-");
+        return;
+    }
+    mu_cli_count(found->tokens_per_day, tokens);
+    mu_cli_table_add(table, "%u x %u x %u", found->plan.tp, found->plan.pp, found->plan.dp);
+    mu_cli_table_add(table, "%.3g s", found->forecast.step_s);
+    mu_cli_table_add(table, "%.1f %%", 100 * found->goodput.share);
+    mu_cli_table_add(table, "%s", tokens);
+    mu_cli_table_add(table, "%+.1f %%", 100 * (found->tokens_per_day / base->tokens_per_day - 1));
+}
+
+/* One line (of the table, or of the list) for each change, which have been judged: the best layout then, against the
+ * best of the question as it is. */
+static void what_if(const struct question *q, const struct mu_candidate *base, char *list, struct mu_cli_table *table,
+                    json_t *json)
+{
     for (char *rest = list, *item; (item = strsep(&rest, ",")) != NULL;) {
         struct question other = *q;
         struct mu_candidate found;
         struct mu_search_result result;
         struct mu_error err;
-        int code = apply_change(item, &other);
-        if (code != MU_EXIT_OK) {
-            mu_cli_table_end(table, code);
-            return code;
-        }
+        MU_ASSERT(apply_change(item, &other) == MU_EXIT_OK);
         bool fits = ask(&other, &found, 1, &result, &err) == MU_OK;
-        if (json) {
-            json_array_append_new(json, fits ? json_pack("{s:s, s:f, s:o}", "change", item, "difference",
-                                                         found.tokens_per_day / base->tokens_per_day - 1, "plan",
-                                                         candidate_json(&found))
-                                             : json_pack("{s:s, s:s}", "change", item, "error", err.text));
-            continue;
-        }
-        char tokens[16] = "-";
-        mu_cli_table_add(table, "%s", item);
-        if (fits)
-            mu_cli_count(found.tokens_per_day, tokens);
-        mu_cli_table_add(table, fits ? "%u x %u x %u" : "does not fit", found.plan.tp, found.plan.pp, found.plan.dp);
-        mu_cli_table_add(table, fits ? "%.3g s" : "-", found.forecast.step_s);
-        mu_cli_table_add(table, fits ? "%.1f %%" : "-", 100 * found.goodput.share);
-        mu_cli_table_add(table, "%s", tokens);
-        mu_cli_table_add(table, fits ? "%+.1f %%" : "-", 100 * (found.tokens_per_day / base->tokens_per_day - 1));
+        if (json)
+            json_array_append_new(json, change_json(item, base, &found, fits ? NULL : err.text));
+        else
+            add_change(table, item, base, fits ? &found : NULL);
     }
-    if (table)
-        printf("\n");
-    mu_cli_table_end(table, MU_EXIT_OK);
-    return MU_EXIT_OK;
 }
 
-static int print_plan(const struct mu_cli *cli, const struct question *q, const struct mu_candidate *found,
-                      const struct mu_search_result *result, char *changes_list)
+static void print_json(const struct question *q, const struct mu_candidate *found,
+                       const struct mu_search_result *result, char *changes_list)
 {
-    if (cli->json) {
-        json_t *plans = json_array(), *others = json_array();
-        for (uint32_t i = 0; i < result->count; i++)
-            json_array_append_new(plans, candidate_json(&found[i]));
-        int code = changes_list ? what_if(q, &found[0], changes_list, others) : MU_EXIT_OK;
-        json_t *all = json_pack("{s:s, s:i, s:i, s:i, s:o, s:o}", "cluster", q->cluster.name, "devices",
-                                (int)mu_cluster_devices(&q->cluster), "tried", (int)result->tried, "fitting",
-                                (int)result->fitting, "plans", plans, "what_if", others);
-        if (code == MU_EXIT_OK) {
-            json_dumpf(all, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-            printf("\n");
-        }
-        json_decref(all);
-        return code;
-    }
+    json_t *plans = json_array(), *others = json_array();
+    for (uint32_t i = 0; i < result->count; i++)
+        json_array_append_new(plans, candidate_json(&found[i]));
+    what_if(q, &found[0], changes_list, NULL, others);
+    json_t *all = json_pack("{s:s, s:i, s:i, s:i, s:o, s:o}", "cluster", q->cluster.name, "devices",
+                            (int)mu_cluster_devices(&q->cluster), "tried", (int)result->tried, "fitting",
+                            (int)result->fitting, "plans", plans, "what_if", others);
+    json_dumpf(all, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    printf("\n");
+    json_decref(all);
+}
+
+static void print_tables(const struct question *q, const struct mu_candidate *found,
+                         const struct mu_search_result *result, char *changes_list)
+{
+    static const char *const names[CHANGE_COLUMNS] = {"WHAT IF", "TP x PP x DP", "STEP",
+                                                      "GOODPUT", "TOKENS/DAY",   "DIFFERENCE"};
     struct mu_cli_table *table = mu_cli_table_new(COLUMNS);
     heading(table);
     for (uint32_t i = 0; i < result->count; i++)
         add_row(table, &found[i]);
     mu_cli_table_print_free(table);
     say_notes(q, &found[0]);
-    return changes_list ? what_if(q, &found[0], changes_list, NULL) : MU_EXIT_OK;
+    if (!changes_list)
+        return;
+    printf("\n");
+    table = mu_cli_table_new(CHANGE_COLUMNS);
+    for (int i = 0; i < CHANGE_COLUMNS; i++)
+        mu_cli_table_add(table, "%s", names[i]);
+    what_if(q, &found[0], changes_list, table, NULL);
+    mu_cli_table_print_free(table);
 }
 
 static void fill_question(const struct mu_job_spec *spec, struct question *q)
@@ -297,10 +332,13 @@ int mu_cmd_plan(struct mu_cli *cli, int argc, char **argv)
     q.limits.pp = (uint32_t)degrees[1];
     q.limits.dp = (uint32_t)degrees[2];
     q.limits.micro = (uint32_t)degrees[3];
+    int code = change_text ? judge_changes(&q, change_text) : MU_EXIT_OK;
+    if (code != MU_EXIT_OK)
+        return code;
     if (ask(&q, found, (uint32_t)top, &result, &err) != MU_OK)
         return mu_cli_fail(&err);
     char *list = change_text ? strdup(change_text) : NULL;
-    int code = print_plan(cli, &q, found, &result, list);
+    (cli->json ? print_json : print_tables)(&q, found, &result, list);
     free(list);
-    return code;
+    return MU_EXIT_OK;
 }

@@ -560,7 +560,7 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                 .ctx = driver};
     status = mu_api_new(&api, &driver->api, err);
     if (status == MU_OK && driver->config.http)
-        status = mu_http_new(driver->config.http, driver->server, &driver->http, err);
+        status = mu_http_new(driver->config.http, driver->config.http_anywhere, driver->server, &driver->http, err);
     return status;
 }
 

@@ -239,11 +239,25 @@ static void name_address(struct mu_http *http, const char *listen)
              info ? (unsigned)info->port : 0);
 }
 
-enum mu_status mu_http_new(const char *listen, struct mu_rpc_server *server, struct mu_http **ret_http,
+static bool is_loopback(const struct sockaddr_storage *address)
+{
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
+    const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
+    return address->ss_family == AF_INET6 ? IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr)
+                                          : ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+}
+
+enum mu_status mu_http_new(const char *listen, bool anywhere, struct mu_rpc_server *server, struct mu_http **ret_http,
                            struct mu_error *err)
 {
     struct sockaddr_storage address = {0};
     enum mu_status status = parse(listen, &address, err);
+    if (status == MU_OK && !anywhere && !is_loopback(&address))
+        status =
+            mu_fail(err, MU_ERR_INVALID,
+                    "--http: %s can be reached from other hosts, without encryption: keep it on the loopback, behind a "
+                    "proxy, or give --insecure-listen inside a trusted network",
+                    listen);
     struct mu_http *http = status == MU_OK ? calloc(1, sizeof *http) : NULL;
     if (!http)
         return status != MU_OK ? status : mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the HTTP listener");

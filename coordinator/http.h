@@ -20,8 +20,9 @@ enum {
 struct mu_http;
 struct mu_http_question; /* posted as MU_POSTED_QUESTION */
 
-/* `listen`: "127.0.0.1:7071", "[::1]:0"; port 0: any free one. MU_ERR_INVALID, MU_ERR_BUSY: in use. */
-enum mu_status mu_http_new(const char *listen, struct mu_rpc_server *server, struct mu_http **ret_http,
+/* `listen`: "127.0.0.1:7071", "[::1]:0"; port 0: any free one. MU_ERR_INVALID: also what is not on the loopback, unless
+ * `anywhere`; MU_ERR_BUSY: in use. */
+enum mu_status mu_http_new(const char *listen, bool anywhere, struct mu_rpc_server *server, struct mu_http **ret_http,
                            struct mu_error *err) MU_WARN_UNUSED;
 /* Before the server to which it posts. Questions under way must be answered or dropped afterwards. NULL is fine. */
 void mu_http_free(struct mu_http *http);

@@ -31,7 +31,7 @@ static const char usage_text[] =
     "                           (default: $MUSTER_TLS_CA, $MUSTER_TLS_CERT, $MUSTER_TLS_KEY; see muster cert)\n"
     "  --tls-deny FILE          identities (muster://ROLE/NAME, one a line) that are shut out; re-read when it "
     "changes\n"
-    "  --insecure-listen        listen where other hosts can reach it although there is no TLS\n"
+    "  --insecure-listen        listen where other hosts can reach it although there is no TLS (--http has none)\n"
     "  --address-file FILE      write the address that was bound into FILE, once it can be used\n"
     "\n"
     "  --heartbeat-ms N         workers give a sign of life at least this often (default %u)\n"
@@ -159,7 +159,7 @@ static void parse_one(struct options *options, int choice, const struct number_o
         options->driver.tls_deny = optarg;
         break;
     case OPT_INSECURE_LISTEN:
-        options->is_insecure_wanted = true;
+        options->is_insecure_wanted = options->driver.http_anywhere = true;
         break;
     case OPT_ADDRESS_FILE:
         options->address_file = optarg;

@@ -146,8 +146,12 @@ enum mu_status mu_search(const struct mu_forecast_model *model, const struct mu_
         .model = model, .cluster = cluster, .rates = rates, .limits = limits, .best = candidates, .capacity = capacity};
     try_grids(&s);
     *ret_result = s.result;
-    if (s.result.fitting > 0)
+    if (s.result.fitting > 0 && candidates[0].tokens_per_day > 0)
         return MU_OK;
+    if (s.result.fitting > 0)
+        return mu_fail(err, MU_ERR_UNAVAILABLE,
+                       "no layout makes progress: a failure every %.3g s, and a restart takes %.3g s",
+                       candidates[0].goodput.mtbf_s, candidates[0].goodput.restart_s);
     if (s.result.tried == 0)
         return mu_fail(err, MU_ERR_UNAVAILABLE,
                        "no layout divides %u heads, %u layers and a batch of %u over %u devices as asked",

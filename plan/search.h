@@ -39,8 +39,8 @@ struct mu_search_result {
     struct mu_candidate nearest;    /* of those that do not fit, the one that needs least memory; if fitting is 0 */
 };
 
-/* Writes at most `capacity` candidates. MU_ERR_UNAVAILABLE: no degrees divide as they must, or none fits (then
- * `nearest` says what is short); the text says which. */
+/* Writes at most `capacity` (at least 1) candidates. MU_ERR_UNAVAILABLE: no degrees divide as they must, none fits
+ * (then `nearest` says what is short), or failures leave no progress; the text says which. */
 enum mu_status mu_search(const struct mu_forecast_model *model, const struct mu_cluster *cluster,
                          const struct mu_forecast_rates *rates, const struct mu_search_limits *limits,
                          struct mu_candidate *candidates, uint32_t capacity, struct mu_search_result *ret_result,

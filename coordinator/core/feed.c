@@ -1,7 +1,8 @@
 /* Feeds: who will be new in the next generation gets its state while the present one steps (struct mu_feed_order).
  *
- *   trial plan --somebody lacks a share--> feeding --all LIVE--> Park command --all parked, takers WHOLE--> plan,
- * Assign |   ^ v   | FEED_ATTEMPTS_MAX times; then parked for as it is, and moved one FAILED
+ *   trial plan --somebody lacks a share--> feeding --all LIVE--> Park command --parked, takers WHOLE--> plan, Assign
+ *                                           |   ^
+ *                               one FAILED  v   |  FEED_ATTEMPTS_MAX times; then state moves while all stand still
  *
  * Nothing of it is recorded and nothing depends on it: a taker counts as holding nothing until it says WHOLE, and what
  * it holds then is planned with like anything else. After a restart feeds are known again as takers say Hello. A

@@ -572,5 +572,19 @@ def test_an_automatic_interval_is_chosen_told_and_shown():
         check("checkpoint_every_reason" in job and int(job["checkpoint_every"]) > 0, f"{sorted(job)}")
 
 
+def test_plan_answers_and_judges_what_if():
+    files = [os.path.join(ROOT, "examples", name) for name in ("cluster.yaml", "gpt-70b.yaml")]
+    answer = json.loads(run("plan", *files, "--top", "2", "--what-if", "nodes=64,device_mtbf_hours=0.001", "-o", "json"))
+    best = answer["plans"][0]
+    check(len(answer["plans"]) == 2 and best["tokens_per_day"] >= answer["plans"][1]["tokens_per_day"] > 0, f"{answer['plans']}")
+    fewer, failing = answer["what_if"]
+    check(-0.9 < fewer["difference"] < 0 and "no layout makes progress" in failing["error"], f"{answer['what_if']}")
+    check("TOKENS/DAY" in run("plan", *files), "no table")
+    for change, text in (("batch=4294967295", "a whole number, 0 to 16777216"), ("nodes=1e18", "a whole number"), ("spare_nodes=1.5", "a whole number"),
+                         ("batch=0", "at least 1"), ("wings=2", "NAME one of oversubscription"), ("nodes", "NAME=NUMBER"), ("nodes=nan", "a whole number")):
+        said = run("plan", *files, "--what-if", change, code=2)
+        check("--what-if" in said and text in said, said)
+
+
 if __name__ == "__main__":
     main([value for name, value in list(globals().items()) if name.startswith("test_")])

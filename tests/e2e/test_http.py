@@ -108,7 +108,8 @@ def test_slow_readers_and_garbage_disturb_nobody():
 def test_an_address_that_cannot_be_used_is_one_line():
     with serving(workers=0) as (cluster, address):
         for listen, text in ((f"{address[0]}:{address[1]}", "is in use"), ("nowhere", "a literal address and a port"),
-                             ("example.com:80", "a literal address and a port"), ("127.0.0.1:99999", "a literal address and a port")):
+                             ("example.com:80", "a literal address and a port"), ("127.0.0.1:99999", "a literal address and a port"),
+                             ("0.0.0.0:0", "--insecure-listen")):
             run = subprocess.run([os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen", "127.0.0.1:0", "--http", listen], capture_output=True,
                                  text=True, timeout=20)
             lines = [line for line in run.stderr.splitlines() if "--http" in line]

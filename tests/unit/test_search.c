@@ -126,6 +126,22 @@ static void test_search_more_failures_and_less_storage_leave_less(void **state)
     assert_true(a > b && b > d);
 }
 
+static void test_search_failures_that_leave_nothing_are_told(void **state)
+{
+    (void)state;
+    struct mu_cluster c = cluster_from("device: {type: h100-sxm}\nnodes: 16\nfailures: {device_mtbf_hours: 0.001}\n");
+    struct mu_forecast_model m = model(1024);
+    struct mu_forecast_rates rates;
+    struct mu_search_limits limits;
+    struct mu_candidate one;
+    struct mu_search_result result;
+    struct mu_error err = {0};
+    mu_forecast_rates_init(&rates);
+    mu_search_limits_init(&limits);
+    assert_int_equal(mu_search(&m, &c, &rates, &limits, &one, 1, &result, &err), MU_ERR_UNAVAILABLE);
+    assert_non_null(strstr(err.text, "no layout makes progress: a failure every"));
+}
+
 static void test_search_what_does_not_fit_says_by_how_much(void **state)
 {
     (void)state;
@@ -197,6 +213,7 @@ int main(void)
         cmocka_unit_test(test_search_lists_what_fits_the_best_first),
         cmocka_unit_test(test_search_finds_the_best_of_all_degrees),
         cmocka_unit_test(test_search_more_failures_and_less_storage_leave_less),
+        cmocka_unit_test(test_search_failures_that_leave_nothing_are_told),
         cmocka_unit_test(test_search_what_does_not_fit_says_by_how_much),
         cmocka_unit_test(test_cluster_file_every_field_arrives),
         cmocka_unit_test(test_cluster_file_nonsense_is_refused_with_its_line),
