@@ -247,6 +247,15 @@ static enum mu_status put_checkpoint(struct mu_wire_arena *arena, const struct m
         (status = mu_wire_put_string(checkpoint->dir, MU_WIRE_TEXT, "CheckpointRecord.dir", sizeof checkpoint->dir,
                                      &pb->dir, err)))
         return status;
+    pb->holders = mu_wire_arena_alloc(arena, sizeof *pb->holders * checkpoint->holder_count);
+    pb->n_holders = checkpoint->holder_count;
+    if (!pb->holders)
+        return no_memory(err);
+    for (uint32_t i = 0; i < checkpoint->holder_count && status == MU_OK; i++)
+        status = mu_wire_put_string(checkpoint->holders[i].host, MU_WIRE_TEXT, "CheckpointRecord.holders",
+                                    sizeof checkpoint->holders[i].host, &pb->holders[i], err);
+    if (status)
+        return status;
     return checkpoint->pieces ? put_pieces(arena, checkpoint, pb, err) : MU_OK;
 }
 
@@ -493,6 +502,23 @@ static enum mu_status get_pieces(struct mu_wire_arena *arena, const Muster__V1__
     return status;
 }
 
+static enum mu_status get_holders(struct mu_wire_arena *arena, const Muster__V1__CheckpointRecord *pb,
+                                  struct mu_checkpoint_record *out, struct mu_error *err)
+{
+    if (pb->n_holders > MU_HOLDERS_MAX)
+        return mu_fail(err, MU_ERR_INVALID, "CheckpointRecord.holders: %zu of them are not allowed: at most %d",
+                       pb->n_holders, MU_HOLDERS_MAX);
+    out->holders = mu_wire_arena_alloc(arena, sizeof *out->holders * pb->n_holders);
+    if (!out->holders)
+        return no_memory(err);
+    out->holder_count = (uint32_t)pb->n_holders;
+    enum mu_status status = MU_OK;
+    for (uint32_t i = 0; i < out->holder_count && status == MU_OK; i++)
+        status = mu_wire_get_string(pb->holders[i], MU_WIRE_TEXT, "CheckpointRecord.holders", out->holders[i].host,
+                                    sizeof out->holders[i].host, err);
+    return status;
+}
+
 static enum mu_status get_checkpoint(struct mu_wire_arena *arena, const Muster__V1__CheckpointRecord *pb,
                                      struct mu_checkpoint_record *out, struct mu_error *err)
 {
@@ -519,7 +545,8 @@ static enum mu_status get_checkpoint(struct mu_wire_arena *arena, const Muster__
     out->wall_us = pb->wall_us;
     out->verified = pb->verified;
     out->size_bytes = pb->size_bytes;
-    return get_pieces(arena, pb, out, err);
+    status = get_holders(arena, pb, out, err);
+    return status ? status : get_pieces(arena, pb, out, err);
 }
 
 static enum mu_status get_worker(const Muster__V1__WorkerRecord *pb, struct mu_worker_record *out, struct mu_error *err)

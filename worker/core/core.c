@@ -530,6 +530,9 @@ static void on_message(struct mu_worker *worker, const struct mu_worker_event *e
     case MU_CM_FEED:
         on_feed(worker, message, sink);
         break;
+    case MU_CM_KEEP: /* nothing of it is kept here: an answer that is lost is asked for again */
+        emit(sink, &(struct mu_worker_action){.kind = MU_WA_KEEP, .keep = &message->keep});
+        break;
     case MU_CM_COUNT:
         break;
     }
@@ -551,6 +554,11 @@ static void on_job_loaded(struct mu_worker *worker, const struct mu_worker_event
     worker->numeric_identity = event->job_loaded.numeric_identity;
     worker->identity_parts = event->job_loaded.identity_parts;
     worker->data_hash = event->job_loaded.data_hash;
+    if (event->job_loaded.files_address) {
+        struct mu_hello *hello = &worker->config.hello;
+        copy_text(hello->files_address, sizeof hello->files_address, event->job_loaded.files_address);
+        memcpy(hello->files_secret, event->job_loaded.files_secret, sizeof hello->files_secret);
+    }
     if (worker->stream == STREAM_UP)
         send_hello(worker, sink);
 }
@@ -696,6 +704,9 @@ void mu_worker_step(struct mu_worker *worker, const struct mu_worker_event *even
         break;
     case MU_WE_PIECE:
         on_piece(worker, &event->piece, sink);
+        break;
+    case MU_WE_KEPT:
+        send(worker, sink, &(struct mu_worker_message){.kind = MU_WM_KEPT, .kept = event->kept});
         break;
     case MU_WE_PROGRESS:
         worker->progress = event->progress.counter;
