@@ -29,7 +29,8 @@ enum {
         1024, /* up to here leaf counts follow the speeds; above they are equal (first replicas one more) */
     MU_HOLDERS_MAX = 1024, /* most hosts that one checkpoint of kind local lies on */
     MU_PIECE_FILE_SIZE = 96,
-    MU_LEAF_RUNS_MAX = 64, /* most runs of replicas with equal counts (plan/balance.h): an Assign names runs */
+    MU_INVENTORY_MAX = 128, /* most checkpoints of kind local that a Hello names */
+    MU_LEAF_RUNS_MAX = 64,  /* most runs of replicas with equal counts (plan/balance.h): an Assign names runs */
 };
 
 /* Outcome of the step reduction of the update from `step` to `step` + 1: the same on every rank that has it. */
@@ -148,6 +149,8 @@ struct mu_hello {
     char address[MU_ADDRESS_SIZE];       /* where its data plane listens */
     char files_address[MU_ADDRESS_SIZE]; /* where it gives out files of local checkpoints; empty: not yet, or never */
     uint8_t files_secret[32];
+    uint32_t inventory_count; /* checkpoints in that directory, by their nonces' lower halves; as of this Hello */
+    uint64_t inventory[MU_INVENTORY_MAX];
     char backend[16]; /* "cpu" */
     uint64_t pid;
     uint32_t threads;

@@ -112,6 +112,8 @@ static enum mu_status put_hello(struct mu_wire_arena *arena, const struct mu_hel
     pb->numeric_identity = mu_wire_put_hash(arena, hello->numeric_identity);
     pb->data_hash = mu_wire_put_hash(arena, hello->data_hash);
     pb->status = &parts->status;
+    pb->n_inventory = hello->inventory_count;
+    pb->inventory = (uint64_t *)hello->inventory;
     if (hello->files_address[0])
         pb->files_secret =
             (ProtobufCBinaryData){.len = sizeof hello->files_secret, .data = (uint8_t *)hello->files_secret};
@@ -381,6 +383,12 @@ static enum mu_status get_hello(const Muster__V1__Hello *pb, struct mu_hello *ou
         return status;
     if (mu_id_is_zero(out->incarnation))
         return mu_fail(err, MU_ERR_INVALID, "Hello.incarnation: is missing; it must be 16 random bytes");
+    if (pb->n_inventory > MU_INVENTORY_MAX)
+        return mu_fail(err, MU_ERR_LIMIT, "Hello.inventory: %zu checkpoints are not allowed: at most %d",
+                       pb->n_inventory, MU_INVENTORY_MAX);
+    out->inventory_count = (uint32_t)pb->n_inventory;
+    if (pb->n_inventory)
+        memcpy(out->inventory, pb->inventory, pb->n_inventory * sizeof out->inventory[0]);
     out->pid = pb->pid;
     out->threads = pb->threads;
     out->memory_bytes = pb->memory_bytes;

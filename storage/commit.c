@@ -1,5 +1,6 @@
 #include "storage/commit.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -224,6 +225,33 @@ enum mu_status mu_publish(const struct mu_publication *publication, uint64_t *re
     MU_FAULT("coord.publish.manifest.after");
     mu_manifest_free(manifest);
     return status;
+}
+
+/* ---- list ---- */
+
+static int only_checkpoints(const struct dirent *entry)
+{
+    uint64_t seq, step;
+    struct mu_id nonce;
+    return mu_catalog_parse_name(entry->d_name, &seq, &step, &nonce);
+}
+
+void mu_checkpoint_list(const char *root, bool (*fn)(void *arg, uint64_t seq, uint64_t step, struct mu_id nonce),
+                        void *arg)
+{
+    struct dirent **entries = NULL;
+    int count = scandir(root, &entries, only_checkpoints, alphasort); /* numbers have leading zeros */
+    bool going = true;
+    for (int i = 0; i < count; i++) {
+        char dir[MU_PATH_SIZE + MU_CATALOG_NAME_SIZE];
+        struct mu_id nonce;
+        uint64_t seq, step;
+        snprintf(dir, sizeof dir, "%s/%.*s", root, MU_CATALOG_NAME_SIZE - 1, entries[i]->d_name);
+        if (going && mu_catalog_parse_name(entries[i]->d_name, &seq, &step, &nonce) && has_manifest(dir))
+            going = fn(arg, seq, step, nonce);
+        free(entries[i]);
+    }
+    free(entries);
 }
 
 /* ---- delete and sweep ---- */

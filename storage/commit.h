@@ -42,6 +42,10 @@ enum mu_status mu_checkpoint_remove(const char *dir, const char *job, uint64_t n
  * than `before`, but for the `known` ones; and what interrupted deletes left. Failures are logged. */
 void mu_checkpoint_sweep(const char *root, const char *job, uint64_t before, const uint64_t *known, size_t known_count);
 
+/* Directories below `root` that have a manifest, ascending by number; the manifests are not read. */
+void mu_checkpoint_list(const char *root, bool (*fn)(void *arg, uint64_t seq, uint64_t step, struct mu_id nonce),
+                        void *arg);
+
 /* The directory above a checkpoint's own; false: `dir` is not the name of one. */
 bool mu_checkpoint_root(const char *dir, char ret_root[MU_PATH_SIZE]);
 

@@ -112,8 +112,14 @@ static void do_send(struct agent *agent, const struct mu_worker_message *message
     const void *data;
     size_t size_bytes;
     struct mu_error err;
+    struct mu_worker_message hello;
     if (!agent->link)
         return;
+    if (message->kind == MU_WM_HELLO && agent->keeper) { /* the core has no eyes for disks */
+        hello = *message;
+        hello.hello.inventory_count = mu_keeper_inventory(agent->keeper, hello.hello.inventory);
+        message = &hello;
+    }
     mu_wire_arena_reset(&agent->arena_out);
     if (mu_wire_encode_worker(&agent->arena_out, message, &data, &size_bytes, &err) != MU_OK) {
         MU_LOGE("cannot encode a message to the coordinator: %s", err.text);

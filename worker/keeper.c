@@ -364,6 +364,29 @@ void mu_keeper_free(struct mu_keeper *keeper)
     free(keeper);
 }
 
+struct inventory {
+    uint64_t *nonces;
+    uint32_t count;
+};
+
+static bool note_checkpoint(void *arg, uint64_t seq, uint64_t step, struct mu_id nonce)
+{
+    struct inventory *inventory = arg;
+    (void)seq;
+    (void)step;
+    if (inventory->count == MU_INVENTORY_MAX) /* ascending: the oldest goes */
+        memmove(inventory->nonces, inventory->nonces + 1, --inventory->count * sizeof *inventory->nonces);
+    inventory->nonces[inventory->count++] = nonce.low;
+    return true;
+}
+
+uint32_t mu_keeper_inventory(const struct mu_keeper *keeper, uint64_t ret_nonces[MU_INVENTORY_MAX])
+{
+    struct inventory inventory = {.nonces = ret_nonces};
+    mu_checkpoint_list(keeper->root, note_checkpoint, &inventory);
+    return inventory.count;
+}
+
 const char *mu_keeper_address(const struct mu_keeper *keeper)
 {
     return mu_files_address(keeper->files);

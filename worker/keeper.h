@@ -35,6 +35,9 @@ void mu_keeper_free(struct mu_keeper *keeper);
 enum mu_status mu_keeper_order(struct mu_keeper *keeper, const struct mu_keep_order *order,
                                struct mu_error *err) MU_WARN_UNUSED;
 
+/* The newest checkpoints of the job that are on this host's disk, by their nonces' lower halves. Returns how many. */
+uint32_t mu_keeper_inventory(const struct mu_keeper *keeper, uint64_t ret_nonces[MU_INVENTORY_MAX]);
+
 const char *mu_keeper_address(const struct mu_keeper *keeper);
 const uint8_t *mu_keeper_secret(const struct mu_keeper *keeper);
 

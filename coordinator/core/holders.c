@@ -67,6 +67,26 @@ void free_holders(struct mu_checkpoint_record *record)
     record->holder_count = 0;
 }
 
+static bool has(const struct mu_hello *hello, uint64_t nonce_low)
+{
+    uint32_t i = 0;
+    while (i < hello->inventory_count && hello->inventory[i] != nonce_low)
+        i++;
+    return i < hello->inventory_count;
+}
+
+/* A disk may have been lost while its host was away. (What a Hello says may be older than what was published
+ * meanwhile: then a re-read puts it right.) */
+void note_inventory(struct job *job, const struct worker *worker, const struct mu_hello *hello)
+{
+    for (uint32_t i = 0; i < job->checkpoint_count && worker->files_address[0]; i++) {
+        struct mu_checkpoint_record *record = &job->checkpoints[i].record;
+        uint32_t index = record->state == MU_CKPT_COMMITTED ? find_holder(record, worker->host_id) : NONE;
+        if (index != NONE)
+            record->holders[index].missing = !has(hello, record->nonce.low);
+    }
+}
+
 /* A worker of that host that answers and gives out files; NULL: none. */
 static const struct worker *keeper_of(struct mu_coord *coord, const struct job *job, uint64_t host_id)
 {
@@ -150,20 +170,29 @@ static bool is_missing(struct mu_coord *coord, const struct job *job, const stru
     return false;
 }
 
+/* Looked at for the scrubber, or because it is needed and not all of its hosts are there. */
+static void checked(struct mu_coord *coord, struct job *job, uint64_t number, enum mu_status status, const char *text)
+{
+    if (number == coord->scrub_number && mu_id_equal(job->record.uid, coord->scrub_job))
+        on_scrubbed(coord, job, number, status, text);
+    else if (status == MU_ERR_CORRUPT)
+        mark_checkpoint_bad(coord, job, number, text);
+}
+
 /* A holder that nobody is left of: what cannot be done without it ends. */
 static void judge_missing(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint)
 {
-    char text[MU_TEXT_SIZE], hosts[128];
+    char text[MU_TEXT_SIZE], hosts[160];
     if (checkpoint->keeping == MU_KEEP_DISCARD || !is_missing(coord, job, checkpoint))
         return; /* a directory is removed when one of its host's workers comes */
     describe_missing(coord, job, &checkpoint->record, hosts, sizeof hosts);
-    format_into(text, sizeof text, "no worker is left on %s, which has a part of it", hosts);
+    format_into(text, sizeof text, "a part of it is on a host without a worker: %s", hosts);
     bool publish = checkpoint->keeping == MU_KEEP_PUBLISH;
     checkpoint->keeping = 0;
     if (publish)
         abandon_checkpoint(coord, job, text, true);
     else
-        on_scrubbed(coord, job, checkpoint->record.number, MU_ERR_BUSY, text);
+        checked(coord, job, checkpoint->record.number, MU_ERR_BUSY, text);
 }
 
 void keep(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint, enum mu_keep_kind kind)
@@ -202,7 +231,7 @@ static void all_kept(struct mu_coord *coord, struct job *job, struct checkpoint 
                   (unsigned long long)record->number, record->holders[0].host);
         on_published(coord, job, record->number, MU_OK, record->step, size_bytes, NULL);
     } else if (kind == MU_KEEP_CHECK) {
-        on_scrubbed(coord, job, record->number, MU_OK, NULL);
+        checked(coord, job, record->number, MU_OK, NULL);
     } else {
         on_deleted(coord, job, record->number, MU_OK, NULL);
         if (job->phase == MU_JP_FINALIZING)
@@ -220,13 +249,17 @@ void on_kept(struct mu_coord *coord, struct worker *worker, const struct mu_kept
         return; /* given up meanwhile, or said twice */
     struct mu_holder_record *holder = &checkpoint->record.holders[index];
     char text[MU_EVENT_TEXT_SIZE];
+    if (report->status == MU_OK)
+        holder->missing = false;
     format_into(text, sizeof text, "worker %s on %s: %s", worker->name, worker->host, report->text);
     if (report->status != MU_OK && report->kind != MU_KEEP_DISCARD) {
         checkpoint->keeping = 0;
-        if (report->kind == MU_KEEP_PUBLISH)
+        if (report->kind == MU_KEEP_PUBLISH && report->status == MU_ERR_UNAVAILABLE)
+            abandon_checkpoint(coord, job, text, true); /* the other host went away */
+        else if (report->kind == MU_KEEP_PUBLISH)
             on_published(coord, job, report->checkpoint, report->status, 0, 0, text);
         else
-            on_scrubbed(coord, job, report->checkpoint, report->status, text);
+            checked(coord, job, report->checkpoint, report->status, text);
         return;
     }
     if (report->status != MU_OK)
@@ -266,6 +299,9 @@ void holder_lost(struct mu_coord *coord, struct job *job, const struct worker *w
             ask(coord, job, checkpoint, index);
         judge_missing(coord, job, checkpoint);
     }
+    const struct checkpoint *start = job->phase == MU_JP_PREPARING ? find_checkpoint(job, job->plan_checkpoint) : NULL;
+    if (start && is_local(job) && !is_reachable(coord, job, &start->record))
+        park_all(coord, job); /* who loads it would wait for what nobody gives out any more */
 }
 
 bool discards_pending(const struct job *job)
@@ -294,7 +330,7 @@ bool is_reachable(struct mu_coord *coord, const struct job *job, const struct mu
 {
     bool first = true, before = true;
     for (uint32_t i = 0; i < record->holder_count; i++) {
-        bool here = keeper_of(coord, job, record->holders[i].host_id) != NULL;
+        bool here = !record->holders[i].missing && keeper_of(coord, job, record->holders[i].host_id) != NULL;
         if (!here && !before)
             return false;
         before = here;
@@ -309,13 +345,15 @@ void describe_missing(struct mu_coord *coord, const struct job *job, const struc
     size_t used = 0;
     out[0] = 0;
     for (uint32_t i = 0; i < record->holder_count; i++) {
-        if (keeper_of(coord, job, record->holders[i].host_id))
+        bool here = keeper_of(coord, job, record->holders[i].host_id) != NULL;
+        if (here && !record->holders[i].missing)
             continue;
-        if (used + sizeof record->holders[i].host + 8 > size) {
+        if (used + sizeof record->holders[i].host + 40 > size) {
             format_into(out + used, size - used, ", ...");
             return;
         }
-        format_into(out + used, size - used, "%shost %s", used ? ", " : "", record->holders[i].host);
+        format_into(out + used, size - used, here ? "%sthe disk of host %s has lost it" : "%shost %s is not there",
+                    used ? ", " : "", record->holders[i].host);
         used += strlen(out + used);
     }
 }
@@ -327,8 +365,12 @@ const struct checkpoint *usable_checkpoint(struct mu_coord *coord, struct job *j
         job->unreachable_us = 0;
         return newest;
     }
-    if (job->unreachable_us == 0)
+    if (job->unreachable_us == 0) {
+        struct checkpoint *checkpoint = find_checkpoint(job, newest->record.number);
         job->unreachable_us = lease_now(coord);
+        if (checkpoint->keeping == 0) /* who is there looks, and copies what it can */
+            keep(coord, job, checkpoint, MU_KEEP_CHECK);
+    }
     if (lease_now(coord) - job->unreachable_us < UNREACHABLE_US)
         return NULL;
     for (uint32_t i = job->checkpoint_count; i-- > 0;) {

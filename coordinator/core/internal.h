@@ -376,6 +376,7 @@ void free_holders(struct mu_checkpoint_record *record);
 /* Tells all its holders; the last answer leads to on_published, on_scrubbed or on_deleted. */
 void keep(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint, enum mu_keep_kind kind);
 void on_kept(struct mu_coord *coord, struct worker *worker, const struct mu_kept_report *report);
+void note_inventory(struct job *job, const struct worker *worker, const struct mu_hello *hello);
 void holder_back(struct mu_coord *coord, struct job *job, const struct worker *worker);
 void holder_lost(struct mu_coord *coord, struct job *job, const struct worker *worker);
 bool discards_pending(const struct job *job); /* by workers that are there */

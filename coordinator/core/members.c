@@ -423,6 +423,7 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
         taken_back(coord, job, worker);
     if (fresh_stream)
         checkpoint_writer_back(coord, job, worker);
+    note_inventory(job, worker, hello);
     holder_back(coord, job, worker);
     reconcile(coord, worker);
     if (worker->used && worker->draining && !worker->lost)

@@ -168,9 +168,9 @@ static bool waits_for_holders(struct mu_coord *coord, struct job *job)
     uint64_t held = newest_whole_step(coord, job, &any);
     if (any && held >= newest->record.step && !job->plan_without_state)
         return false;
-    char text[MU_TEXT_SIZE], hosts[128];
+    char text[MU_TEXT_SIZE], hosts[160];
     describe_missing(coord, job, &newest->record, hosts, sizeof hosts);
-    format_into(text, sizeof text, "checkpoint %llu at step %llu needs workers on %s",
+    format_into(text, sizeof text, "checkpoint %llu at step %llu cannot be read: %s",
                 (unsigned long long)newest->record.number, (unsigned long long)newest->record.step, hosts);
     wait_for_workers(coord, job, text);
     return true;
