@@ -249,8 +249,14 @@ static enum mu_status read_file(const char *path, enum piece_use use, const stru
     return status;
 }
 
-/* The first copy that reads well. Where none does, one that could not be reached says more than those that were read:
- * it may be good. */
+/* Of a copy that does not read: one that could not be reached may be good, and one that is wrong says more than one
+ * that is not there. */
+static int weight(enum mu_status status)
+{
+    return status == MU_OK ? 0 : status == MU_ERR_NOT_FOUND ? 1 : status == MU_ERR_UNAVAILABLE ? 3 : 2;
+}
+
+/* The first copy that reads well. */
 static enum mu_status read_copies(enum piece_use use, const struct mu_manifest *manifest,
                                   const struct mu_manifest_piece *piece, const struct mu_model_spec *spec,
                                   const struct mu_checkpoint_want *want, const atomic_bool *abort,
@@ -270,7 +276,7 @@ static enum mu_status read_copies(enum piece_use use, const struct mu_manifest *
         }
         if (status == MU_OK)
             return MU_OK;
-        if (worst != MU_ERR_UNAVAILABLE) {
+        if (weight(status) > weight(worst)) {
             worst = status;
             *err = problem;
         }

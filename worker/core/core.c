@@ -5,6 +5,7 @@
 
 #include "common/mutant.h"
 #include "common/rng.h"
+#include "worker/core/report.h"
 
 enum { PENDING_PIECES_MAX = 8, OPEN_COMMANDS_MAX = 4, TAKEN_PIECES_MAX = 8 };
 
@@ -594,19 +595,7 @@ static void on_step(struct mu_worker *worker, const struct mu_step_report *step,
 {
     struct mu_step_report *sum = &worker->report;
     if (sum->step_count > 0 && worker->report_generation == worker->status.generation) {
-        sum->steps_done = step->steps_done;
-        sum->result = step->result;
-        sum->step_count += step->step_count;
-        sum->leaf_count += step->leaf_count;
-        sum->tokens += step->tokens;
-        sum->total_us += step->total_us;
-        sum->data_us += step->data_us;
-        sum->forward_us += step->forward_us;
-        sum->backward_us += step->backward_us;
-        sum->communicate_us += step->communicate_us;
-        sum->wait_us += step->wait_us;
-        sum->optimizer_us += step->optimizer_us;
-        sum->snapshot_us += step->snapshot_us;
+        step_report_add(sum, step);
     } else {
         *sum = *step;
         worker->report_generation = worker->status.generation;
