@@ -96,6 +96,7 @@ int mu_cmd_drain(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_undrain(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_catalog(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_snapshot(struct mu_cli *cli, int argc, char **argv);
+int mu_cmd_scale(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_cancel(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_watch(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_up(struct mu_cli *cli, int argc, char **argv);

@@ -455,6 +455,44 @@ int mu_cmd_undrain(struct mu_cli *cli, int argc, char **argv)
     return code;
 }
 
+int mu_cmd_scale(struct mu_cli *cli, int argc, char **argv)
+{
+    Muster__V1__ScaleJobRequest request = MUSTER__V1__SCALE_JOB_REQUEST__INIT;
+    const char *min = NULL, *max = NULL, *spares = NULL, *revision = "0";
+    uint64_t numbers[3] = {0};
+    const struct mu_cli_option options[] = {{"--min", &min, NULL},
+                                            {"--max", &max, NULL},
+                                            {"--spares", &spares, NULL},
+                                            {"--expected-revision", &revision, NULL}};
+    if (mu_cli_parse("scale", argc, argv, options, COUNT(options), 1, 1) < 0 ||
+        (min && !mu_cli_number("scale", "--min", min, 1, MU_WORKERS_MAX, &numbers[0])) ||
+        (max && !mu_cli_number("scale", "--max", max, 1, MU_WORKERS_MAX, &numbers[1])) ||
+        (spares && !mu_cli_number("scale", "--spares", spares, 0, MU_WORKERS_MAX, &numbers[2])) ||
+        !mu_cli_number("scale", "--expected-revision", revision, 0, INT64_MAX, &request.expected_revision))
+        return MU_EXIT_USAGE;
+    if (!min && !max && !spares)
+        return mu_cli_usage("scale", "give --min, --max or --spares");
+    request.job = argv[0];
+    request.min = (uint32_t)numbers[0];
+    request.max = (uint32_t)numbers[1];
+    if (spares) {
+        request.optional_spares_case = MUSTER__V1__SCALE_JOB_REQUEST__OPTIONAL_SPARES_SPARES;
+        request.spares = (uint32_t)numbers[2];
+    }
+    const Muster__V1__ScaleJobResponse *reply;
+    int code = mu_cli_change_or_exit(cli, "ScaleJob", &request.base, &request.request_id,
+                                     &muster__v1__scale_job_response__descriptor, &reply);
+    if (code != MU_EXIT_OK)
+        return code;
+    const Muster__V1__WorkerPolicy *workers = reply->job->spec ? reply->job->spec->workers : NULL;
+    if (cli->json)
+        mu_cli_print_json(&reply->job->base, false);
+    else if (workers)
+        printf("job %s takes %u to %u workers and keeps %u spares (revision %" PRIu64 ")\n", argv[0], workers->min,
+               workers->max, workers->spares, reply->job->revision);
+    return MU_EXIT_OK;
+}
+
 int mu_cmd_cancel(struct mu_cli *cli, int argc, char **argv)
 {
     Muster__V1__CancelJobRequest request = MUSTER__V1__CANCEL_JOB_REQUEST__INIT;

@@ -24,6 +24,7 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {SERVICE "GetTimings", MU_RPC_UNARY, MU_METHOD_GET_TIMINGS, false},
     {SERVICE "WatchEvents", MU_RPC_SERVER_STREAM, MU_METHOD_WATCH_EVENTS, false},
     {SERVICE "SaveSnapshot", MU_RPC_UNARY, MU_METHOD_SAVE_SNAPSHOT, false},
+    {SERVICE "ScaleJob", MU_RPC_UNARY, MU_METHOD_SCALE_JOB, false},
     {"/grpc.health.v1.Health/Check", MU_RPC_UNARY, MU_METHOD_HEALTH_CHECK, false},
     {"/grpc.health.v1.Health/Watch", MU_RPC_SERVER_STREAM, MU_METHOD_HEALTH_WATCH, false},
     {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION, false},
@@ -44,7 +45,7 @@ struct pending {
     struct pending *next;
     uint64_t cookie;
     int method;
-    char name[MU_JOB_NAME_SIZE]; /* SUBMIT */
+    char name[MU_JOB_NAME_SIZE]; /* SUBMIT, SCALE */
     struct answer *answer;
     bool replied;
     struct mu_coord_reply reply; /* without its text */
@@ -485,6 +486,7 @@ struct change {
     const char *field, *name, *reason;
     ProtobufCBinaryData id;
     uint64_t expected_revision;
+    struct mu_worker_policy workers; /* SCALE */
 };
 
 static enum mu_status make_change(struct mu_api *api, struct mu_rpc_call *call, const struct change *change,
@@ -502,6 +504,7 @@ static enum mu_status make_change(struct mu_api *api, struct mu_rpc_call *call, 
         return status;
     event.request.job = event.request.worker = name; /* the kind says which of them it is */
     event.request.reason = text;
+    event.request.workers = change->workers;
     api->config.step(api->config.ctx, &event);
     return MU_OK;
 }
@@ -510,8 +513,12 @@ static enum mu_status cancel_job(struct mu_api *api, struct mu_rpc_call *call, c
                                  struct mu_error *err)
 {
     const Muster__V1__CancelJobRequest *request = (const Muster__V1__CancelJobRequest *)base;
-    const struct change change = {
-        MU_CE_CANCEL, "name", request->name, request->reason, request->request_id, request->expected_revision};
+    const struct change change = {.kind = MU_CE_CANCEL,
+                                  .field = "name",
+                                  .name = request->name,
+                                  .reason = request->reason,
+                                  .id = request->request_id,
+                                  .expected_revision = request->expected_revision};
     return make_change(api, call, &change, err);
 }
 
@@ -519,7 +526,11 @@ static enum mu_status drain_worker(struct mu_api *api, struct mu_rpc_call *call,
                                    struct mu_error *err)
 {
     const Muster__V1__DrainWorkerRequest *request = (const Muster__V1__DrainWorkerRequest *)base;
-    const struct change change = {MU_CE_DRAIN, "worker", request->worker, request->reason, request->request_id, 0};
+    const struct change change = {.kind = MU_CE_DRAIN,
+                                  .field = "worker",
+                                  .name = request->worker,
+                                  .reason = request->reason,
+                                  .id = request->request_id};
     return make_change(api, call, &change, err);
 }
 
@@ -527,7 +538,8 @@ static enum mu_status undrain_worker(struct mu_api *api, struct mu_rpc_call *cal
                                      struct mu_error *err)
 {
     const Muster__V1__UndrainWorkerRequest *request = (const Muster__V1__UndrainWorkerRequest *)base;
-    const struct change change = {MU_CE_UNDRAIN, "worker", request->worker, NULL, request->request_id, 0};
+    const struct change change = {
+        .kind = MU_CE_UNDRAIN, .field = "worker", .name = request->worker, .id = request->request_id};
     return make_change(api, call, &change, err);
 }
 
@@ -535,8 +547,25 @@ static enum mu_status trigger_checkpoint(struct mu_api *api, struct mu_rpc_call 
                                          struct mu_error *err)
 {
     const Muster__V1__TriggerCheckpointRequest *request = (const Muster__V1__TriggerCheckpointRequest *)base;
-    const struct change change = {MU_CE_CHECKPOINT,          "job", request->job, NULL, request->request_id,
-                                  request->expected_revision};
+    const struct change change = {.kind = MU_CE_CHECKPOINT,
+                                  .field = "job",
+                                  .name = request->job,
+                                  .id = request->request_id,
+                                  .expected_revision = request->expected_revision};
+    return make_change(api, call, &change, err);
+}
+
+static enum mu_status scale_job(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                struct mu_error *err)
+{
+    const Muster__V1__ScaleJobRequest *request = (const Muster__V1__ScaleJobRequest *)base;
+    const struct change change = {
+        .kind = MU_CE_SCALE,
+        .field = "job",
+        .name = request->job,
+        .id = request->request_id,
+        .expected_revision = request->expected_revision,
+        .workers = {request->min, request->max, request->optional_spares_case ? request->spares : UINT32_MAX}};
     return make_change(api, call, &change, err);
 }
 
@@ -559,28 +588,48 @@ void mu_api_reply(struct mu_api *api, const struct mu_coord_action *action)
     mu_outbox_hold(api->config.outbox, &pending->answer->item, run_answer);
 }
 
-/* If it fails, the answer holds the error. */
+/* The job as it is now; if another one has taken its name since, the little that is known of it. NULL: the answer holds
+ * the error. `view` is filled in the first case. */
+static Muster__V1__Job *build_job(struct mu_api *api, const struct pending *pending, struct mu_job_view **ret_view)
+{
+    struct mu_error *err = &pending->answer->err;
+    struct mu_job_view *view = mu_wire_arena_alloc(&api->arena, sizeof *view);
+    Muster__V1__Job *job = mu_wire_arena_alloc(&api->arena, sizeof *job);
+    *ret_view = NULL;
+    if (!view || !job) {
+        mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the answer");
+        return NULL;
+    }
+    if (mu_coord_job_find(api->config.coord, pending->name, view) &&
+        mu_id_equal(view->record.uid, pending->reply.job_uid)) {
+        *ret_view = view;
+        return mu_view_job(&api->arena, view, err);
+    }
+    muster__v1__job__init(job);
+    job->name = (char *)(uintptr_t)pending->name;
+    job->uid = mu_wire_put_id(&api->arena, pending->reply.job_uid);
+    return job;
+}
+
 static void build_submitted(struct mu_api *api, const struct pending *pending)
 {
     Muster__V1__SubmitJobResponse response = MUSTER__V1__SUBMIT_JOB_RESPONSE__INIT;
-    Muster__V1__Job replaced = MUSTER__V1__JOB__INIT;
-    struct answer *answer = pending->answer;
-    struct mu_job_view *view = mu_wire_arena_alloc(&api->arena, sizeof *view);
+    struct mu_job_view *view;
     response.existed = pending->reply.existed;
-    if (view && mu_coord_job_find(api->config.coord, pending->name, view) &&
-        mu_id_equal(view->record.uid, pending->reply.job_uid)) {
-        response.job = mu_view_job(&api->arena, view, &answer->err);
-        if (!response.job)
-            return;
-        response.estimate = mu_view_estimate(&api->arena, &view->record.spec, &answer->err);
-        if (!response.estimate)
-            return;
-    } else {
-        replaced.name = (char *)(uintptr_t)pending->name;
-        replaced.uid = mu_wire_put_id(&api->arena, pending->reply.job_uid);
-        response.job = &replaced;
-    }
-    fill_answer(api, answer, &response.base);
+    response.job = build_job(api, pending, &view);
+    if (response.job && view)
+        response.estimate = mu_view_estimate(&api->arena, &view->record.spec, &pending->answer->err);
+    if (response.job && (!view || response.estimate))
+        fill_answer(api, pending->answer, &response.base);
+}
+
+static void build_scaled(struct mu_api *api, const struct pending *pending)
+{
+    Muster__V1__ScaleJobResponse response = MUSTER__V1__SCALE_JOB_RESPONSE__INIT;
+    struct mu_job_view *view;
+    response.job = build_job(api, pending, &view);
+    if (response.job)
+        fill_answer(api, pending->answer, &response.base);
 }
 
 static void build_reply(struct mu_api *api, const struct pending *pending)
@@ -588,6 +637,8 @@ static void build_reply(struct mu_api *api, const struct pending *pending)
     struct answer *answer = pending->answer;
     if (pending->method == MU_METHOD_SUBMIT_JOB) {
         build_submitted(api, pending);
+    } else if (pending->method == MU_METHOD_SCALE_JOB) {
+        build_scaled(api, pending);
     } else if (pending->method == MU_METHOD_TRIGGER_CHECKPOINT) {
         Muster__V1__TriggerCheckpointResponse response = MUSTER__V1__TRIGGER_CHECKPOINT_RESPONSE__INIT;
         response.number = pending->reply.checkpoint;
@@ -636,6 +687,7 @@ static const struct {
     [MU_METHOD_GET_TIMINGS] = {&muster__v1__get_timings_request__descriptor, get_timings},
     [MU_METHOD_WATCH_EVENTS] = {&muster__v1__watch_events_request__descriptor, watch_events},
     [MU_METHOD_SAVE_SNAPSHOT] = {&muster__v1__save_snapshot_request__descriptor, save_snapshot},
+    [MU_METHOD_SCALE_JOB] = {&muster__v1__scale_job_request__descriptor, scale_job},
 };
 
 void mu_api_call(struct mu_api *api, struct mu_rpc_call *call, const void *data, size_t size_bytes)

@@ -95,13 +95,19 @@ static enum mu_status put_job(struct mu_wire_arena *arena, const struct mu_job_r
     struct {
         Muster__V1__JobRecord job;
         Muster__V1__CommandRecord command;
+        Muster__V1__WorkerPolicy workers;
     } *pb = mu_wire_arena_alloc(arena, sizeof *pb);
     if (!pb)
         return no_memory(err);
     muster__v1__job_record__init(&pb->job);
     muster__v1__command_record__init(&pb->command);
+    muster__v1__worker_policy__init(&pb->workers);
     pb->job.uid = mu_wire_put_id(arena, job->uid);
     pb->job.revision = job->revision;
+    pb->job.submitted_workers = &pb->workers;
+    pb->workers.min = job->submitted_workers.min;
+    pb->workers.max = job->submitted_workers.max;
+    pb->workers.spares = job->submitted_workers.spares;
     pb->job.state = (Muster__V1__JobState)((int)job->state + 1);
     pb->job.generation = job->generation;
     pb->job.next_checkpoint = job->next_checkpoint;
@@ -430,6 +436,11 @@ static enum mu_status get_job(const Muster__V1__JobRecord *pb, struct mu_job_rec
     }
     out->state = (enum mu_job_state)(state - 1);
     out->revision = pb->revision;
+    out->submitted_workers = out->spec.workers; /* recorded before jobs could be scaled */
+    if (pb->submitted_workers)
+        out->submitted_workers = (struct mu_worker_policy){.min = pb->submitted_workers->min,
+                                                           .max = pb->submitted_workers->max,
+                                                           .spares = pb->submitted_workers->spares};
     out->generation = pb->generation;
     out->next_checkpoint = pb->next_checkpoint;
     out->checkpoint_seen = pb->checkpoint_seen;

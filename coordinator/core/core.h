@@ -85,6 +85,7 @@ struct mu_job_record {
     struct mu_id uid;
     uint64_t revision; /* number of the event that told its newest change by an operator, or its end */
     struct mu_job_spec spec;
+    struct mu_worker_policy submitted_workers; /* spec.workers before anybody scaled it */
     enum mu_job_state state;
     uint64_t generation;      /* newest ever used */
     uint64_t next_checkpoint; /* sequence number of the next one */
@@ -198,7 +199,7 @@ struct mu_request_record {
     uint64_t number;        /* 0, 1, ...; the key is this modulo MU_REQUESTS_KEPT */
     struct mu_id id;        /* as the client drew it */
     struct mu_hash128 body; /* of everything that was asked */
-    struct mu_id job_uid;   /* SUBMIT */
+    struct mu_id job_uid;   /* SUBMIT, SCALE */
     uint64_t checkpoint;    /* CHECKPOINT */
     bool existed;           /* SUBMIT */
 };
@@ -260,6 +261,7 @@ enum mu_coord_event_kind {
     MU_CE_DRAIN,
     MU_CE_UNDRAIN, /* lifts drain and quarantine of a worker name */
     MU_CE_CHECKPOINT,
+    MU_CE_SCALE,
 };
 
 /* A request that is to be carried out once, however often it comes. */
@@ -274,7 +276,7 @@ struct mu_coord_event {
     uint64_t wall_us;           /* display only */
     struct mu_id random;        /* fresh randomness, for identities and nonces */
     struct mu_coord_once once;  /* SUBMIT to CHECKPOINT */
-    uint64_t expected_revision; /* SUBMIT, CANCEL, CHECKPOINT: refused if the job has another one; 0: any */
+    uint64_t expected_revision; /* SUBMIT, CANCEL, CHECKPOINT, SCALE: refused if the job has another one; 0: any */
     union {
         struct {
             uint64_t session; /* > 0 */
@@ -303,9 +305,10 @@ struct mu_coord_event {
         } submit;
         struct {
             uint64_t cookie;
-            const char *job;    /* CANCEL, CHECKPOINT */
+            const char *job;    /* CANCEL, CHECKPOINT, SCALE */
             const char *worker; /* DRAIN, UNDRAIN */
             const char *reason;
+            struct mu_worker_policy workers; /* SCALE: min, max: 0: as it is; spares: UINT32_MAX: as it is */
         } request;
     };
 };
@@ -320,7 +323,7 @@ struct mu_coord_reply {
     const char *text;      /* error line, or NULL */
     uint64_t checkpoint;   /* CHECKPOINT: the sequence number ordered; else 0 */
     bool existed;          /* SUBMIT: the same job was there already */
-    struct mu_id job_uid;  /* SUBMIT */
+    struct mu_id job_uid;  /* SUBMIT, SCALE */
 };
 
 enum mu_coord_action_kind {

@@ -396,6 +396,6 @@ void speeds_begin(struct mu_coord *coord, struct job *job); /* a generation goes
 bool speeds_change_pays(const struct job *job, const struct mu_plan *plan);
 
 /* requests.c */
-void on_request(struct mu_coord *coord, const struct mu_coord_event *request); /* SUBMIT to CHECKPOINT */
+void on_request(struct mu_coord *coord, const struct mu_coord_event *request); /* SUBMIT to SCALE */
 
 #endif

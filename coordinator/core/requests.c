@@ -7,9 +7,14 @@
 
 #include <string.h>
 
-static bool same_spec(const struct mu_job_spec *a, const struct mu_job_spec *b)
+/* As it was submitted, also if it was scaled since. */
+static bool same_spec(const struct mu_job_record *record, const struct mu_job_spec *spec)
 {
-    return memcmp(a, b, sizeof *a) == 0; /* specs start as zeros and strings are copied whole: no stray bytes */
+    struct mu_job_spec submitted;
+    memcpy(&submitted, &record->spec, sizeof submitted);
+    submitted.workers = record->submitted_workers;
+    /* specs start as zeros and strings are copied whole: no stray bytes */
+    return memcmp(&submitted, spec, sizeof submitted) == 0;
 }
 
 static void forget_old_job(struct mu_coord *coord, struct job *job)
@@ -103,7 +108,7 @@ static void submit(struct mu_coord *coord, const struct mu_coord_event *request,
     if (!is_expected(job, spec->name, request->expected_revision, answer))
         return;
     if (job && !is_over(job)) {
-        answer->reply.existed = same_spec(&job->record.spec, spec);
+        answer->reply.existed = same_spec(&job->record, spec);
         answer->reply.job_uid = job->record.uid;
         if (!answer->reply.existed)
             refuse(answer, MU_ERR_EXISTS, MU_REASON_JOB_EXISTS,
@@ -119,6 +124,7 @@ static void submit(struct mu_coord *coord, const struct mu_coord_event *request,
     job->record.state = MU_JOB_PENDING;
     job->record.created_wall_us = coord->wall_us;
     memcpy(&job->record.spec, spec, sizeof *spec);
+    job->record.submitted_workers = spec->workers;
     job->leaves = mu_job_leaves(spec);
     mu_model_spec_init(&job->model, &spec->model);
     job->phase = MU_JP_WAITING;
@@ -163,6 +169,39 @@ static void checkpoint_now(struct mu_coord *coord, struct job *job, struct answe
                    "job '%s' has %u checkpoints, the most that are kept track of: lower checkpoint.keep", name,
                    job->checkpoint_count);
     }
+}
+
+/* Takes effect with the next generation, which is made at once when there are too many workers now, or when there may
+ * be more. */
+static void scale(struct mu_coord *coord, struct job *job, const struct mu_worker_policy *wanted, struct answer *answer)
+{
+    struct mu_error err;
+    struct mu_job_spec spec;
+    const struct mu_worker_policy before = job->record.spec.workers;
+    memcpy(&spec, &job->record.spec, sizeof spec);
+    spec.workers.min = wanted->min ? wanted->min : before.min;
+    spec.workers.max = wanted->max ? wanted->max : before.max;
+    spec.workers.spares = wanted->spares != UINT32_MAX ? wanted->spares : before.spares;
+    answer->reply.job_uid = job->record.uid;
+    if (is_over(job)) {
+        refuse(answer, MU_ERR_CONFLICT, MU_REASON_JOB_OVER, "job '%s' is over", spec.name);
+        return;
+    }
+    if (mu_job_spec_check(&spec, &err) != MU_OK) {
+        refuse(answer, MU_ERR_INVALID, err.reason, "%s", err.text);
+        return;
+    }
+    if (memcmp(&spec.workers, &before, sizeof before) == 0)
+        return;
+    job->record.spec.workers = spec.workers;
+    revise(coord, job);
+    persist_job(coord, job);
+    event(coord, MU_EVENT_INFO, "job_scaled", job, NULL,
+          "job %s is scaled to %u to %u workers, %u spares (from %u to %u, %u)", spec.name, spec.workers.min,
+          spec.workers.max, spec.workers.spares, before.min, before.max, before.spares);
+    job->considered = 0; /* whoever is there may change the plan now */
+    job->told_short = 0;
+    settle(coord, job);
 }
 
 static void drain_worker(struct mu_coord *coord, const char *name, const char *reason, struct answer *answer)
@@ -230,8 +269,10 @@ static void change_job(struct mu_coord *coord, const struct mu_coord_event *requ
         return;
     else if (request->kind == MU_CE_CANCEL)
         cancel(coord, job, request->request.reason, answer);
-    else
+    else if (request->kind == MU_CE_CHECKPOINT)
         checkpoint_now(coord, job, answer);
+    else
+        scale(coord, job, &request->request.workers, answer);
 }
 
 /* ---- once ---- */

@@ -9,6 +9,7 @@
 struct request {
     enum mu_coord_event_kind kind;
     char worker[MU_WORKER_NAME_SIZE];
+    uint32_t max; /* SCALE */
     bool done;
     bool made; /* answered with OK: */
     bool existed;
@@ -44,6 +45,7 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
         out.request.job = sim->spec.name;
         out.request.worker = request.worker;
         out.request.reason = "operator";
+        out.request.workers = (struct mu_worker_policy){.max = request.max, .spares = UINT32_MAX};
     }
     mu_sim_coord_event(sim, &out);
 }
@@ -112,9 +114,14 @@ void mu_sim_client_reply(struct mu_sim *sim, uint64_t cookie, enum mu_status sta
     }
 }
 
+/* With `repeats`, every third time the job is scaled instead. */
 void mu_sim_client_checkpoint(struct mu_sim *sim)
 {
-    add(sim, MU_CE_CHECKPOINT, NULL);
+    bool scale = sim->params.repeats && sim->client->count % 3 == 0;
+    add(sim, scale ? MU_CE_SCALE : MU_CE_CHECKPOINT, NULL);
+    if (scale)
+        sim->client->requests[sim->client->count - 1].max =
+            (uint32_t)mu_sim_between(sim, sim->params.min_workers, sim->params.slots);
 }
 
 void mu_sim_client_cancel(struct mu_sim *sim)

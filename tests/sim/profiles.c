@@ -570,7 +570,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"drains", "drains, SIGTERM, growth, coordinator crashes", 7, drains},
     {"checkpoints", "many checkpoints, full disk, I/O errors, deaths", 10, checkpoints},
     {"cancels", "the job is cancelled in the middle of trouble", 4, cancels},
-    {"operators", "changes are asked for again and again, by their ids", 8, operators},
+    {"operators", "changes (checkpoints, drains, scaling) are asked for again and again, by their ids", 8, operators},
     {"quarantine", "workers crash too often and are kept out", 3, quarantine},
     {"everything", "all of it together", 12, everything},
     {"wide", "34 to 90 workers, tree exchange", 3, wide},

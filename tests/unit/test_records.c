@@ -47,6 +47,7 @@ static void make_job(struct mu_job_record *job)
     strcpy(job->spec.checkpoint.path, "/ckpt");
     job->uid = (struct mu_id){0x0123456789abcdef, 0xfedcba9876543210};
     job->revision = 41;
+    job->submitted_workers = (struct mu_worker_policy){2, 7, 1};
     job->state = MU_JOB_RUNNING;
     job->generation = UINT64_MAX - 5;
     job->next_checkpoint = 7;
