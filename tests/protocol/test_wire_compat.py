@@ -125,5 +125,15 @@ class Compat(unittest.TestCase):
         self.assertEqual(self.judge(), "")
 
 
+class Documented(unittest.TestCase):
+    def test_every_reason_and_every_method_is_in_the_documentation(self):
+        text = (ROOT / "docs/protocol.md").read_text()
+        words = re.findall(r'^    \[MU_REASON_\w+\] = \{"(\w+)"', (ROOT / "common/reason.c").read_text(), flags=re.MULTILINE)
+        methods = re.findall(r"^  rpc (\w+)", (ROOT / "proto/muster/v1/service.proto").read_text(), flags=re.MULTILINE)
+        self.assertGreater(len(words), 10)
+        clients = {"CANNOT_CONNECT", "CONNECTION_LOST"}  # never on the wire
+        self.assertEqual([word for word in [*words, *methods] if word not in clients and f"`{word}" not in text], [])
+
+
 if __name__ == "__main__":
     unittest.main()
