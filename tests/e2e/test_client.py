@@ -34,6 +34,7 @@ import muster  # noqa: E402: before harness, whose own stubs are of the same nam
 from harness import SLOW, Cluster, check, main, tiny_job  # noqa: E402
 from muster.v1 import job_pb2 as pb  # noqa: E402
 from proxy import LosesAnswer  # noqa: E402
+from test_security import SecureCluster  # noqa: E402
 
 LONG = 100000  # steps: never over by itself
 
@@ -132,6 +133,19 @@ def test_a_lost_answer_and_a_restart_are_not_noticed():
             check(next(watch).kind == "job_cancelled", "goes on after the restart, without a repetition")
             watch.close()
             proxy.close()
+
+
+def test_it_speaks_mutual_tls_and_is_told_what_its_certificate_may_do():
+    with SecureCluster() as cluster:
+        cluster.start()
+        with muster.Client(cluster.address, tls=muster.Tls(*cluster.paths("operator/x")), timeout=20 * SLOW) as operator:
+            check(not operator.submit(tiny_job(cluster))[1], "submitted")
+        with muster.Client(cluster.address, tls=muster.Tls(*cluster.paths("viewer/x")), timeout=20 * SLOW) as viewer:
+            check(viewer.job("tiny").name == "tiny" and next(viewer.watch()).kind == "job_submitted", "it may look")
+            error = raised(muster.Refused, lambda: viewer.cancel("tiny"))
+            check(error.reason == "PERMISSION_DENIED" and "needs the role operator" in str(error), f"{error.reason} {error}")
+        with muster.Client(cluster.address, timeout=1) as nobody:
+            raised(muster.Unavailable, nobody.jobs)
 
 
 if __name__ == "__main__":
