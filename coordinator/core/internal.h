@@ -250,7 +250,7 @@ void event(struct mu_coord *coord, enum mu_event_severity severity, const char *
 /* The one reply to a request, while it is being made: OK until it is refused. */
 struct answer {
     struct mu_coord_reply reply;
-    char text[MU_EVENT_TEXT_SIZE];
+    char text[MU_ERROR_TEXT_SIZE];
 };
 void refuse(struct answer *answer, enum mu_status status, enum mu_reason reason, const char *fmt, ...) MU_PRINTF(4, 5);
 void format_into(char *out, size_t size, const char *fmt, ...) MU_PRINTF(3, 4);

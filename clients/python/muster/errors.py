@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Dict, Optional, Type
+from typing import Dict, Optional, Sequence, Type
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from .v1 import error_pb2
 
@@ -82,12 +83,19 @@ _CLASSES: Dict[grpc.StatusCode, Type[MusterError]] = {
 }
 
 
+def _details(error: grpc.RpcError) -> Sequence[error_pb2.ErrorDetail]:
+    packed = next((value for key, value in error.trailing_metadata() or () if key == _KEY), b"")
+    try:
+        return error_pb2.ErrorStatus.FromString(packed).details
+    except DecodeError:  # not from a coordinator: a proxy, say
+        return ()
+
+
 def from_rpc_error(error: grpc.RpcError) -> MusterError:
     """The exception for what grpc raised, with the details that the server sent."""
     code, text = error.code(), error.details() or ""
     reason, field, advice, retry_after, values = code.name, "", "", None, {}
-    packed = next((value for key, value in error.trailing_metadata() or () if key == _KEY), b"")
-    for detail in error_pb2.ErrorStatus.FromString(packed).details:
+    for detail in _details(error):
         kind = detail.type_url.rsplit(".", 1)[-1]
         if kind == "ErrorInfo":
             info = error_pb2.ErrorInfo.FromString(detail.value)
