@@ -1,6 +1,8 @@
 #!/usr/bin/python3
 """The Python client as pip installs it, against real processes. Arguments: only the tests named."""
 
+import contextlib
+import io
 import os
 import shutil
 import subprocess
@@ -146,6 +148,23 @@ def test_it_speaks_mutual_tls_and_is_told_what_its_certificate_may_do():
             check(error.reason == "PERMISSION_DENIED" and "needs the role operator" in str(error), f"{error.reason} {error}")
         with muster.Client(cluster.address, timeout=1) as nobody:
             raised(muster.Unavailable, nobody.jobs)
+
+
+def test_the_program_in_the_readme_runs():
+    with open(os.path.join(ROOT, "clients/python/README.md")) as file:
+        program = file.read().split("```python\n")[1].split("```")[0]
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.start_worker(job="kjv")
+        for name, own in (("127.0.0.1:7070", cluster.address), ("/data/text.txt", cluster.data), ("/tmp/kjv", os.path.join(cluster.dir, "kjv"))):
+            check(program.count(f'"{name}"') == 1, f"the README no longer says {name}")
+            program = program.replace(name, own)
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            exec(compile(program, "README.md", "exec"), {})
+        lines = output.getvalue().splitlines()
+        check(lines[-1] == cluster.job("kjv").weights_sha256.hex() != "", lines[-1])
+        check(lines[0].startswith("1 job_submitted") and any(line.startswith("worker  rank") for line in lines), output.getvalue())
 
 
 if __name__ == "__main__":
