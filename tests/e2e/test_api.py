@@ -97,6 +97,8 @@ def test_another_revision_is_refused():
             code, reason, details, text = refusal(lambda: call(cluster, method, expected_revision=seen, **fields))
             check(code == grpc.StatusCode.ABORTED and reason == "REVISION_CHANGED", f"{method}: {code} {reason} {text}")
             check(values(details)["revision"] == str(scaled.revision) and values(details)["advice"], f"{method}: {values(details)}")
+        nothing = subprocess.run([MUSTER, "--coordinator", cluster.address, "scale", "tiny"], capture_output=True, text=True)
+        check(nothing.returncode == 2 and "give --min, --max or --spares" in nothing.stderr, nothing.stderr)
         command = [MUSTER, "--coordinator", cluster.address, "cancel", "tiny", "--expected-revision", str(seen)]
         refused = subprocess.run([*command, "-o", "json"], capture_output=True, text=True)
         check(refused.returncode == 5 and f'"reason":"REVISION_CHANGED"' in refused.stderr, refused.stderr)

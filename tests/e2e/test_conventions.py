@@ -60,6 +60,8 @@ def test_a_full_store_is_not_serving_until_there_is_space():
             disk.fill(leave=8 * MIB)
             check(next(watch).status == Health.NOT_SERVING, "the store is full")
             check(rpc_error(lambda: cluster.submit(tiny_job(cluster)))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED, "a change is refused")
+            found = details_of(lambda: cluster.submit(tiny_job(cluster)))
+            check(found["ErrorInfo"].reason == "STORE_FULL" and found["RetryInfo"].retry_delay.seconds > 0, f"{found}")
             disk.empty()
             check(next(watch).status == Health.SERVING, "there is space again")
 
