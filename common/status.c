@@ -2,9 +2,13 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "common/utf8.h"
 
 static const char *const status_names[MU_STATUS_COUNT] = {
     [MU_OK] = "ok",
@@ -31,6 +35,25 @@ const char *mu_status_name(enum mu_status status)
     return status >= 0 && status < MU_STATUS_COUNT ? status_names[status] : "unknown";
 }
 
+/* What is quoted in an error may come from anywhere: it does not reach a terminal or a log as it is. A character that
+ * was cut off at the end goes. */
+static void clean(char text[MU_ERROR_TEXT_SIZE])
+{
+    size_t left = strlen(text);
+    bool is_full = left == MU_ERROR_TEXT_SIZE - 1;
+    for (uint8_t *p = (uint8_t *)text; left > 0;) {
+        size_t length = mu_utf8_clean(p, left);
+        if (length == 0 && is_full && left < 4 && *p >= 0xc2) {
+            *p = 0;
+            return;
+        }
+        if (length == 0)
+            *p = '?';
+        p += length ? length : 1;
+        left -= length ? length : 1;
+    }
+}
+
 enum mu_status mu_fail(struct mu_error *err, enum mu_status status, const char *fmt, ...)
 {
     if (err) {
@@ -39,6 +62,7 @@ enum mu_status mu_fail(struct mu_error *err, enum mu_status status, const char *
         err->status = status;
         vsnprintf(err->text, sizeof err->text, fmt, args);
         va_end(args);
+        clean(err->text);
     }
     return status;
 }
@@ -78,6 +102,7 @@ enum mu_status mu_fail_errno(struct mu_error *err, int errno_value, const char *
         size_t length = strlen(err->text);
         char reason[128];
         snprintf(err->text + length, sizeof err->text - length, ": %s", strerror_r(errno_value, reason, sizeof reason));
+        clean(err->text);
     }
     return status;
 }
@@ -93,6 +118,7 @@ enum mu_status mu_error_prefix(struct mu_error *err, const char *fmt, ...)
     va_end(args);
     size_t length = strlen(text);
     snprintf(text + length, sizeof text - length, ": %.*s", (int)(sizeof text - length - 3), err->text);
+    clean(text);
     memcpy(err->text, text, sizeof text);
     return err->status;
 }
