@@ -19,8 +19,10 @@ enum {
     SEND_QUEUE_BYTES_MAX = 2 << 20, /* per stream: a Welcome, an Assign and a burst of orders */
     SEND_QUEUE_MESSAGES_MAX = 4096,
     ORDINARY_CALLS_MAX = 4096,
-    TLS_LOOK_US = 1000000,   /* were certificates or the list of the denied replaced? */
-    HEALTH_LOOK_US = 250000, /* can changes be stored? */
+    TLS_LOOK_US = 1000000,       /* were certificates or the list of the denied replaced? */
+    HEALTH_LOOK_US = 250000,     /* can changes be stored? */
+    REFUSALS_LOOK_US = 10000000, /* what was refused is told so often */
+    TURN_US = 5000,              /* likewise, when questions take long */
     CHECKPOINT_TASKS_PER_JOB = MU_CHECKPOINTS_MAX + 4,
 };
 
@@ -34,6 +36,9 @@ void mu_driver_config_init(struct mu_driver_config *config)
         .hello_ms = 10000,
         .stop_ms = 3000,
         .pollers = 1,
+        .connections_per_host = 4096,
+        .calls_per_client = 1024,
+        .questions_per_second = 1000,
     };
     mu_coord_config_init(&config->core);
 }
@@ -254,7 +259,9 @@ static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
         break;
     case MU_POSTED_QUESTION: {
         struct mu_error full;
-        mu_http_answer((struct mu_http_question *)posted, driver->coord, mu_store_check(driver->store, &full) == MU_OK);
+        struct mu_rpc_refusals refusals = mu_rpc_server_refusals(driver->server);
+        mu_http_answer((struct mu_http_question *)posted, driver->coord, &refusals,
+                       mu_store_check(driver->store, &full) == MU_OK);
         break;
     }
     }
@@ -334,7 +341,31 @@ static void look_at_health(struct mu_driver *driver, uint64_t now_us)
     if (now_us < driver->health_next_us)
         return;
     driver->health_next_us = now_us + HEALTH_LOOK_US;
+    if (mu_rpc_server_refusals(driver->server).is_stuck)
+        driver->watchdog.suspicious = true; /* a call to itself makes the listener look */
     mu_health_set(driver->health, mu_store_check(driver->store, &ignored) == MU_OK);
+}
+
+/* A flood makes one line now and then, not one for each. */
+static void look_at_refusals(struct mu_driver *driver, uint64_t now_us)
+{
+    if (now_us < driver->refusals_next_us)
+        return;
+    driver->refusals_next_us = now_us + REFUSALS_LOOK_US;
+    struct mu_rpc_refusals now = mu_rpc_server_refusals(driver->server), before = driver->refusals_told;
+    driver->refusals_told = now;
+    if (now.connections_of_peer > before.connections_of_peer)
+        MU_LOGW("refused %llu connections of hosts that have too many, the last of %s (--connections-per-host)",
+                (unsigned long long)(now.connections_of_peer - before.connections_of_peer), now.last_host);
+    if (now.connections_without_file > before.connections_without_file)
+        MU_LOGW("refused %llu connections because hardly a file may be opened: raise the limit of open files "
+                "(ulimit -Hn, LimitNOFILE=)",
+                (unsigned long long)(now.connections_without_file - before.connections_without_file));
+    if (now.calls_of_peer + now.questions_of_peer > before.calls_of_peer + before.questions_of_peer)
+        MU_LOGW("refused %llu calls of clients that have too many open (--calls-per-client) and %llu of clients that "
+                "ask too often (--questions-per-second)",
+                (unsigned long long)(now.calls_of_peer - before.calls_of_peer),
+                (unsigned long long)(now.questions_of_peer - before.questions_of_peer));
 }
 
 static bool is_cut(void *access, const char *identity)
@@ -374,7 +405,7 @@ static uint64_t next_wake_us(struct mu_driver *driver)
         until_us = driver->health_next_us;
     if (driver->access && driver->tls_next_us < until_us)
         until_us = driver->tls_next_us;
-    return until_us;
+    return driver->refusals_next_us < until_us ? driver->refusals_next_us : until_us;
 }
 
 /* One turn: everything that waits (up to a limit) goes into the core, then to the disk in one batch, and what is
@@ -382,18 +413,23 @@ static uint64_t next_wake_us(struct mu_driver *driver)
 static enum mu_status turn(struct mu_driver *driver, uint64_t until_us, bool *drained, struct mu_error *err)
 {
     bool is_quiet = false;
-    for (unsigned count = 0; count < TURN_EVENTS_MAX && !is_quiet; count++) {
+    uint64_t now_us = 0, began_us = 0;
+    for (unsigned count = 0; count < TURN_EVENTS_MAX && !is_quiet && now_us - began_us < TURN_US; count++) {
         struct mu_rpc_event event;
         is_quiet = !mu_rpc_server_next(driver->server, count == 0 ? until_us : 0, &event);
+        if (count == 0)
+            began_us = mu_clock_mono_us();
         if (!is_quiet)
             on_event(driver, &event, drained);
+        now_us = mu_clock_mono_us();
     }
-    uint64_t now_us = mu_clock_mono_us(), deadline_us = mu_coord_next_deadline(driver->coord);
+    uint64_t deadline_us = mu_coord_next_deadline(driver->coord);
     if (now_us >= deadline_us && (is_quiet || now_us - deadline_us >= TICK_OVERDUE_US)) {
         struct mu_coord_event tick = {.kind = MU_CE_TICK};
         mu_driver_step(driver, &tick);
     }
     end_silent_sessions(driver, now_us);
+    look_at_refusals(driver, now_us);
     look_at_tls(driver, now_us);
     if (!atomic_load(&driver->stopping))
         look_at_health(driver, now_us);
@@ -529,6 +565,9 @@ static enum mu_status open_server(struct mu_driver *driver, struct mu_error *err
     config.max_receive_bytes = MU_WIRE_REQUEST_BYTES_MAX;
     config.max_calls = ORDINARY_CALLS_MAX;
     config.max_priority_calls = max_workers + max_workers / 8 + 64; /* some to be told that there are too many */
+    config.max_connections_per_host = driver->config.connections_per_host;
+    config.max_calls_per_peer = driver->config.calls_per_client;
+    config.max_questions_per_second = driver->config.questions_per_second;
     config.max_send_queue_bytes = SEND_QUEUE_BYTES_MAX;
     config.max_send_queue_messages = SEND_QUEUE_MESSAGES_MAX;
     enum mu_status status = MU_OK;

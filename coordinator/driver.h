@@ -27,6 +27,8 @@ struct mu_driver_config {
     uint32_t hello_ms; /* a stream that does not say Hello within is ended */
     uint32_t stop_ms;  /* patience of a graceful stop */
     unsigned pollers;  /* threads of the RPC server */
+    /* What one client may take; see rpc/server.h. 0: no limit. */
+    uint32_t connections_per_host, calls_per_client, questions_per_second;
 };
 
 struct mu_driver;

@@ -40,7 +40,8 @@ struct mu_driver {
     struct mu_id random[MU_RANDOM_POOL]; /* drawn many at once: a system call for each message would be felt */
     unsigned random_left;
 
-    uint64_t oldest_stored_event, last_refusal_log_us;
+    uint64_t oldest_stored_event, last_refusal_log_us, refusals_next_us;
+    struct mu_rpc_refusals refusals_told;
     struct mu_event_record last_event; /* while restoring */
     uint64_t restored_count;
     bool any_event;

@@ -43,9 +43,9 @@ class SecureCluster(Cluster):
         ca, own, key = (open(path, "rb").read() for path in self.paths(identity, pki))
         return grpc.ssl_channel_credentials(open(self.paths(identity)[0], "rb").read() if pki else ca, key, own)
 
-    def start(self):
+    def start(self, flags=FAST):
         open(self.deny, "a").close()
-        self.start_coordinator(flags=[*FAST, *self.flags("coordinator/c"), "--tls-deny", self.deny])
+        self.start_coordinator(flags=[*flags, *self.flags("coordinator/c"), "--tls-deny", self.deny])
 
     def worker(self, identity="worker/x", **more):
         return self.start_worker(flags=self.flags(identity), **more)
