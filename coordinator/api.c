@@ -30,6 +30,10 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
      MU_RPC_QUESTION},
     {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION_ALPHA,
      MU_RPC_QUESTION},
+    {"/muster.v1.TokenService/CreateToken", MU_RPC_UNARY, MU_METHOD_CREATE_TOKEN, MU_RPC_CHANGE},
+    {"/muster.v1.TokenService/ListTokens", MU_RPC_UNARY, MU_METHOD_LIST_TOKENS, MU_RPC_QUESTION},
+    {"/muster.v1.TokenService/RevokeToken", MU_RPC_UNARY, MU_METHOD_REVOKE_TOKEN, MU_RPC_CHANGE},
+    {"/muster.v1.TokenService/Join", MU_RPC_UNARY, MU_METHOD_JOIN, MU_RPC_QUESTION}, /* strangers call it */
 };
 
 /* An answer on its way through the outbox. */

@@ -103,8 +103,8 @@ static void log_refusal(struct mu_driver *driver, struct mu_rpc_call *call, cons
 static bool is_permitted(struct mu_driver *driver, const struct mu_rpc_event *event)
 {
     struct mu_error err;
-    if (!driver->access ||
-        mu_access_check(driver->access, mu_rpc_call_identity(event->call), event->method_id, &err) == MU_OK)
+    if (!driver->access || mu_access_check(driver->access, mu_rpc_call_identity(event->call),
+                                           mu_rpc_call_has_certificate(event->call), event->method_id, &err) == MU_OK)
         return true;
     log_refusal(driver, event->call, &err);
     mu_rpc_call_fail_error(event->call, &err);
@@ -113,10 +113,8 @@ static bool is_permitted(struct mu_driver *driver, const struct mu_rpc_event *ev
 
 static void on_opened(struct mu_driver *driver, const struct mu_rpc_event *event)
 {
-    if (event->method_id != MU_METHOD_ATTACH)
+    if (!is_permitted(driver, event) || event->method_id != MU_METHOD_ATTACH)
         return; /* reflection: a stream without a state */
-    if (!is_permitted(driver, event))
-        return;
     struct mu_session *session = mu_sessions_open(driver->sessions, event->call, mu_clock_mono_us());
     if (!session) {
         mu_rpc_call_finish(event->call, MU_RPC_RESOURCE_EXHAUSTED, "too many workers' streams: raise --max-workers");
@@ -144,7 +142,22 @@ static void on_bad_message(struct mu_driver *driver, struct mu_session *session,
             mu_rpc_bytes_unref(bytes);
         }
     }
-    mu_driver_break_session(driver, session, MU_RPC_INVALID_ARGUMENT, err->text);
+    mu_driver_break_session(driver, session, mu_rpc_code_of_status(err->status), err->text);
+}
+
+/* Under TLS a worker is who its certificate says, in every Hello of the stream. */
+static enum mu_status bind_name(struct mu_driver *driver, struct mu_session *session, struct mu_error *err)
+{
+    char *name = driver->message.hello.name;
+    if (!driver->access || driver->message.kind != MU_WM_HELLO)
+        return MU_OK;
+    if (name[0] == 0)
+        memcpy(name, session->name, sizeof session->name);
+    enum mu_status status =
+        mu_access_bind_worker(mu_rpc_call_identity(session->call), draw_random(driver).low, name, err);
+    if (status == MU_OK)
+        memcpy(session->name, name, sizeof session->name);
+    return status;
 }
 
 static void on_message(struct mu_driver *driver, const struct mu_rpc_event *event)
@@ -158,7 +171,8 @@ static void on_message(struct mu_driver *driver, const struct mu_rpc_event *even
         return;
     struct mu_error err = {0};
     mu_wire_arena_reset(&driver->in_arena);
-    if (mu_wire_decode_worker(&driver->in_arena, event->data, event->size_bytes, &driver->message, &err) != MU_OK) {
+    if (mu_wire_decode_worker(&driver->in_arena, event->data, event->size_bytes, &driver->message, &err) != MU_OK ||
+        bind_name(driver, session, &err) != MU_OK) {
         on_bad_message(driver, session, &err);
         return;
     }
@@ -288,6 +302,8 @@ static void on_call(struct mu_driver *driver, const struct mu_rpc_event *event)
         mu_health_check(driver->health, event->call, event->data, event->size_bytes);
     else if (event->method_id == MU_METHOD_HEALTH_WATCH)
         mu_health_watch(driver->health, event->call, event->data, event->size_bytes);
+    else if (event->method_id >= MU_METHOD_CREATE_TOKEN)
+        mu_tokens_call(driver->tokens, event->call, event->data, event->size_bytes);
     else
         mu_api_call(driver->api, event->call, event->data, event->size_bytes);
 }
@@ -559,6 +575,7 @@ static enum mu_status open_server(struct mu_driver *driver, struct mu_error *err
     uint32_t max_workers = driver->config.core.max_workers;
     config.listen = driver->config.listen;
     config.tls = driver->config.tls;
+    config.takes_strangers = driver->config.ca_key != NULL;
     config.methods = mu_api_methods;
     config.method_count = MU_METHOD_COUNT;
     config.pollers = driver->config.pollers;
@@ -597,6 +614,13 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                 .events = driver->events,
                                 .step = step_from_api,
                                 .ctx = driver};
+    struct mu_tokens_config tokens = {.store = driver->store,
+                                      .outbox = driver->outbox,
+                                      .access = driver->access,
+                                      .ca_cert = driver->config.tls.ca,
+                                      .ca_key = driver->config.ca_key};
+    if ((status = mu_tokens_new(&tokens, &driver->tokens, err)))
+        return status;
     status = mu_api_new(&api, &driver->api, err);
     if (status == MU_OK && driver->config.http)
         status = mu_http_new(driver->config.http, driver->config.http_anywhere, driver->server, &driver->http, err);
@@ -666,6 +690,7 @@ void mu_driver_free(struct mu_driver *driver)
     }
     mu_watchdog_fini(&driver->watchdog);
     mu_api_free(driver->api);
+    mu_tokens_free(driver->tokens);
     mu_rpc_server_free(driver->server);
     mu_access_free(driver->access);
     mu_events_free(driver->events);

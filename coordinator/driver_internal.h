@@ -13,6 +13,7 @@
 #include "coordinator/outbox.h"
 #include "coordinator/planner.h"
 #include "coordinator/sessions.h"
+#include "coordinator/tokens.h"
 #include "coordinator/watchdog.h"
 
 enum { MU_RANDOM_POOL = 256 };
@@ -29,6 +30,7 @@ struct mu_driver {
     struct mu_health *health;
     uint64_t health_next_us;
     struct mu_access *access; /* NULL: no TLS */
+    struct mu_tokens *tokens;
     uint64_t tls_next_us;
     struct mu_planner *planner;
     struct mu_checkpoint_io *io;

@@ -31,6 +31,8 @@ static const char usage_text[] =
     "                           (default: $MUSTER_TLS_CA, $MUSTER_TLS_CERT, $MUSTER_TLS_KEY; see muster cert)\n"
     "  --tls-deny FILE          identities (muster://ROLE/NAME, one a line) that are shut out; re-read when it "
     "changes\n"
+    "  --ca-key FILE            private key of a CA in --tls-ca: workers that bring a join token (muster token) get a\n"
+    "                           certificate\n"
     "  --insecure-listen        listen where other hosts can reach it although there is no TLS (--http has none)\n"
     "  --address-file FILE      write the address that was bound into FILE, once it can be used\n"
     "\n"
@@ -87,6 +89,7 @@ enum {
     OPT_TLS_CERT,
     OPT_TLS_KEY,
     OPT_TLS_DENY,
+    OPT_CA_KEY,
     OPT_INSECURE_LISTEN,
     OPT_ADDRESS_FILE,
     OPT_LOG_LEVEL,
@@ -94,7 +97,7 @@ enum {
     OPT_VERSION,
     OPT_HELP
 };
-enum { NUMBER_OPTIONS = 20, TEXT_OPTIONS = 13, MS_MAX = 24 * 3600 * 1000 };
+enum { NUMBER_OPTIONS = 20, TEXT_OPTIONS = 14, MS_MAX = 24 * 3600 * 1000 };
 
 static void print_usage(const struct options *options, FILE *to)
 {
@@ -162,6 +165,9 @@ static void parse_one(struct options *options, int choice, const struct number_o
     case OPT_TLS_DENY:
         options->driver.tls_deny = optarg;
         break;
+    case OPT_CA_KEY:
+        options->driver.ca_key = optarg;
+        break;
     case OPT_INSECURE_LISTEN:
         options->is_insecure_wanted = options->driver.http_anywhere = true;
         break;
@@ -218,6 +224,9 @@ static void check_options(struct options *options)
     } else if (options->driver.tls_deny && !mu_rpc_tls_wanted(&options->driver.tls)) {
         fprintf(stderr, "musterd: --tls-deny names certificates: it needs --tls-ca, --tls-cert and --tls-key\n");
         options->exit_code = EXIT_USAGE;
+    } else if (options->driver.ca_key && !mu_rpc_tls_wanted(&options->driver.tls)) {
+        fprintf(stderr, "musterd: --ca-key signs certificates: it needs --tls-ca, --tls-cert and --tls-key\n");
+        options->exit_code = EXIT_USAGE;
     } else if (!options->is_insecure_wanted && !mu_rpc_tls_wanted(&options->driver.tls) &&
                !is_local(options->driver.listen)) {
         fprintf(stderr,
@@ -265,6 +274,7 @@ static void parse_options(struct options *options, int argc, char **argv)
         {"tls-cert", required_argument, NULL, OPT_TLS_CERT},
         {"tls-key", required_argument, NULL, OPT_TLS_KEY},
         {"tls-deny", required_argument, NULL, OPT_TLS_DENY},
+        {"ca-key", required_argument, NULL, OPT_CA_KEY},
         {"insecure-listen", no_argument, NULL, OPT_INSECURE_LISTEN},
         {"address-file", required_argument, NULL, OPT_ADDRESS_FILE},
         {"log-level", required_argument, NULL, OPT_LOG_LEVEL},

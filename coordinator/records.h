@@ -5,6 +5,7 @@
  *    d/<slot>            death (8 bytes)
  *    j/<job>             job                                c/<job>/<number>       checkpoint (8 bytes, most
  * significant first) w/<worker>          worker                             e/<number>             event (likewise)
+ *    k/<id>               join token (muster.v1.TokenRecord; see tokens.h)
  *
  * Values are muster.v1.StoredRecord. What is read back is judged like anything from outside: a damaged or contradictory
  * record is an error that names its key, never a crash. Not thread-safe; pointers of a decoded record lie in the arena.
@@ -22,8 +23,9 @@ enum {
     MU_RECORD_KEY_SIZE = 96,
 };
 
-#define MU_FORMAT_KEY "m/format"
-#define MU_EPOCH_KEY  "m/epoch"
+#define MU_FORMAT_KEY       "m/format"
+#define MU_EPOCH_KEY        "m/epoch"
+#define MU_TOKEN_KEY_PREFIX "k/"
 
 /* Writes the key of the record and returns its size. Only the fields that make the key are looked at. */
 size_t mu_record_key(const struct mu_record *record, uint8_t out[MU_RECORD_KEY_SIZE]);

@@ -538,6 +538,14 @@ const char *mu_rpc_call_identity(struct mu_rpc_call *call)
     return call->identity;
 }
 
+bool mu_rpc_call_has_certificate(const struct mu_rpc_call *call)
+{
+    grpc_auth_context *context = call->server->tls ? grpc_call_auth_context(call->grpc) : NULL;
+    bool has_one = context && grpc_auth_context_peer_is_authenticated(context);
+    grpc_auth_context_release(context);
+    return has_one;
+}
+
 uint64_t mu_rpc_call_deadline_us(const struct mu_rpc_call *call)
 {
     gpr_timespec never = gpr_inf_future(call->deadline.clock_type);

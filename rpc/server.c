@@ -181,7 +181,7 @@ static enum mu_status bind_port(struct mu_rpc_server *server, struct mu_error *e
         return status;
     char target[MU_RPC_TARGET_SIZE];
     mu_rpc_address_format(&server->address, target);
-    grpc_server_credentials *credentials = mu_rpc_server_credentials(server->tls);
+    grpc_server_credentials *credentials = mu_rpc_server_credentials(server->tls, server->config.takes_strangers);
     int port = grpc_server_add_http2_port(server->grpc, target, credentials);
     grpc_server_credentials_release(credentials);
     if (port == 0)
@@ -217,7 +217,7 @@ enum mu_status mu_rpc_server_new(const struct mu_rpc_server_config *config, stru
         return mu_fail(err, MU_ERR_NO_MEMORY, "server: out of memory");
     server->config = *config;
     server->config.listen = NULL;
-    if (mu_rpc_tls_wanted(&config->tls) && (status = mu_rpc_tls_new(&config->tls, err, &server->tls)) != MU_OK) {
+    if (mu_rpc_tls_wanted(&config->tls) && (status = mu_rpc_tls_new(&config->tls, false, err, &server->tls)) != MU_OK) {
         free(server);
         return status;
     }

@@ -64,6 +64,7 @@ struct mu_rpc_method {
 struct mu_rpc_server_config {
     const char *listen;          /* "host:port" (port 0: any free one), "[::1]:7070", "unix:/path" */
     struct mu_rpc_tls_files tls; /* set: only clients with a certificate of that CA */
+    bool takes_strangers;        /* and such without: what they may call is up to the owner */
     const struct mu_rpc_method *methods;
     size_t method_count;
     unsigned pollers;          /* completion queues, each with its thread; 1..MU_RPC_POLLERS_MAX */
@@ -201,6 +202,8 @@ const char *mu_rpc_call_peer(struct mu_rpc_call *call);
 /* Who the certificate of the peer names: the first SAN that is a URI "muster://...", else the first DNS name as
  * "dns:host". "" without TLS, or when it has neither. Lives as long as the handle. */
 const char *mu_rpc_call_identity(struct mu_rpc_call *call);
+/* Whether the peer has shown a certificate of the CA; false without TLS. */
+bool mu_rpc_call_has_certificate(const struct mu_rpc_call *call);
 /* The monotonic microsecond at which the peer gives up; UINT64_MAX: never. */
 uint64_t mu_rpc_call_deadline_us(const struct mu_rpc_call *call);
 /* The first header named `key` (lower case) of the call; false when it has none. Not terminated; lives as long as the
