@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "coordinator/api.h"
+#include "proto/wire.h"
 
 enum { LINE_SIZE = 600, DENIED_MAX = 65536 };
 
@@ -151,9 +152,10 @@ bool mu_access_is_denied(const struct mu_access *access, const char *identity)
     return false;
 }
 
+static const char scheme[] = "muster://";
+
 static enum role role_of(const char *identity)
 {
-    static const char scheme[] = "muster://";
     if (strncmp(identity, scheme, sizeof scheme - 1) != 0)
         return ROLE_NONE;
     const char *text = identity + sizeof scheme - 1;
@@ -187,15 +189,16 @@ enum mu_status mu_access_bind_worker(const char *identity, uint64_t random, char
 {
     enum { SUFFIX_BYTES = 7 }; /* "-" and six digits */
     char own[MU_WORKER_NAME_SIZE];
-    const char *slash = strrchr(identity, '/');
     MU_ASSERT(role_of(identity) == ROLE_WORKER);
-    size_t length = strlen(slash + 1);
-    if (length >= sizeof own - (name[0] ? 0 : SUFFIX_BYTES))
+    const char *text = identity + strlen(scheme) + strlen(role_names[ROLE_WORKER]) + 1;
+    size_t length = strnlen(text, sizeof own);
+    for (size_t i = 0; i < length && i < sizeof own - 1; i++) /* names of workers have no capitals */
+        own[i] = text[i] >= 'A' && text[i] <= 'Z' ? (char)(text[i] - 'A' + 'a') : text[i];
+    own[length < sizeof own ? length : 0] = 0;
+    if (!mu_wire_name_ok(own, sizeof own - (name[0] ? 0 : SUFFIX_BYTES)))
         return mu_fail(err, MU_ERR_DENIED,
-                       "the name in the certificate %s is too long for a worker's: at most %d characters", identity,
-                       MU_WORKER_NAME_SIZE - 1 - SUFFIX_BYTES);
-    for (size_t i = 0; i <= length; i++) /* names of workers have no capitals */
-        own[i] = slash[1 + i] >= 'A' && slash[1 + i] <= 'Z' ? (char)(slash[1 + i] - 'A' + 'a') : slash[1 + i];
+                       "the certificate %s names no worker: 1 to %d characters a-z 0-9 . _ -, a letter or digit first",
+                       identity, MU_WORKER_NAME_SIZE - 1 - SUFFIX_BYTES);
     if (name[0] == 0) {
         snprintf(name, MU_WORKER_NAME_SIZE, "%.*s-%06x", MU_WORKER_NAME_SIZE - 1 - SUFFIX_BYTES, own,
                  (unsigned)(random & 0xffffff));
