@@ -314,6 +314,10 @@ def test_a_slow_watcher_is_cut_off_and_told_where_to_resume():
                                      response_deserializer=api.WatchEventsResponse.FromString)
         slow = watch(api.WatchEventsRequest(follow=True), timeout=120 * SLOW)
         first = next(slow).event.number  # it is current, and reads no further
+        deaf = [watch(api.WatchEventsRequest(follow=True), timeout=120 * SLOW) for _ in range(100)]  # nor do these
+        for stream in deaf:
+            next(stream)
+        small = resident_kib(cluster.coordinator)
         name, host = "n" * 58, "h" * 63
         with connect(cluster.address) as other:
             for turn in range(0, 2400, 20):
@@ -322,6 +326,10 @@ def test_a_slow_watcher_is_cut_off_and_told_where_to_resume():
                     check(stream.hear().HasField("welcome"), "not welcome")
                     stream.close()
         cluster.wait_event(lambda e: e.number > 4000, limit_s=60)
+        grown = resident_kib(cluster.coordinator) - small
+        check(grown < 96 << 10, f"the coordinator grew by {grown} KiB")
+        for stream in deaf:
+            stream.cancel()
         last, code, text = first, grpc.StatusCode.OK, ""
         try:
             for response in slow:
