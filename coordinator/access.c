@@ -18,6 +18,7 @@ static const char *const role_names[ROLE_COUNT] = {"none", "worker", "viewer", "
 /* ROLE_NONE: any certificate of the CA will do. */
 static const enum role needed[MU_METHOD_COUNT] = {
     [MU_METHOD_ATTACH] = ROLE_WORKER,
+    [MU_METHOD_REPORT_EXIT] = ROLE_WORKER,
     [MU_METHOD_SUBMIT_JOB] = ROLE_OPERATOR,
     [MU_METHOD_GET_JOB] = ROLE_VIEWER,
     [MU_METHOD_LIST_JOBS] = ROLE_VIEWER,

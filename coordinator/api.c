@@ -24,6 +24,7 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {SERVICE "GetTimings", MU_RPC_UNARY, MU_METHOD_GET_TIMINGS, false},
     {SERVICE "WatchEvents", MU_RPC_SERVER_STREAM, MU_METHOD_WATCH_EVENTS, false},
     {SERVICE "SaveSnapshot", MU_RPC_UNARY, MU_METHOD_SAVE_SNAPSHOT, false},
+    {"/muster.v1.WorkerService/ReportExit", MU_RPC_UNARY, MU_METHOD_REPORT_EXIT, true},
     {"/grpc.health.v1.Health/Check", MU_RPC_UNARY, MU_METHOD_HEALTH_CHECK, false},
     {"/grpc.health.v1.Health/Watch", MU_RPC_SERVER_STREAM, MU_METHOD_HEALTH_WATCH, false},
     {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION, false},
@@ -48,6 +49,9 @@ struct pending {
     struct answer *answer;
     bool replied, existed;
     uint64_t checkpoint;
+    enum mu_exit_verdict verdict;
+    uint32_t after_ms;
+    char text[MU_TEXT_SIZE];
 };
 
 struct mu_api {
@@ -510,6 +514,32 @@ static enum mu_status trigger_checkpoint(struct mu_api *api, struct mu_rpc_call 
                   err);
 }
 
+static enum mu_status report_exit(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                  struct mu_error *err)
+{
+    const Muster__V1__ReportExitRequest *request = (const Muster__V1__ReportExitRequest *)base;
+    char job[MU_JOB_NAME_SIZE], worker[MU_WORKER_NAME_SIZE], host[MU_WORKER_NAME_SIZE], text[MU_TEXT_SIZE];
+    struct mu_coord_event event = {.kind = MU_CE_EXITED,
+                                   .exited.exit = {.job = job,
+                                                   .worker = worker,
+                                                   .host = host,
+                                                   .pid = request->pid,
+                                                   .signal = request->signal,
+                                                   .code = request->exit_code,
+                                                   .again = request->again,
+                                                   .text = text}};
+    enum mu_status status;
+    if ((status = get_name(request->job, "job", job, err)) ||
+        (status = mu_wire_get_string(request->worker, MU_WIRE_NAME, "worker", worker, sizeof worker, err)) ||
+        (status = mu_wire_get_string(request->host, MU_WIRE_TEXT, "host", host, sizeof host, err)) ||
+        (status = mu_wire_get_string(request->text, MU_WIRE_TEXT, "text", text, sizeof text, err)) ||
+        (status = mu_wire_get_id(request->incarnation, "incarnation", &event.exited.exit.incarnation, err)) ||
+        (status = begin(api, call, job, &event.exited.cookie, err)))
+        return status;
+    api->config.step(api->config.ctx, &event);
+    return MU_OK;
+}
+
 /* ---- replies ---- */
 
 void mu_api_reply(struct mu_api *api, const struct mu_coord_action *action)
@@ -523,6 +553,9 @@ void mu_api_reply(struct mu_api *api, const struct mu_coord_action *action)
     api->any_replied = true;
     pending->checkpoint = action->reply.checkpoint;
     pending->existed = action->reply.existed;
+    pending->verdict = action->reply.verdict;
+    pending->after_ms = action->reply.after_ms;
+    snprintf(pending->text, sizeof pending->text, "%s", action->reply.text ? action->reply.text : "");
     if (action->reply.status != MU_OK)
         mu_fail(&pending->answer->err, action->reply.status, "%s",
                 action->reply.text ? action->reply.text : mu_status_name(action->reply.status));
@@ -549,6 +582,14 @@ static void build_reply(struct mu_api *api, const struct pending *pending)
     } else if (pending->method == MU_METHOD_TRIGGER_CHECKPOINT) {
         Muster__V1__TriggerCheckpointResponse response = MUSTER__V1__TRIGGER_CHECKPOINT_RESPONSE__INIT;
         response.number = pending->checkpoint;
+        fill_answer(api, answer, &response.base);
+    } else if (pending->method == MU_METHOD_REPORT_EXIT) {
+        Muster__V1__ReportExitResponse response = MUSTER__V1__REPORT_EXIT_RESPONSE__INIT;
+        response.verdict = pending->verdict == MU_EXIT_START_AGAIN ? MUSTER__V1__EXIT_VERDICT__EXIT_VERDICT_START_AGAIN
+                           : pending->verdict == MU_EXIT_ASK_AGAIN ? MUSTER__V1__EXIT_VERDICT__EXIT_VERDICT_ASK_AGAIN
+                                                                   : MUSTER__V1__EXIT_VERDICT__EXIT_VERDICT_STAY_AWAY;
+        response.after_ms = pending->after_ms;
+        response.text = mu_wire_put_text(&api->arena, pending->text, sizeof pending->text);
         fill_answer(api, answer, &response.base);
     } else {
         Muster__V1__CancelJobResponse response = MUSTER__V1__CANCEL_JOB_RESPONSE__INIT; /* the others are empty too */
@@ -594,6 +635,7 @@ static const struct {
     [MU_METHOD_GET_TIMINGS] = {&muster__v1__get_timings_request__descriptor, get_timings},
     [MU_METHOD_WATCH_EVENTS] = {&muster__v1__watch_events_request__descriptor, watch_events},
     [MU_METHOD_SAVE_SNAPSHOT] = {&muster__v1__save_snapshot_request__descriptor, save_snapshot},
+    [MU_METHOD_REPORT_EXIT] = {&muster__v1__report_exit_request__descriptor, report_exit},
 };
 
 void mu_api_call(struct mu_api *api, struct mu_rpc_call *call, const void *data, size_t size_bytes)

@@ -245,6 +245,9 @@ void mu_coord_step(struct mu_coord *coord, const struct mu_coord_event *event, c
     case MU_CE_CHECKPOINT:
         on_request(coord, event);
         break;
+    case MU_CE_EXITED:
+        on_exited(coord, event->exited.cookie, &event->exited.exit);
+        break;
     }
     coord->deadline_us = mu_coord_next_deadline(coord);
     coord->sink = NULL;

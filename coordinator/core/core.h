@@ -245,6 +245,24 @@ enum mu_coord_event_kind {
     MU_CE_DRAIN,
     MU_CE_UNDRAIN, /* lifts drain and quarantine of a worker name */
     MU_CE_CHECKPOINT,
+    MU_CE_EXITED, /* a supervisor tells how a process of a worker ended */
+};
+
+/* Strings are valid during the step. */
+struct mu_process_exit {
+    const char *job, *worker, *host;
+    struct mu_id incarnation; /* its newest one; zero: it ended before it had any */
+    uint64_t pid;
+    uint32_t signal, code; /* ended by that signal, or (0) exited with that code */
+    bool again;            /* told before: only whether the name may be started now is asked */
+    const char *text;      /* for people: "was killed by signal 9 (SIGKILL)", "exited with code 1" */
+};
+
+enum mu_exit_verdict {
+    MU_EXIT_START_AGAIN, /* after after_ms */
+    MU_EXIT_ASK_AGAIN,   /* drained or quarantined: not now */
+    MU_EXIT_STAY_AWAY,   /* there is nothing more to do for it */
+    MU_EXIT_VERDICT_COUNT
 };
 
 struct mu_coord_event {
@@ -284,6 +302,10 @@ struct mu_coord_event {
             const char *worker; /* DRAIN, UNDRAIN */
             const char *reason;
         } request;
+        struct {
+            uint64_t cookie;
+            struct mu_process_exit exit;
+        } exited;
     };
 };
 
@@ -329,9 +351,11 @@ struct mu_coord_action {
         struct {
             uint64_t cookie;
             enum mu_status status;
-            const char *text;    /* error line, or NULL */
-            uint64_t checkpoint; /* CHECKPOINT: the sequence number ordered; SUBMIT: 0 */
-            bool existed;        /* SUBMIT: the same job was there already */
+            const char *text;             /* error line, or NULL; EXITED: why the name is not started again */
+            uint64_t checkpoint;          /* CHECKPOINT: the sequence number ordered; SUBMIT: 0 */
+            bool existed;                 /* SUBMIT: the same job was there already */
+            enum mu_exit_verdict verdict; /* EXITED */
+            uint32_t after_ms;
         } reply;
     };
 };

@@ -243,6 +243,8 @@ void persist_death(struct mu_coord *coord, const struct mu_death_record *record)
 void persist_worker(struct mu_coord *coord, const struct mu_worker_record *record);
 void event(struct mu_coord *coord, enum mu_event_severity severity, const char *kind, const struct job *job,
            const struct worker *worker, const char *fmt, ...) MU_PRINTF(6, 7);
+void event_of_name(struct mu_coord *coord, enum mu_event_severity severity, const char *kind, const struct job *job,
+                   const char *worker, const char *fmt, ...) MU_PRINTF(6, 7);
 void reply(struct mu_coord *coord, uint64_t cookie, enum mu_status status, const char *fmt, ...) MU_PRINTF(4, 5);
 void format_into(char *out, size_t size, const char *fmt, ...) MU_PRINTF(3, 4);
 void copy_text(char *out, size_t size, const char *text);
@@ -262,6 +264,12 @@ void drain(struct mu_coord *coord, struct worker *worker, const char *reason);
 struct mu_worker_record *find_worker_record(struct mu_coord *coord, const char *name);
 struct worker *find_worker(struct mu_coord *coord, const char *name);
 struct mu_worker_record *note_worker(struct mu_coord *coord, const char *name); /* find or add; NULL: table is full */
+
+/* exits.c: crash budgets, and what supervisors tell */
+bool death_is_counted(const struct mu_coord *coord, struct mu_id incarnation);
+void count_death(struct mu_coord *coord, const struct job *job, const char *name, struct mu_id incarnation,
+                 const char *why);
+void on_exited(struct mu_coord *coord, uint64_t cookie, const struct mu_process_exit *exit);
 
 /* job.c: phases */
 struct job *find_job(struct mu_coord *coord, const char *name);

@@ -611,43 +611,6 @@ void on_disconnected(struct mu_coord *coord, uint64_t session, const char *reaso
         member_silent(coord, job, worker);
 }
 
-static void count_death(struct mu_coord *coord, const struct job *job, const struct worker *worker)
-{
-    uint64_t hash = name_key(worker->name), now = lease_now(coord),
-             window_us = (uint64_t)coord->config.crash_window_ms * 1000;
-    uint32_t count = 1;
-    for (uint32_t i = 0; i < MU_DEATHS_KEPT; i++)
-        count += coord->deaths[i].name_hash == hash && now - coord->deaths[i].lease_us < window_us;
-    coord->deaths[coord->death_count % MU_DEATHS_KEPT].name_hash = hash;
-    coord->deaths[coord->death_count % MU_DEATHS_KEPT].lease_us = now;
-    coord->deaths[coord->death_count % MU_DEATHS_KEPT].incarnation = worker->incarnation;
-    persist_death(coord, &(struct mu_death_record){.number = coord->death_count++,
-                                                   .name_hash = hash,
-                                                   .wall_us = coord->wall_us,
-                                                   .incarnation = worker->incarnation});
-    if (count <= coord->config.crash_limit)
-        return;
-    struct mu_worker_record *record = note_worker(coord, worker->name);
-    if (!record || record->quarantined)
-        return;
-    record->quarantined = true;
-    format_into(record->reason, sizeof record->reason, "lost %u times within %u s, last: %s", count,
-                coord->config.crash_window_ms / 1000, worker->reason);
-    persist_worker(coord, record);
-    event(coord, MU_EVENT_ERROR, "worker_quarantined", job, worker,
-          "worker %s quarantined (%s); lift it with: muster undrain %s", worker->name, record->reason, worker->name);
-}
-
-/* A member of the recorded generation that was lost before the coordinator's restart already. */
-static bool died_before(const struct mu_coord *coord, const struct worker *worker)
-{
-    for (uint32_t i = 0; worker->awaited && i < MU_DEATHS_KEPT; i++) {
-        if (coord->deaths[i].name_hash && mu_id_equal(coord->deaths[i].incarnation, worker->incarnation))
-            return true;
-    }
-    return false;
-}
-
 void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt, ...)
 {
     struct job *job = job_of(coord, worker);
@@ -664,12 +627,13 @@ void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt
     }
     worker->lost = true;
     count_ready(coord, worker);
-    bool counted = died_before(coord, worker);
+    bool counted =
+        worker->awaited && death_is_counted(coord, worker->incarnation); /* lost before the restart already */
     job->workers_lost += !counted;
     persist_tally(coord, job);
     event(coord, MU_EVENT_WARNING, "worker_lost", job, worker, "worker %s lost (%s)", worker->name, why);
     if (!worker->draining && !counted)
-        count_death(coord, job, worker);
+        count_death(coord, job, worker->name, worker->incarnation, worker->reason);
     checkpoint_writer_lost(coord, job, worker);
     if (worker->rank != NONE)
         member_lost(coord, job, worker);

@@ -1,4 +1,5 @@
-/* The user: submits the job, orders checkpoints, drains and cancels; asks again when the coordinator did not answer. */
+/* The user: submits the job, orders checkpoints, drains and cancels; and the supervisors, who tell how workers ended.
+ * Both ask again when the coordinator did not answer. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,6 +8,7 @@
 struct request {
     enum mu_coord_event_kind kind;
     char worker[MU_WORKER_NAME_SIZE];
+    struct mu_id incarnation; /* EXITED */
     bool done;
 };
 
@@ -31,6 +33,14 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
     if (request.kind == MU_CE_SUBMIT) {
         out.submit.cookie = cookie;
         out.submit.spec = &sim->spec;
+    } else if (request.kind == MU_CE_EXITED) {
+        out.exited.cookie = cookie;
+        out.exited.exit = (struct mu_process_exit){.job = sim->spec.name,
+                                                   .worker = request.worker,
+                                                   .host = "h",
+                                                   .incarnation = request.incarnation,
+                                                   .signal = 9,
+                                                   .text = "was killed by signal 9 (SIGKILL)"};
     } else {
         out.request.cookie = cookie;
         out.request.job = sim->spec.name;
@@ -40,7 +50,8 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
     mu_sim_coord_event(sim, &out);
 }
 
-static void add(struct mu_sim *sim, enum mu_coord_event_kind kind, const char *worker)
+static struct request *add_later(struct mu_sim *sim, enum mu_coord_event_kind kind, const char *worker,
+                                 uint64_t after_us)
 {
     struct mu_sim_client *client = sim->client;
     client->requests = mu_sim_grow(client->requests, client->count, &client->capacity, sizeof *client->requests);
@@ -49,7 +60,13 @@ static void add(struct mu_sim *sim, enum mu_coord_event_kind kind, const char *w
     request->kind = kind;
     if (worker)
         snprintf(request->worker, sizeof request->worker, "%s", worker);
-    mu_sim_after(sim, mu_sim_delay(sim, sim->params.net_us), MU_SIM_NODE_NONE, ask, NULL, client->count, 0);
+    mu_sim_after(sim, after_us, MU_SIM_NODE_NONE, ask, NULL, client->count, 0);
+    return request;
+}
+
+static void add(struct mu_sim *sim, enum mu_coord_event_kind kind, const char *worker)
+{
+    add_later(sim, kind, worker, mu_sim_delay(sim, sim->params.net_us));
 }
 
 void mu_sim_client_init(struct mu_sim *sim)
@@ -105,6 +122,19 @@ bool mu_sim_client_cancelled(const struct mu_sim *sim)
 void mu_sim_client_drain(struct mu_sim *sim, const char *worker)
 {
     add(sim, MU_CE_DRAIN, worker);
+}
+
+/* Mostly at once; now and then only when another process has the name already, or twice, because the answer was lost.
+ */
+void mu_sim_client_exited(struct mu_sim *sim, const char *worker, struct mu_id incarnation)
+{
+    if (!worker[0])
+        return;
+    bool late = mu_sim_below(sim, 4) == 0, twice = mu_sim_below(sim, 8) == 0;
+    uint64_t after_us = mu_sim_delay(sim, late ? 3 * MU_SIM_S : MU_SIM_MS);
+    add_later(sim, MU_CE_EXITED, worker, after_us)->incarnation = incarnation;
+    if (twice)
+        add_later(sim, MU_CE_EXITED, worker, 2 * after_us)->incarnation = incarnation;
 }
 
 /* Also lifts quarantines: every name that a record keeps out. */

@@ -335,3 +335,45 @@ void mu_sim_oracle_views(struct mu_sim *sim)
             mu_sim_violate(sim, "checkpoint %" PRIu64 " is listed as committed, but it is not there", shown.number);
     }
 }
+
+/* ---- what supervisors tell ---- */
+
+struct mu_sim_present {
+    uint32_t count;
+    struct mu_id incarnations[]; /* of all that are counted on */
+};
+
+static bool is_counted_on(const struct mu_sim *sim, uint32_t slot, struct mu_id *ret_incarnation)
+{
+    struct mu_worker_view view;
+    if (!mu_coord_worker_view(sim->coord.core, slot, &view) || view.state == MU_WS_LOST)
+        return false;
+    *ret_incarnation = view.incarnation;
+    return true;
+}
+
+struct mu_sim_present *mu_sim_oracle_before_exit(struct mu_sim *sim)
+{
+    uint32_t slots = mu_coord_worker_slots(sim->coord.core);
+    struct mu_sim_present *present = mu_sim_alloc(sizeof *present + slots * sizeof present->incarnations[0]);
+    for (uint32_t slot = 0; slot < slots; slot++)
+        present->count += is_counted_on(sim, slot, &present->incarnations[present->count]);
+    return present;
+}
+
+void mu_sim_oracle_after_exit(struct mu_sim *sim, struct mu_sim_present *before, const struct mu_process_exit *exit)
+{
+    struct mu_sim_present *after = mu_sim_oracle_before_exit(sim);
+    for (uint32_t i = 0, at = 0; i < before->count; i++) { /* in order of their slots, before and after */
+        struct mu_id incarnation = before->incarnations[i];
+        bool stays = at < after->count && mu_id_equal(after->incarnations[at], incarnation);
+        at += stays;
+        if (mu_id_equal(incarnation, exit->incarnation) == stays)
+            mu_sim_violate(sim,
+                           stays ? "worker %s is gone, says its supervisor, and is still counted on"
+                                 : "because of the end of a process of %s another one is taken for lost",
+                           exit->worker);
+    }
+    free(after);
+    free(before);
+}

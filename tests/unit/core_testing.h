@@ -89,6 +89,8 @@ struct box {
     bool too_many_moves;       /* plans that move state move it in more pieces than an Assign can name */
     enum mu_status reply;
     uint64_t reply_checkpoint;
+    enum mu_exit_verdict reply_verdict;
+    uint32_t reply_after_ms;
     char reply_text[MU_EVENT_TEXT_SIZE];
     char events[BOX_TEXT_SIZE]; /* "kind: text" lines */
     char name[MU_JOB_NAME_SIZE];
@@ -301,6 +303,8 @@ static void box_on_action(void *ctx, const struct mu_coord_action *action)
     case MU_CA_REPLY:
         box->reply = action->reply.status;
         box->reply_checkpoint = action->reply.checkpoint;
+        box->reply_verdict = action->reply.verdict;
+        box->reply_after_ms = action->reply.after_ms;
         snprintf(box->reply_text, sizeof box->reply_text, "%s", action->reply.text ? action->reply.text : "");
         break;
     }
