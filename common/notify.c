@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -58,9 +59,11 @@ void mu_notify(const char *fmt, ...)
     if (fd < 0 || length < 0)
         return;
     size_t size = (size_t)length < sizeof text ? (size_t)length : sizeof text - 1;
-    ssize_t ignored = sendto(fd, text, size, MSG_NOSIGNAL | MSG_DONTWAIT, (const struct sockaddr *)&manager.address,
-                             manager.address_size);
-    (void)ignored; /* a manager that does not listen is not this service's trouble; the next sign of life comes */
+    struct timeval patience = {.tv_sec = 1}; /* a manager that is busy has a full queue for a moment */
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
+    ssize_t ignored =
+        sendto(fd, text, size, MSG_NOSIGNAL, (const struct sockaddr *)&manager.address, manager.address_size);
+    (void)ignored; /* one that does not listen is not this service's trouble */
     close(fd);
 }
 

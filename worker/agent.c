@@ -200,6 +200,16 @@ static void do_engine(struct agent *agent, const struct mu_worker_action *action
     }
 }
 
+static void do_exit(struct agent *agent, int code, const char *text)
+{
+    char line[MU_TEXT_SIZE + MU_ERROR_TEXT_SIZE];
+    bool alone = code == MU_AGENT_EXIT_CANNOT_CONNECT && agent->trouble_told[0];
+    snprintf(line, sizeof line, "%s%s%s", text ? text : "", alone ? ": " : "", alone ? agent->trouble_told : "");
+    mu_log(code == 0 ? MU_LOG_INFO : MU_LOG_ERROR, NULL, "leaving%s%s", line[0] ? ": " : "", line);
+    note_trouble(agent, line);
+    leave(agent, code);
+}
+
 static void on_action(void *ctx, const struct mu_worker_action *action)
 {
     struct agent *agent = ctx;
@@ -223,10 +233,7 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
         do_engine(agent, action);
         break;
     case MU_WA_EXIT:
-        mu_log(action->exit.code == 0 ? MU_LOG_INFO : MU_LOG_ERROR, NULL, "leaving%s%s",
-               action->exit.text && *action->exit.text ? ": " : "", action->exit.text ? action->exit.text : "");
-        note_trouble(agent, action->exit.text);
-        leave(agent, action->exit.code);
+        do_exit(agent, action->exit.code, action->exit.text);
         break;
     }
 }

@@ -1,5 +1,4 @@
 /* muster-worker: options in, exit code out; everything else is in agent.c, and supervisor.c for several of them. */
-#include <ctype.h>
 #include <getopt.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -305,17 +304,6 @@ static bool check_choices(const struct choices *choices)
 
 /* ---- with --device ---- */
 
-/* The host's name as a worker may be called; it leaves room for the number of the slot. */
-static void name_of_host(const char *host, char out[MU_WORKER_NAME_SIZE])
-{
-    size_t length = 0;
-    for (; host[length] && length < MU_WORKER_NAME_SIZE - 1 - NAME_ROOM; length++) {
-        unsigned char c = (unsigned char)host[length];
-        out[length] = isalnum(c) || (length && (c == '.' || c == '-')) ? (char)tolower(c) : length ? '_' : 'x';
-    }
-    out[length] = 0;
-}
-
 static uint32_t count_slots(const struct choices *choices)
 {
     struct mu_cpu *cpus = NULL;
@@ -333,7 +321,7 @@ static int supervise(const struct choices *choices)
     int code;
     if (gethostname(host, sizeof host - 1) != 0)
         MU_LOGW("the host has no name");
-    name_of_host(choices->agent.name ? choices->agent.name : host, name);
+    mu_wire_name_clean(choices->agent.name ? choices->agent.name : host, name, sizeof name - NAME_ROOM);
     if (choices->agent.name && strcmp(name, choices->agent.name) != 0) {
         fprintf(stderr, "muster-worker: --name '%s' is too long with --device: at most %d characters\n",
                 choices->agent.name, MU_WORKER_NAME_SIZE - 1 - NAME_ROOM);
@@ -347,6 +335,7 @@ static int supervise(const struct choices *choices)
         .name = name,
         .slots = count_slots(choices),
         .words = choices->words,
+        .give_up_ms = choices->agent.give_up_ms,
         .ready_fd = -1,
         .ready_ms = (choices->ready_s ? choices->ready_s : READY_DEFAULT_S) * 1000,
     };

@@ -43,7 +43,8 @@ struct slot {
     struct mu_id incarnation;
     char trouble[MU_TEXT_SIZE];
     struct mu_exit_letter letter; /* how it ended */
-    int exit_code;                /* OVER */
+    uint64_t ended_us;
+    int exit_code; /* OVER */
 };
 
 struct supervisor {
@@ -52,7 +53,8 @@ struct supervisor {
     struct mu_herald *herald;
     uint32_t telling; /* the slot whose letter the herald has; UINT32_MAX: none */
     int signal_fd, wake_fd;
-    unsigned stops; /* SIGTERM and SIGINT so far */
+    uint32_t attached_told; /* to the service manager */
+    unsigned stops;         /* SIGTERM and SIGINT so far */
     sigset_t signals;
     uint64_t ready_until_us; /* UINT64_MAX: nobody waits for that */
     bool unready;            /* it was not reached */
@@ -229,8 +231,11 @@ static void reap(struct supervisor *self, struct slot *slot)
            (int)slot->pid, slot->letter.text);
     slot->state = SLOT_TELLING;
     slot->due_us = 0;
+    slot->ended_us = mu_clock_mono_us();
     if (self->stops)
         over(slot, slot->letter.signal ? MU_AGENT_EXIT_INTERRUPTED : (int)slot->letter.code);
+    else if (slot->letter.code == MU_AGENT_EXIT_CANNOT_CONNECT)
+        over(slot, MU_AGENT_EXIT_CANNOT_CONNECT); /* there is nobody to tell */
 }
 
 /* ---- the coordinator's answers ---- */
@@ -250,9 +255,12 @@ static void take_answer(struct supervisor *self, uint64_t now_us)
             MU_LOGW("%s: the coordinator cannot be asked: %s; tried again", slot->name, text);
         snprintf(self->told, sizeof self->told, "%s", text);
         slot->due_us = now_us + TELL_AGAIN_US;
+        if (self->config->give_up_ms && now_us - slot->ended_us > self->config->give_up_ms * 1000ull)
+            over(slot, MU_AGENT_EXIT_CANNOT_CONNECT);
         return;
     }
     self->told[0] = 0;
+    slot->ended_us = now_us; /* it is there: its patience begins anew */
     bool is_news = !slot->letter.again;
     slot->letter.again = true;
     switch (answer.verdict) {
@@ -386,11 +394,14 @@ static void wait_for_something(struct supervisor *self, uint64_t until_us, bool 
     (void)ignored;
 }
 
-static void tell_manager(const struct supervisor *self)
+static void tell_manager(struct supervisor *self)
 {
     uint32_t attached = 0;
     for (uint32_t i = 0; i < self->config->slots; i++)
         attached += self->slots[i].attached;
+    if (attached == self->attached_told)
+        return;
+    self->attached_told = attached;
     mu_notify("STATUS=%u of %u workers attached to job %s", attached, self->config->slots, self->config->job);
 }
 

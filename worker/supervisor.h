@@ -28,11 +28,12 @@ struct mu_supervisor_config {
     const char *coordinator;
     struct mu_rpc_tls_files tls;
     const char *job, *host;
-    const char *name;   /* of slot i: NAME-cpu<i> */
-    uint32_t slots;     /* 1..MU_SLOTS_MAX */
-    char *const *words; /* options that every worker gets; ends with NULL */
-    int ready_fd;       /* -1, or: one line is written there, "" once all are attached, else why that cannot be */
-    uint32_t ready_ms;  /* with ready_fd: then they must be attached, or all end */
+    const char *name;    /* of slot i: NAME-cpu<i> */
+    uint32_t slots;      /* 1..MU_SLOTS_MAX */
+    char *const *words;  /* options that every worker gets; ends with NULL */
+    uint32_t give_up_ms; /* without an answer of the coordinator; 0: never */
+    int ready_fd;        /* -1, or: one line is written there, "" once all are attached, else why that cannot be */
+    uint32_t ready_ms;   /* with ready_fd: then they must be attached, or all end */
 };
 
 /* Returns an exit code of worker/agent.h: of the first worker that ended with one that is not 0. Must be called by a

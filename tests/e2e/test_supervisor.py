@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 
-from harness import BUILD, Cluster, Failure, Process, api, check, log_of, main, reference, run, tiny_job
+from harness import BUILD, Cluster, Failure, Process, check, log_of, main, reference, run, tiny_job
 
 WORKER = os.path.join(BUILD, "worker/muster-worker")
 LONG = 1000000  # steps that no machine makes while a test looks at them
@@ -192,6 +192,8 @@ def test_detach_that_cannot_attach_says_why_and_leaves_nothing():
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
         done, log = detach(cluster, address, "--ready-within", "1")
         check(done.returncode == 3 and done.stderr.count("\n") == 1 and "not attached in time" in done.stderr, done.stderr)
+        done, log = detach(cluster, address, "--give-up-after", "1")
+        check(done.returncode == 3 and done.stderr.count("\n") == 1 and "exited with code 3" in done.stderr, done.stderr)
         check(address in done.stderr, done.stderr)
         left = subprocess.run(["pgrep", "-f", f"--log[ ]{log}|coordinator={address}"], capture_output=True, text=True).stdout
         check(not left, f"left behind: {left}")
