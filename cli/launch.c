@@ -191,7 +191,8 @@ static void judge(struct launch *launch, struct run *run, int status)
         snprintf(text, sizeof text, "answers, but %s '%s' there: install it, or name it with --program PATH (%s)",
                  code == EXIT_NO_PROGRAM ? "there is no program" : "nobody may run", launch->program, said);
     else if (code == EXIT_SSH)
-        snprintf(text, sizeof text, "ssh: %s", said[0] ? said : "failed without a word");
+        snprintf(text, sizeof text, "%s%s",
+                 strncmp(said, "ssh: ", 5) == 0 ? "" : "ssh: ", said[0] ? said : "failed without a word");
     else if (said[0])
         snprintf(text, sizeof text, "%s", said);
     else

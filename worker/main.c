@@ -14,6 +14,7 @@
 #include "worker/agent.h"
 #include "worker/cpus.h"
 #include "worker/detach.h"
+#include "worker/notes.h"
 #include "worker/supervisor.h"
 
 enum {
@@ -379,7 +380,8 @@ int main(int argc, char **argv)
     int code = take_options(argc, argv, &choices);
     if (code < 0) {
         mu_notify_init();
-        mu_log_init(choices.device ? "supervisor" : "worker", choices.level);
+        bool is_one_of_several = getenv(MU_NOTES_VARIABLE) && choices.agent.name; /* their lines stand in one log */
+        mu_log_init(choices.device ? "supervisor" : is_one_of_several ? choices.agent.name : "worker", choices.level);
         code = choices.device ? supervise(&choices) : mu_agent_run(&choices.agent);
     }
     for (size_t i = 0; i < choices.word_count; i++)

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import tempfile
 
-from harness import BUILD, ROOT, Skipped, check, main
+from harness import BUILD, ROOT, Skipped, check, documented, main
 
 UNITS = os.path.join(ROOT, "deploy/systemd")
 EXPOSURE = 2.6  # of 10, by systemd's own table: what the units permit may grow only on purpose
@@ -53,7 +53,8 @@ def test_units_use_options_that_exist():
 def make_package(folder):
     if not shutil.which("dpkg-shlibdeps") or not shutil.which("cpack"):
         raise Skipped("there is no cpack or dpkg-shlibdeps")
-    run("cpack", "-G", "DEB", "-B", folder, cwd=BUILD)
+    (command,) = documented("### As services")
+    run(*command.split(), "-B", folder, cwd=BUILD)
     (package,) = glob.glob(os.path.join(folder, "*.deb"))
     return package
 

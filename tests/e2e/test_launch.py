@@ -11,7 +11,7 @@ import subprocess
 
 import grpc
 
-from harness import BUILD, SLOW, Cluster, Skipped, check, main, pb, tiny_job
+from harness import BUILD, SLOW, Cluster, Skipped, check, documented, main, pb, tiny_job
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/usr/local/sbin")
 LONG = 1000000
@@ -110,10 +110,16 @@ def launch(cluster, hosts, names, *words, worker=("--device", "cpu", "--threads"
     return done.returncode, done.stdout, done.stderr
 
 
-def job_file(cluster, steps=30):
-    path = os.path.join(cluster.dir, "tiny.yaml")
+def shell(cluster, hosts, command):
+    """As a person types it, with the programs in the PATH."""
+    env = dict(os.environ, MUSTER_SSH=f"ssh -F {hosts.config}", MUSTER_COORDINATOR=cluster.address, PATH=f"{BUILD}/cli:{os.environ['PATH']}")
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120 * SLOW, cwd=cluster.dir, env=env)
+
+
+def job_file(cluster, steps=30, name="tiny"):
+    path = os.path.join(cluster.dir, f"{name}.yaml")
     with open(path, "w") as f:
-        f.write(JOB.format(name="tiny", data=cluster.data, dir=cluster.dir, steps=steps))
+        f.write(JOB.format(name=name, data=cluster.data, dir=cluster.dir, steps=steps))
     return path
 
 
@@ -121,36 +127,43 @@ def names(cluster):
     return sorted(w.name for w in cluster.list_workers())
 
 
-def end(cluster):
+def end(cluster, job="tiny"):
     """No job leaves its workers behind: they were put into the background of other sessions."""
     try:
-        if cluster.job().state <= pb.JOB_STATE_RUNNING:
-            cluster.cancel()
+        if cluster.job(job).state <= pb.JOB_STATE_RUNNING:
+            cluster.cancel(job)
     except grpc.RpcError:
         return
     cluster.wait_until(lambda: not cluster.list_workers(), 20, "workers stay behind")
 
 
 def test_hosts_are_started_each_failure_is_a_line_and_more_are_added():
+    """The first two commands are those of the documents."""
     with Cluster() as cluster, Hosts(cluster) as hosts:
         cluster.start_coordinator()
-        with open(os.path.join(cluster.dir, "hosts"), "w") as f:
-            f.write("# rack 1\nnode[01-02]\nbare1,gone1 # both are of no use\n")
-        code, out, err = launch(cluster, hosts, os.path.join(cluster.dir, "hosts"), job_file(cluster, LONG))
-        check(code == 1 and "2 of 4 hosts work for job tiny; each host was given the coordinator 127.0.0.1:" in out, f"{code} {out} {err}")
+        first, second = documented("### Many hosts over ssh")
+        job_file(cluster, LONG, "kjv")
+        with open(os.path.join(cluster.dir, "hosts.txt"), "w") as f:
+            f.write("# rack 2\nnode[03-04]\nbare1,gone1 # both are of no use\n")
+        done = shell(cluster, hosts, first)
+        check(done.returncode == 0 and "\n2 of 2 hosts work for job kjv\n" in done.stdout and not done.stderr, f"{done}")
+        check(names(cluster) == ["node01-cpu0", "node02-cpu0"], f"{names(cluster)}")
+        go = cluster.wait_event("generation_go")
+        done = shell(cluster, hosts, second)
+        err = done.stderr
+        check(done.returncode == 1 and "2 of 4 hosts work for job kjv; each host was given the coordinator 127.0.0.1:" in done.stdout, f"{done}")
         why = {line.split(":")[1].strip(): line for line in err.splitlines()}
         check(len(why) == 2 and err.count("\n") == 2, err)
         check("answers, but there is no program 'muster-worker' there: install it" in why["bare1"], err)
         check("ssh: " in why["gone1"] and "refused" in why["gone1"], err)
-        check(names(cluster) == ["node01-cpu0", "node02-cpu0"], f"{names(cluster)}")
-        go = cluster.wait_event("generation_go")
-        code, out, err = launch(cluster, hosts, "mute1", "--add", "tiny", "--within", "1")
+        check(names(cluster) == ["node01-cpu0", "node02-cpu0", "node03-cpu0", "node03-cpu1", "node04-cpu0", "node04-cpu1"], f"{names(cluster)}")
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "6 workers" in e.text, 60, after=go.number)
+        code, out, err = launch(cluster, hosts, "mute1", "--add", "kjv", "--within", "1")
         check(code == 1 and err.count("\n") == 1 and ("timed out" in err or "no answer in time" in err), err)
-        code, out, err = launch(cluster, hosts, f"{pwd.getpwuid(os.geteuid()).pw_name}@Node-03.rack", "--add", "tiny", worker=("--device", "cpu", "--slots", "2", "--threads", "1"))
-        check(code == 0 and "1 of 1 hosts work for job tiny\n" in out and not err, f"{code} {out} {err}")
-        check(names(cluster)[:2] == ["node-03.rack-cpu0", "node-03.rack-cpu1"], f"{names(cluster)}")
-        cluster.wait_event(lambda e: e.kind == "generation_go" and "4 workers" in e.text, 60, after=go.number)
-        end(cluster)
+        code, out, err = launch(cluster, hosts, f"{pwd.getpwuid(os.geteuid()).pw_name}@Node-03.rack", "--add", "kjv")
+        check(code == 0 and "1 of 1 hosts work for job kjv\n" in out and not err, f"{code} {out} {err}")
+        check(names(cluster)[0] == "node-03.rack-cpu0", f"{names(cluster)}")
+        end(cluster, "kjv")
 
 
 def test_a_wrong_address_is_told_and_nothing_stays_behind():

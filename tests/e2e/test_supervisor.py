@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 
-from harness import BUILD, Cluster, Failure, Process, check, log_of, main, reference, run, tiny_job
+from harness import BUILD, SLOW, Cluster, Failure, Process, check, documented, log_of, main, reference, run, tiny_job
 
 WORKER = os.path.join(BUILD, "worker/muster-worker")
 LONG = 1000000  # steps that no machine makes while a test looks at them
@@ -170,17 +170,21 @@ def detach(cluster, address, *flags):
 
 
 def test_detach_returns_when_all_are_attached():
+    """As the documents show it."""
     with Cluster() as cluster:
         cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster, steps=LONG))
-        done, log = detach(cluster, cluster.address)
+        cluster.submit(tiny_job(cluster, "kjv", steps=LONG))
+        (command,) = documented("### A host of several devices")
+        env = dict(os.environ, MUSTER_COORDINATOR=cluster.address, PATH=f"{BUILD}/worker:{os.environ['PATH']}")
+        done = subprocess.run(command.split(), capture_output=True, text=True, timeout=60 * SLOW, cwd=cluster.dir, env=env)
         check(done.returncode == 0 and "attached, in the background as pid" in done.stdout, done.stderr)
-        check(len(cluster.list_workers()) == 2, "both are there")
+        check(sorted(w.name for w in cluster.list_workers()) == ["here-cpu0", "here-cpu1"], "both are there")
         pid = int(re.search(r"as pid (\d+)", done.stdout).group(1))
         check(os.getsid(pid) == pid, "in a session of its own")
-        cluster.cancel()
+        cluster.cancel("kjv")
         cluster.wait_until(lambda: is_gone(pid), 20, "it goes when the job is over")
-        check("back-cpu1 started" in open(log).read(), "its log")
+        log = open(os.path.join(cluster.dir, "here.log")).read()
+        check("here-cpu1 started" in log and "component=here-cpu0" in log, log)
 
 
 def test_detach_that_cannot_attach_says_why_and_leaves_nothing():
