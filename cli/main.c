@@ -24,6 +24,10 @@ static const struct command commands[] = {
     {"checkpoints", mu_cmd_checkpoints, "JOB", "checkpoints of a job"},
     {"drain", mu_cmd_drain, "WORKER --reason TEXT", "a worker leaves at the next boundary, for good"},
     {"undrain", mu_cmd_undrain, "WORKER", "lift a drain or a quarantine"},
+    {"node", mu_cmd_node,
+     "ls | describe NODE | cordon NODE --reason TEXT | drain NODE --reason TEXT [--deadline 30m] | uncordon|resume "
+     "NODE",
+     "hosts: their states; keep new ranks away from one, empty it, take it back"},
     {"cancel", mu_cmd_cancel, "JOB [--reason TEXT]", "end a job"},
     {"snapshot", mu_cmd_snapshot, "save FILE | restore FILE --data-dir DIR [--epoch N]",
      "the coordinator's records: to a file, or (with the coordinator stopped) from one"},

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "coordinator/nodes.h"
 #include "coordinator/snapshot.h"
 #include "coordinator/views.h"
 
@@ -25,6 +26,8 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {SERVICE "WatchEvents", MU_RPC_SERVER_STREAM, MU_METHOD_WATCH_EVENTS, false},
     {SERVICE "SaveSnapshot", MU_RPC_UNARY, MU_METHOD_SAVE_SNAPSHOT, false},
     {"/muster.v1.WorkerService/ReportExit", MU_RPC_UNARY, MU_METHOD_REPORT_EXIT, true},
+    {SERVICE "ListNodes", MU_RPC_UNARY, MU_METHOD_LIST_NODES, false},
+    {SERVICE "OrderNode", MU_RPC_UNARY, MU_METHOD_ORDER_NODE, false},
     {"/grpc.health.v1.Health/Check", MU_RPC_UNARY, MU_METHOD_HEALTH_CHECK, false},
     {"/grpc.health.v1.Health/Watch", MU_RPC_SERVER_STREAM, MU_METHOD_HEALTH_WATCH, false},
     {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION, false},
@@ -281,6 +284,26 @@ static enum mu_status list_workers(struct mu_api *api, struct mu_rpc_call *call,
     return MU_OK;
 }
 
+/* The token is the last name given; a node's name may be any text. */
+static enum mu_status list_nodes(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                 struct mu_error *err)
+{
+    const Muster__V1__ListNodesRequest *request = (const Muster__V1__ListNodesRequest *)base;
+    Muster__V1__ListNodesResponse response = MUSTER__V1__LIST_NODES_RESPONSE__INIT;
+    size_t count = 0, first = 0, limit = page_size(request->page_size);
+    enum mu_status status = mu_nodes_list(&api->arena, api->config.coord, &response.nodes, &count, err);
+    if (status)
+        return status;
+    while (first < count && strcmp(response.nodes[first]->name, request->page_token) <= 0)
+        first++;
+    response.nodes += first;
+    response.n_nodes = count - first < limit ? count - first : limit;
+    if (first + response.n_nodes < count)
+        response.next_page_token = response.nodes[limit - 1]->name;
+    answer_call(api, call, &response.base);
+    return MU_OK;
+}
+
 static enum mu_status list_checkpoints(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
                                        struct mu_error *err)
 {
@@ -514,6 +537,34 @@ static enum mu_status trigger_checkpoint(struct mu_api *api, struct mu_rpc_call 
                   err);
 }
 
+/* Who it was: as the certificate says, else as the caller does. */
+static enum mu_status order_node(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                 struct mu_error *err)
+{
+    const Muster__V1__OrderNodeRequest *request = (const Muster__V1__OrderNodeRequest *)base;
+    const char *identity = mu_rpc_call_identity(call), *by = identity[0] ? identity : request->by;
+    char name[MU_WORKER_NAME_SIZE], reason[MU_TEXT_SIZE], who[MU_TEXT_SIZE];
+    int order = 0;
+    struct mu_coord_event event = {
+        .kind = MU_CE_NODE,
+        .node = {.name = name, .reason = reason, .by = who, .deadline_us = request->deadline_s * 1000000ull}};
+    enum mu_status status;
+    if ((status = mu_wire_get_string(request->node, MU_WIRE_TEXT, "node", name, sizeof name, err)) ||
+        (status = mu_wire_get_enum((int)request->order, 1, MU_NODE_ORDER_COUNT, "order", &order, err)) ||
+        (status = mu_wire_get_string(request->reason, MU_WIRE_TEXT, "reason", reason, sizeof reason, err)) ||
+        (status = mu_wire_get_string(by[0] ? by : "?", MU_WIRE_TEXT, "by", who, sizeof who, err)))
+        return status;
+    event.node.order = (enum mu_node_order)(order - 1);
+    if (!name[0])
+        return mu_fail(err, MU_ERR_INVALID, "node: is missing: the name of a host as in ListNodes");
+    if (event.node.order != MU_NODE_RESUME && !reason[0])
+        return mu_fail(err, MU_ERR_INVALID, "reason: is missing: whoever finds the node so wants to know why");
+    status = begin(api, call, "", &event.node.cookie, err);
+    if (status == MU_OK)
+        api->config.step(api->config.ctx, &event);
+    return status;
+}
+
 static enum mu_status report_exit(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
                                   struct mu_error *err)
 {
@@ -635,6 +686,8 @@ static const struct {
     [MU_METHOD_GET_TIMINGS] = {&muster__v1__get_timings_request__descriptor, get_timings},
     [MU_METHOD_WATCH_EVENTS] = {&muster__v1__watch_events_request__descriptor, watch_events},
     [MU_METHOD_SAVE_SNAPSHOT] = {&muster__v1__save_snapshot_request__descriptor, save_snapshot},
+    [MU_METHOD_LIST_NODES] = {&muster__v1__list_nodes_request__descriptor, list_nodes},
+    [MU_METHOD_ORDER_NODE] = {&muster__v1__order_node_request__descriptor, order_node},
     [MU_METHOD_REPORT_EXIT] = {&muster__v1__report_exit_request__descriptor, report_exit},
 };
 

@@ -9,7 +9,7 @@ static const char format_word[] = "muster ";
 
 static const char prefixes[MU_RECORD_KIND_COUNT][3] = {
     [MU_RECORD_JOB] = "j/",   [MU_RECORD_GENERATION] = "g/", [MU_RECORD_CHECKPOINT] = "c/", [MU_RECORD_WORKER] = "w/",
-    [MU_RECORD_TALLY] = "t/", [MU_RECORD_DEATH] = "d/",      [MU_RECORD_EVENT] = "e/",
+    [MU_RECORD_TALLY] = "t/", [MU_RECORD_DEATH] = "d/",      [MU_RECORD_EVENT] = "e/",      [MU_RECORD_NODE] = "n/",
 };
 
 _Static_assert(MUSTER__V1__JOB_STATE__JOB_STATE_CANCELLED == (int)MU_JOB_STATE_COUNT, "job state");
@@ -57,6 +57,9 @@ size_t mu_record_key(const struct mu_record *record, uint8_t out[MU_RECORD_KEY_S
         break;
     case MU_RECORD_DEATH:
         size += put_number(out + size, record->death->number % MU_DEATHS_KEPT);
+        break;
+    case MU_RECORD_NODE:
+        size += put_name(out + size, record->node->name, MU_WORKER_NAME_SIZE);
         break;
     case MU_RECORD_EVENT:
         size += put_number(out + size, record->event->number);
@@ -260,6 +263,7 @@ static enum mu_status put_worker(struct mu_wire_arena *arena, const struct mu_wo
     pb->quarantined = worker->quarantined;
     pb->draining = worker->draining;
     pb->reason = mu_wire_put_text(arena, worker->reason, sizeof worker->reason);
+    pb->host = mu_wire_put_text(arena, worker->host, sizeof worker->host);
     *ret_pb = pb;
     return mu_wire_put_string(worker->name, MU_WIRE_NAME, "WorkerRecord.name", sizeof worker->name, &pb->name, err);
 }
@@ -361,6 +365,9 @@ static enum mu_status put_record(struct mu_wire_arena *arena, const struct mu_re
     case MU_RECORD_DEATH:
         pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_DEATH;
         return put_death(arena, record->death, &pb->death, err);
+    case MU_RECORD_NODE:
+        pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_NODE;
+        return mu_record_put_node(arena, record->node, &pb->node, err);
     case MU_RECORD_EVENT:
         pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_EVENT;
         pb->event = mu_wire_arena_alloc(arena, sizeof *pb->event);
@@ -531,7 +538,8 @@ static enum mu_status get_worker(const Muster__V1__WorkerRecord *pb, struct mu_w
     if (status == MU_OK)
         status =
             mu_wire_get_string(pb->reason, MU_WIRE_TEXT, "WorkerRecord.reason", out->reason, sizeof out->reason, err);
-    return status;
+    return status ? status
+                  : mu_wire_get_string(pb->host, MU_WIRE_TEXT, "WorkerRecord.host", out->host, sizeof out->host, err);
 }
 
 static void get_interval(const Muster__V1__IntervalTally *pb, struct mu_tally_record *out)
@@ -601,6 +609,7 @@ union any_record {
     struct mu_worker_record worker;
     struct mu_tally_record tally;
     struct mu_death_record death;
+    struct mu_node_record node;
     struct mu_event_record event;
 };
 
@@ -632,6 +641,9 @@ static enum mu_status get_record(struct mu_wire_arena *arena, const Muster__V1__
         any->death = (struct mu_death_record){
             .number = pb->death->number, .name_hash = pb->death->name_hash, .wall_us = pb->death->wall_us};
         return mu_wire_get_id(pb->death->incarnation, "DeathRecord.incarnation", &any->death.incarnation, err);
+    case MUSTER__V1__STORED_RECORD__KIND_NODE:
+        out->kind = MU_RECORD_NODE;
+        return mu_record_get_node(pb->node, &any->node, err);
     case MUSTER__V1__STORED_RECORD__KIND_EVENT:
         out->kind = MU_RECORD_EVENT;
         return get_event(pb->event, &any->event, err);

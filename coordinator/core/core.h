@@ -161,6 +161,17 @@ struct mu_worker_record {
     char name[MU_WORKER_NAME_SIZE];
     bool quarantined, draining;
     char reason[MU_TEXT_SIZE];
+    char host[MU_WORKER_NAME_SIZE]; /* where it was last; may be empty */
+};
+
+/* What an operator has ordered of a host, for all workers that are or will be on it. */
+enum mu_node_order { MU_NODE_CORDON, MU_NODE_DRAIN, MU_NODE_RESUME, MU_NODE_ORDER_COUNT };
+
+struct mu_node_record {
+    char name[MU_WORKER_NAME_SIZE]; /* as its workers tell it: Hello.host */
+    enum mu_node_order order;       /* CORDON or DRAIN */
+    char reason[MU_TEXT_SIZE], by[MU_TEXT_SIZE];
+    uint64_t since_wall_us, deadline_wall_us; /* DRAIN: 0: none */
 };
 
 /* What was counted and measured of a job, where a decision rests on it or people are shown it. Written with the records
@@ -209,12 +220,13 @@ enum mu_record_kind {
     MU_RECORD_WORKER,
     MU_RECORD_TALLY,
     MU_RECORD_DEATH,
+    MU_RECORD_NODE,
     MU_RECORD_EVENT,
     MU_RECORD_KIND_COUNT
 };
 
 /* Keys: JOB, GENERATION, TALLY by job name; DEATH by number modulo MU_DEATHS_KEPT; CHECKPOINT by (job name, number);
- * WORKER by name; EVENT by number. A put replaces.
+ * WORKER, NODE by name; EVENT by number. A put replaces.
  */
 struct mu_record {
     enum mu_record_kind kind;
@@ -225,6 +237,7 @@ struct mu_record {
         const struct mu_worker_record *worker;
         const struct mu_tally_record *tally;
         const struct mu_death_record *death;
+        const struct mu_node_record *node;
         const struct mu_event_record *event;
     };
 };
@@ -245,6 +258,7 @@ enum mu_coord_event_kind {
     MU_CE_DRAIN,
     MU_CE_UNDRAIN, /* lifts drain and quarantine of a worker name */
     MU_CE_CHECKPOINT,
+    MU_CE_NODE,   /* an order about a host */
     MU_CE_EXITED, /* a supervisor tells how a process of a worker ended */
 };
 
@@ -302,6 +316,12 @@ struct mu_coord_event {
             const char *worker; /* DRAIN, UNDRAIN */
             const char *reason;
         } request;
+        struct {
+            uint64_t cookie;
+            enum mu_node_order order;
+            const char *name, *reason, *by;
+            uint64_t deadline_us; /* DRAIN: from now; 0: none */
+        } node;
         struct {
             uint64_t cookie;
             struct mu_process_exit exit;
@@ -459,6 +479,9 @@ bool mu_coord_checkpoint_view(const struct mu_coord *coord, const char *job, uin
                               struct mu_checkpoint_record *ret);
 /* Newest first for one worker slot. */
 bool mu_coord_timing_view(const struct mu_coord *coord, uint32_t slot, uint32_t back, struct mu_timing_view *ret);
+/* Orders about nodes, and what is remembered of workers' names, in no order; false: there is none of that index. */
+bool mu_coord_node_view(const struct mu_coord *coord, uint32_t index, struct mu_node_record *ret);
+bool mu_coord_worker_record_view(const struct mu_coord *coord, uint32_t index, struct mu_worker_record *ret);
 uint64_t mu_coord_last_event(const struct mu_coord *coord);
 struct mu_coord_counters {
     uint64_t fenced_messages, refused_hellos, stream_losses, forgiven_us;

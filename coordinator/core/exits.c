@@ -34,8 +34,8 @@ bool death_is_counted(const struct mu_coord *coord, struct mu_id incarnation)
     return false;
 }
 
-void count_death(struct mu_coord *coord, const struct job *job, const char *name, struct mu_id incarnation,
-                 const char *why)
+void count_death(struct mu_coord *coord, const struct job *job, const char *name, const char *host,
+                 struct mu_id incarnation, const char *why)
 {
     uint64_t hash = hash_of(name);
     uint32_t at = (uint32_t)(coord->death_count % MU_DEATHS_KEPT);
@@ -53,6 +53,7 @@ void count_death(struct mu_coord *coord, const struct job *job, const char *name
     if (!record || record->quarantined)
         return;
     record->quarantined = true;
+    copy_text(record->host, sizeof record->host, host);
     format_into(record->reason, sizeof record->reason, "lost %u times within %u s, last: %s", count,
                 coord->config.crash_window_ms / 1000, why);
     persist_worker(coord, record);
@@ -101,6 +102,12 @@ static enum mu_exit_verdict judge(struct mu_coord *coord, const struct job *job,
                     record->quarantined ? "quarantined" : "drained", record->reason, exit->worker);
         return MU_EXIT_ASK_AGAIN;
     }
+    const struct mu_node_record *node = find_node(coord, exit->host);
+    if (node && node->order == MU_NODE_DRAIN) {
+        format_into(text, MU_TEXT_SIZE, "node %s is drained (%s); lift it with: muster node resume %s", node->name,
+                    node->reason, node->name);
+        return MU_EXIT_ASK_AGAIN;
+    }
     if (exit->signal == 0 && !exit->again) {
         format_into(text, MU_TEXT_SIZE, "%s",
                     exit->code == 0 ? "it left in good order" : "what it ended for would only come again");
@@ -115,11 +122,12 @@ void on_exited(struct mu_coord *coord, uint64_t cookie, const struct mu_process_
     struct worker *worker = exit->again || mu_id_is_zero(exit->incarnation) ? NULL : find_process(coord, exit);
     struct job *job = find_job(coord, exit->job);
     const struct mu_worker_record *record = find_worker_record(coord, exit->worker);
-    bool drained = record && record->draining;
+    const struct mu_node_record *node = find_node(coord, exit->host);
+    bool drained = (record && record->draining) || (node && node->order == MU_NODE_DRAIN);
     if (worker)
         process_is_gone(coord, worker, exit);
     else if (exit->signal && !exit->again && !drained && !death_is_counted(coord, exit->incarnation))
-        count_death(coord, job, exit->worker, exit->incarnation, exit->text);
+        count_death(coord, job, exit->worker, exit->host, exit->incarnation, exit->text);
 
     char text[MU_TEXT_SIZE];
     enum mu_exit_verdict verdict = judge(coord, job, exit, text);

@@ -160,6 +160,7 @@ static void drain_request(struct mu_coord *coord, const struct mu_coord_event *r
         return;
     }
     record->draining = true;
+    copy_text(record->host, sizeof record->host, worker->host);
     copy_text(record->reason, sizeof record->reason, reason);
     persist_worker(coord, record);
     event(coord, MU_EVENT_INFO, "worker_draining", job_of(coord, worker), worker, "worker %s is being drained (%s)",

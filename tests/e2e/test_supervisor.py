@@ -203,6 +203,34 @@ def test_detach_that_cannot_attach_says_why_and_leaves_nothing():
         check(not left, f"left behind: {left}")
 
 
+def test_hosts_are_cordoned_drained_and_taken_back():
+    """As the documents show it."""
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=LONG))
+        hosts = [start_supervisor(cluster, slots, name, ("--host-id", name)) for name, slots in (("node01", 2), ("node02", 1))]
+        members(cluster, 3)
+        env = dict(os.environ, MUSTER_COORDINATOR=cluster.address, PATH=f"{BUILD}/cli:{os.environ['PATH']}", USER="alice")
+        said = {}
+        for command in documented("### Nodes"):
+            if command.startswith("muster node ls"):
+                cluster.wait_event("node_drained")
+            done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30 * SLOW, env=env)
+            check(done.returncode == 0, f"{command}: {done.stdout}{done.stderr}")
+            said[command.split()[2]] = done.stdout
+        check(re.search(r"^node01 +drained +0 +0 .* alice@\S+ +a fan is loud$", said["ls"], re.M), said["ls"])
+        check(re.search(r"^node02 +busy, cordoned +1 +1 ", said["ls"], re.M), said["ls"])
+        check("deadline     20" in said["describe"] and "by alice@" in said["describe"], said["describe"])
+        members(cluster, 3)  # the supervisors have stayed
+        check(not [e for e in cluster.events if e.kind == "worker_lost"], "nobody was lost")
+        for words, code, fragment in [(("describe", "nobody"), 4, "no node 'nobody'"), (("drain", "node01"), 2, "--reason TEXT is required"),
+                                      (("cordon", "node01", "--reason", "x", "--deadline", "1m"), 2, "--deadline"),
+                                      (("drain", "n", "--reason", "x", "--deadline", "3w"), 2, "30m"), (("shoot", "node01"), 2, "not a verb")]:
+            run(cluster, "node", *words, code=code, fragments=(fragment,))
+        cluster.cancel()
+        check([host.wait() for host in hosts] == [0, 0], "the job is over")
+
+
 class Manager:
     """A service manager's socket."""
 

@@ -9,6 +9,8 @@ struct request {
     enum mu_coord_event_kind kind;
     char worker[MU_WORKER_NAME_SIZE];
     struct mu_id incarnation; /* EXITED */
+    enum mu_node_order order; /* NODE: `worker` is its name */
+    uint64_t deadline_us;
     bool done;
 };
 
@@ -33,6 +35,13 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
     if (request.kind == MU_CE_SUBMIT) {
         out.submit.cookie = cookie;
         out.submit.spec = &sim->spec;
+    } else if (request.kind == MU_CE_NODE) {
+        out.node.cookie = cookie;
+        out.node.order = request.order;
+        out.node.name = request.worker;
+        out.node.reason = "dust";
+        out.node.by = "operator";
+        out.node.deadline_us = request.deadline_us;
     } else if (request.kind == MU_CE_EXITED) {
         out.exited.cookie = cookie;
         out.exited.exit = (struct mu_process_exit){.job = sim->spec.name,
@@ -69,10 +78,30 @@ static void add(struct mu_sim *sim, enum mu_coord_event_kind kind, const char *w
     add_later(sim, kind, worker, mu_sim_delay(sim, sim->params.net_us));
 }
 
+static void order_node(struct mu_sim *sim, enum mu_node_order order, const char *name)
+{
+    struct request *request = add_later(sim, MU_CE_NODE, name, mu_sim_delay(sim, sim->params.net_us));
+    request->order = order;
+    request->deadline_us = mu_sim_below(sim, 2) ? mu_sim_between(sim, MU_SIM_S, 20 * MU_SIM_S) : 0;
+}
+
+static void node_orders(struct mu_sim *sim, struct mu_sim_event *event)
+{
+    char name[MU_WORKER_NAME_SIZE];
+    (void)event;
+    if (sim->faults_over)
+        return;
+    snprintf(name, sizeof name, "h%u", (unsigned)mu_sim_below(sim, sim->params.slots));
+    order_node(sim, (enum mu_node_order)mu_sim_below(sim, MU_NODE_ORDER_COUNT), name);
+    mu_sim_after(sim, mu_sim_below(sim, 4 * MU_SIM_S), MU_SIM_NODE_NONE, node_orders, NULL, 0, 0);
+}
+
 void mu_sim_client_init(struct mu_sim *sim)
 {
     sim->client = mu_sim_alloc(sizeof *sim->client);
     add(sim, MU_CE_SUBMIT, NULL);
+    if (sim->params.node_orders)
+        mu_sim_after(sim, MU_SIM_S, MU_SIM_NODE_NONE, node_orders, NULL, 0, 0);
 }
 
 void mu_sim_client_fini(struct mu_sim *sim)
@@ -142,10 +171,14 @@ void mu_sim_client_undrain_all(struct mu_sim *sim)
 {
     struct mu_sim_client *client = sim->client;
     for (uint32_t i = 0; i < client->count; i++)
-        client->requests[i].done = client->requests[i].done || client->requests[i].kind == MU_CE_DRAIN;
+        client->requests[i].done =
+            client->requests[i].done || client->requests[i].kind == MU_CE_DRAIN ||
+            (client->requests[i].kind == MU_CE_NODE && client->requests[i].order != MU_NODE_RESUME);
     for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
         const struct mu_record *record = mu_sim_store_at(sim->store, i);
         if (record->kind == MU_RECORD_WORKER && (record->worker->quarantined || record->worker->draining))
             add(sim, MU_CE_UNDRAIN, record->worker->name);
+        if (record->kind == MU_RECORD_NODE)
+            order_node(sim, MU_NODE_RESUME, record->node->name);
     }
 }

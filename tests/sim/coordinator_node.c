@@ -375,7 +375,7 @@ static const char *coord_event_name(const struct mu_coord_event *event)
 {
     static const char *const names[] = {"TICK",    "MESSAGE",    "DISCONNECTED", "PLANNED", "PUBLISHED",
                                         "DELETED", "SCRUBBED",   "SUBMIT",       "CANCEL",  "DRAIN",
-                                        "UNDRAIN", "CHECKPOINT", "EXITED"};
+                                        "UNDRAIN", "CHECKPOINT", "NODE",         "EXITED"};
     return names[event->kind];
 }
 

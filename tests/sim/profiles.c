@@ -544,6 +544,13 @@ static void supervised(struct mu_sim *sim, struct mu_sim_params *p)
     p->same_names = p->same_names || mu_sim_below(sim, 2);
 }
 
+/* The same with an operator who cordons, drains and resumes hosts. */
+static void nodes(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    supervised(sim, p);
+    p->node_orders = true;
+}
+
 const struct mu_sim_profile mu_sim_profiles[] = {
     {"calm", "nothing goes wrong", 4, calm},
     {"crashes", "workers are killed", 10, crashes},
@@ -581,6 +588,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"buddies", "mirrors of what one worker alone would hold: deaths of one or two, growth, departures", 8, buddies},
     {"buddy-one", "with mirrors, one death at any instant: no step is replayed", 8, buddy_one},
     {"supervised", "who is killed is told to the coordinator by its supervisor", 8, supervised},
+    {"nodes", "hosts are cordoned, drained and resumed, with and without a deadline", 8, nodes},
     {"big", "1,000 to 4,000 workers, few steps, tree exchange", 0, big},
 };
 const uint32_t mu_sim_profile_count = sizeof mu_sim_profiles / sizeof mu_sim_profiles[0];

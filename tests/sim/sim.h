@@ -135,6 +135,7 @@ struct mu_sim_params {
     bool sharded, restless;                   /* restless: another layout after every change, see choose.c */
     bool buddies, one_fault;                  /* one_fault: and no step may be replayed for it */
     uint64_t memory_bytes;                    /* of a worker's device */
+    bool node_orders;                         /* hosts are cordoned, drained, resumed */
     bool supervised;                          /* who is killed is told to the coordinator by its supervisor */
     bool same_names, no_names, mixed_hosts, hosts_vanish, strangers, may_fail, nobody_lost, undisturbed;
 };
