@@ -45,12 +45,6 @@ enum mu_status mu_records_check_format(const char *value, size_t value_bytes, st
 enum mu_status mu_records_write_format(struct mu_store *store, struct mu_error *err) MU_WARN_UNUSED;
 bool mu_records_read_epoch(const char *value, size_t value_bytes, uint64_t *ret_epoch);
 
-/* records_node.c: of that kind. */
-enum mu_status mu_record_put_node(struct mu_wire_arena *arena, const struct mu_node_record *node,
-                                  Muster__V1__NodeRecord **ret_pb, struct mu_error *err) MU_WARN_UNUSED;
-enum mu_status mu_record_get_node(const Muster__V1__NodeRecord *pb, struct mu_node_record *out,
-                                  struct mu_error *err) MU_WARN_UNUSED;
-
 /* An event on the wire; it borrows from `event` (text cleaned into the arena when needed). */
 enum mu_status mu_event_to_pb(struct mu_wire_arena *arena, const struct mu_event_record *event, Muster__V1__Event *pb,
                               struct mu_error *err) MU_WARN_UNUSED;
