@@ -66,7 +66,8 @@ static int order(struct mu_cli *cli, const char *verb, Muster__V1__NodeOrder ord
     request.reason = (char *)(uintptr_t)reason;
     request.by = by;
     const Muster__V1__OrderNodeResponse *reply;
-    int code = mu_cli_call_or_exit(cli, "OrderNode", &request, &muster__v1__order_node_response__descriptor, &reply);
+    int code = mu_cli_change_or_exit(cli, "OrderNode", &request.base, &request.request_id,
+                                     &muster__v1__order_node_response__descriptor, &reply);
     if (code == MU_EXIT_OK && cli->json)
         mu_cli_print_json(&reply->base, false);
     else if (code == MU_EXIT_OK && !wants_reason)

@@ -144,46 +144,42 @@ void node_left(struct mu_coord *coord, const struct worker *worker)
 
 static void resume(struct mu_coord *coord, const struct mu_coord_event *request)
 {
-    const char *host = request->node.name;
+    const char *host = request->request.node;
     const struct mu_node_record *found = find_node(coord, host);
-    if (!found) { /* asked again, or never ordered: it is as it should be */
-        reply(coord, request->node.cookie, MU_OK, "%s", "");
-        return;
-    }
+    if (!found)
+        return; /* asked again, or never ordered: it is as it should be */
     struct mu_node_record record = *found;
     emit(coord, &(struct mu_coord_action){.kind = MU_CA_FORGET, .record = {.kind = MU_RECORD_NODE, .node = &record}});
     uint32_t at = index_of(coord, host);
     coord->nodes[at] = coord->nodes[--coord->node_count];
     event(coord, MU_EVENT_INFO, "node_resumed", NULL, NULL, "node %s may work again, by %s (it was %s: %s)", host,
-          request->node.by, record.order == MU_NODE_DRAIN ? "drained" : "cordoned", record.reason);
+          request->request.by, record.order == MU_NODE_DRAIN ? "drained" : "cordoned", record.reason);
     bind_all(coord, host, NULL);
-    reply(coord, request->node.cookie, MU_OK, "%s", "");
 }
 
-void on_node_order(struct mu_coord *coord, const struct mu_coord_event *request)
+void order_node(struct mu_coord *coord, const struct mu_coord_event *request, struct answer *answer)
 {
-    if (request->node.order == MU_NODE_RESUME) {
+    if (request->request.order == MU_NODE_RESUME) {
         resume(coord, request);
         return;
     }
-    struct node *node = note_node(coord, request->node.name);
+    struct node *node = note_node(coord, request->request.node);
     if (!node) {
-        reply(coord, request->node.cookie, MU_ERR_LIMIT,
-              "%d nodes are cordoned or drained, the most that are remembered: resume some", NODES_MAX);
+        refuse(answer, MU_ERR_LIMIT, MU_REASON_LIMIT_REACHED,
+               "%d nodes are cordoned or drained, the most that are remembered: resume some", NODES_MAX);
         return;
     }
     struct mu_node_record *record = &node->record;
-    *record = (struct mu_node_record){.order = request->node.order, .since_wall_us = coord->wall_us};
-    copy_text(record->name, sizeof record->name, request->node.name);
-    copy_text(record->reason, sizeof record->reason, request->node.reason);
-    copy_text(record->by, sizeof record->by, request->node.by);
-    bool limited = record->order == MU_NODE_DRAIN && request->node.deadline_us;
-    record->deadline_wall_us = limited ? coord->wall_us + request->node.deadline_us : 0;
-    node->deadline_us = limited ? lease_now(coord) + request->node.deadline_us : 0;
+    *record = (struct mu_node_record){.order = request->request.order, .since_wall_us = coord->wall_us};
+    copy_text(record->name, sizeof record->name, request->request.node);
+    copy_text(record->reason, sizeof record->reason, request->request.reason);
+    copy_text(record->by, sizeof record->by, request->request.by);
+    bool limited = record->order == MU_NODE_DRAIN && request->request.deadline_us;
+    record->deadline_wall_us = limited ? coord->wall_us + request->request.deadline_us : 0;
+    node->deadline_us = limited ? lease_now(coord) + request->request.deadline_us : 0;
     emit(coord, &(struct mu_coord_action){.kind = MU_CA_PERSIST, .record = {.kind = MU_RECORD_NODE, .node = record}});
     event(coord, MU_EVENT_INFO, record->order == MU_NODE_DRAIN ? "node_draining" : "node_cordoned", NULL, NULL,
           "node %s is %s by %s (%s)", record->name, record->order == MU_NODE_DRAIN ? "being drained" : "cordoned",
           record->by, record->reason);
     bind_all(coord, record->name, record);
-    reply(coord, request->node.cookie, MU_OK, "%s", "");
 }

@@ -48,6 +48,8 @@ static bool same_key(const struct mu_record *a, const struct mu_record *b)
         return a->death->number % MU_DEATHS_KEPT == b->death->number % MU_DEATHS_KEPT;
     case MU_RECORD_NODE:
         return strcmp(a->node->name, b->node->name) == 0;
+    case MU_RECORD_REQUEST:
+        return a->request->number % MU_REQUESTS_KEPT == b->request->number % MU_REQUESTS_KEPT;
     case MU_RECORD_EVENT:
         return a->event->number == b->event->number;
     case MU_RECORD_KIND_COUNT:

@@ -50,7 +50,7 @@ static enum mu_exit_verdict tell(struct box *box, struct mu_process_exit exit)
     box_step(box, &(struct mu_coord_event){.kind = MU_CE_EXITED, .exited = {.cookie = 9, .exit = exit}});
     assert_int_equal(box->reply, MU_OK);
     box_settle(box);
-    return box->reply_verdict;
+    return box->whole_reply.verdict;
 }
 
 static bool is_lost(struct box *box, const char *name)
@@ -93,9 +93,9 @@ static void test_a_reset_and_a_supervisors_word_count_one_death(void **state)
     assert_false(is_lost(&box, "w2"));
     assert_int_equal(tell(&box, killed("w2", incarnation)), MU_EXIT_START_AGAIN);
     assert_true(is_lost(&box, "w2"));
-    assert_int_equal(box.reply_after_ms, 0);
+    assert_int_equal(box.whole_reply.after_ms, 0);
     assert_int_equal(tell(&box, killed("w2", incarnation)), MU_EXIT_START_AGAIN); /* the answer was lost */
-    assert_int_equal(box.reply_after_ms, 0);                                      /* still the first death */
+    assert_int_equal(box.whole_reply.after_ms, 0);                                /* still the first death */
     assert_int_equal(box_view(&box).workers_lost, 1);
     box_fini(&box);
 }
@@ -127,7 +127,7 @@ static void test_deaths_before_attaching_count_and_slow_restarts_down(void **sta
     begin(&box, 1);
     for (uint32_t i = 0; i < box.config.crash_limit; i++) {
         assert_int_equal(tell(&box, killed("early", (struct mu_id){.high = 5, .low = i})), MU_EXIT_START_AGAIN);
-        assert_int_equal(box.reply_after_ms, 1000 * i);
+        assert_int_equal(box.whole_reply.after_ms, 1000 * i);
     }
     assert_int_equal(tell(&box, killed("early", (struct mu_id){.high = 5, .low = 100})), MU_EXIT_ASK_AGAIN);
     assert_true(box_said(&box, "worker_quarantined: worker early quarantined (lost 6 times within 600 s"));

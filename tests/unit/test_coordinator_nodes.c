@@ -28,12 +28,12 @@ static void begin(struct box *box, uint32_t workers)
 static void give(struct box *box, enum mu_node_order order, const char *name, uint64_t deadline_us)
 {
     struct mu_coord_event event = {.kind = MU_CE_NODE,
-                                   .node = {.cookie = 3,
-                                            .order = order,
-                                            .name = name,
-                                            .reason = "new fan",
-                                            .by = "alice@login1",
-                                            .deadline_us = deadline_us}};
+                                   .request = {.cookie = 3,
+                                               .order = order,
+                                               .node = name,
+                                               .reason = "new fan",
+                                               .by = "alice@login1",
+                                               .deadline_us = deadline_us}};
     box->reply = MU_ERR_INTERNAL;
     box_step(box, &event);
     assert_int_equal(box->reply, MU_OK);
