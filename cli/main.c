@@ -19,6 +19,7 @@ static const struct command commands[] = {
     {"workers", mu_cmd_workers, "[--job JOB]", "workers that are attached or expected back"},
     {"events", mu_cmd_events, "[-f] [--job JOB] [--after N] [--newest N]", "what happened; -f goes on as it happens"},
     {"timings", mu_cmd_timings, "JOB [--worker W] [--last N]", "where the time of the newest steps went, per worker"},
+    {"report", mu_cmd_report, "JOB [--workers N]", "where the time of a job's workers went, and who lost most"},
     {"checkpoint", mu_cmd_checkpoint, "JOB | verify DIR...",
      "order a checkpoint now; or check one, from its files alone"},
     {"checkpoints", mu_cmd_checkpoints, "JOB", "checkpoints of a job"},

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/clock.h"
+
 static const char *const worker_states[MU_WS_STATE_COUNT] = {"attaching", "spare",    "member",
                                                              "suspect",   "draining", "lost"};
 static const char *const job_states[MU_JOB_STATE_COUNT] = {"pending", "running", "finished", "failed", "cancelled"};
@@ -190,6 +192,47 @@ static void write_workers(FILE *out, const struct mu_coord *coord)
     free(list);
 }
 
+/* ---- where the workers' time went ---- */
+
+/* Seconds of the job's workers by class: those of one job after the other, though accounts come in any order. */
+static void write_goodput(FILE *out, const struct mu_coord *coord)
+{
+    uint32_t jobs = mu_coord_job_count(coord), found = 0;
+    struct job_time {
+        char job[MU_JOB_NAME_SIZE];
+        uint64_t us[MU_TIME_CLASS_COUNT];
+    } *times = calloc(jobs ? jobs : 1, sizeof *times);
+    uint64_t now_us = mu_clock_mono_us();
+    for (uint32_t slot = 0, at = 0; times && slot < mu_coord_account_slots(coord); slot++) {
+        struct mu_account_record record;
+        if (!mu_coord_account_view(coord, slot, now_us, &record))
+            continue;
+        if (at >= found || strcmp(times[at].job, record.job) != 0)
+            for (at = 0; at < found && strcmp(times[at].job, record.job) != 0;)
+                at++;
+        if (at == found)
+            memcpy(times[found++].job, record.job, sizeof record.job);
+        for (int k = 0; k < MU_TIME_CLASS_COUNT; k++)
+            times[at].us[k] += record.us[k];
+    }
+    const char *const names[] = {"muster_useful_seconds_total", "muster_lost_seconds_total"};
+    const char *const helps[] = {"Time of the workers that went into training.",
+                                 "Time of the workers that did not, by what it went into instead."};
+    for (int lost = 0; lost < 2; lost++) {
+        head(out, names[lost], "counter", helps[lost]);
+        for (uint32_t at = 0; at < found; at++)
+            for (int k = 0; k < MU_TIME_CLASS_COUNT; k++) {
+                if (k == MU_TIME_UNREPORTED || mu_time_class_is_lost((enum mu_time_class)k) != (lost != 0))
+                    continue;
+                fprintf(out, "%s{job=\"%s\"", names[lost], times[at].job);
+                if (lost)
+                    fprintf(out, ",class=\"%s\"", mu_time_class_names[k]);
+                fprintf(out, "} %.17g\n", (double)times[at].us[k] * 1e-6);
+            }
+    }
+    free(times);
+}
+
 void mu_metrics_write(FILE *out, const struct mu_coord *coord)
 {
     struct mu_coord_counters counters = mu_coord_counters(coord);
@@ -197,6 +240,7 @@ void mu_metrics_write(FILE *out, const struct mu_coord *coord)
     fprintf(out, "muster_build_info{version=\"%s\"} 1\n", MU_VERSION);
     write_workers(out, coord);
     write_jobs(out, coord);
+    write_goodput(out, coord);
     const struct {
         const char *name, *help;
         double value;

@@ -2,7 +2,7 @@
  *
  *    m/format            version of the layout              g/<job>                generation
  *    m/epoch             see snapshot.h; absent: 0          t/<job>                tally
- *    d/<slot>            death (8 bytes)
+ *    d/<slot>            death (8 bytes)                    a/<job>/<worker>       account of a worker's time
  *    j/<job>             job                                c/<job>/<number>       checkpoint (8 bytes, most
  * significant first) w/<worker>          worker                             e/<number>             event (likewise)
  *
@@ -18,8 +18,9 @@
 
 enum {
     MU_RECORD_VERSION = 1,
-    MU_STORE_FORMAT = 2, /* of all records together: "muster 2". 1: without tallies, deaths and epochs */
-    MU_RECORD_KEY_SIZE = 96,
+    MU_STORE_FORMAT = 3, /* of all records together: "muster 3". 1: without tallies, deaths and epochs; 2: without
+                            accounts */
+    MU_RECORD_KEY_SIZE = 136,
 };
 
 #define MU_FORMAT_KEY "m/format"

@@ -23,6 +23,7 @@
 #ifndef MU_COORDINATOR_CORE_H
 #define MU_COORDINATOR_CORE_H
 
+#include "coordinator/core/goodput.h"
 #include "plan/plan.h"
 #include "plan/session.h"
 
@@ -169,6 +170,7 @@ struct mu_tally_record {
     struct mu_id job_uid;
     char job[MU_JOB_NAME_SIZE];
     uint64_t workers_lost, generations, replayed_steps;
+    uint64_t replay_until;          /* steps up to this were done before */
     uint64_t suspect, suspect_step; /* the checkpoint that the state was loaded from not long ago; 0: none */
     uint32_t unfinite_reports;
     struct {
@@ -187,6 +189,19 @@ struct mu_death_record {
     uint64_t number; /* 0, 1, ... over all jobs; the key is this modulo MU_DEATHS_KEPT */
     uint64_t name_hash, wall_us;
     struct mu_id incarnation; /* who is found missing again after a restart dies only once */
+};
+
+/* Where the time of one worker of a job went: see goodput.h. Written every few seconds, so that a restart loses nothing
+ * of it. The account without a worker's name sums up those that left when the table was full. */
+struct mu_account_record {
+    struct mu_id job_uid;
+    char job[MU_JOB_NAME_SIZE];
+    char worker[MU_WORKER_NAME_SIZE];
+    bool open; /* it goes on, in class `now` */
+    enum mu_time_class now;
+    uint64_t began_wall_us;    /* first attached */
+    uint64_t wall_us, mono_us; /* up to when `us` says it, by both clocks: the wall clock may jump */
+    uint64_t us[MU_TIME_CLASS_COUNT];
 };
 
 enum mu_event_severity { MU_EVENT_INFO, MU_EVENT_WARNING, MU_EVENT_ERROR };
@@ -209,12 +224,13 @@ enum mu_record_kind {
     MU_RECORD_WORKER,
     MU_RECORD_TALLY,
     MU_RECORD_DEATH,
+    MU_RECORD_ACCOUNT,
     MU_RECORD_EVENT,
     MU_RECORD_KIND_COUNT
 };
 
 /* Keys: JOB, GENERATION, TALLY by job name; DEATH by number modulo MU_DEATHS_KEPT; CHECKPOINT by (job name, number);
- * WORKER by name; EVENT by number. A put replaces.
+ * WORKER by name; ACCOUNT by (job name, worker name); EVENT by number. A put replaces.
  */
 struct mu_record {
     enum mu_record_kind kind;
@@ -225,6 +241,7 @@ struct mu_record {
         const struct mu_worker_record *worker;
         const struct mu_tally_record *tally;
         const struct mu_death_record *death;
+        const struct mu_account_record *account;
         const struct mu_event_record *event;
     };
 };
@@ -435,6 +452,9 @@ bool mu_coord_checkpoint_view(const struct mu_coord *coord, const char *job, uin
                               struct mu_checkpoint_record *ret);
 /* Newest first for one worker slot. */
 bool mu_coord_timing_view(const struct mu_coord *coord, uint32_t slot, uint32_t back, struct mu_timing_view *ret);
+/* Accounts of all jobs, as of now; false: the slot is empty. */
+uint32_t mu_coord_account_slots(const struct mu_coord *coord);
+bool mu_coord_account_view(const struct mu_coord *coord, uint32_t slot, uint64_t now_us, struct mu_account_record *ret);
 uint64_t mu_coord_last_event(const struct mu_coord *coord);
 struct mu_coord_counters {
     uint64_t fenced_messages, refused_hellos, stream_losses, forgiven_us;

@@ -68,6 +68,7 @@ void set_phase(struct mu_coord *coord, struct job *job, enum mu_job_phase phase)
     interval_count_workers(coord, job);
     job->phase = phase;
     job->phase_since_us = lease_now(coord);
+    goodput_note_job(coord, job);
 }
 
 bool is_still(const struct worker *worker)
@@ -342,6 +343,8 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     note_start(job, plan, lost_steps);
     if (back) {
         job->replayed_steps += lost_steps;
+        if (job->replay_until < job->steps_done)
+            job->replay_until = job->steps_done;
         event(coord, MU_EVENT_WARNING, "steps_replayed", job, NULL,
               "no worker holds step %llu; going back %llu steps to %llu (%s)", (unsigned long long)job->steps_done,
               (unsigned long long)lost_steps, (unsigned long long)plan->start_step,

@@ -134,6 +134,7 @@ static enum mu_status restore_tally(struct mu_coord *coord, const struct mu_tall
     job->workers_lost = record->workers_lost;
     job->generations = record->generations;
     job->replayed_steps = record->replayed_steps;
+    job->replay_until = record->replay_until;
     job->suspect = record->suspect;
     job->suspect_step = record->suspect_step;
     job->unfinite_reports = record->unfinite_reports;
@@ -186,6 +187,9 @@ enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *
         return restore_tally(coord, record->tally, err);
     case MU_RECORD_DEATH:
         restore_death(coord, record->death);
+        return MU_OK;
+    case MU_RECORD_ACCOUNT:
+        goodput_restore(coord, record->account);
         return MU_OK;
     case MU_RECORD_EVENT:
         if (record->event->number > coord->last_event && !MU_MUTANT(MU_MUT_REUSE_EVENT_NUMBER))

@@ -7,13 +7,14 @@ nobody.
 
 import contextlib
 import http.client
+import json
 import os
 import re
 import shutil
 import socket
 import subprocess
 
-from harness import BUILD, FAST, ROOT, Cluster, check, main, reference, tiny_job
+from harness import BUILD, FAST, ROOT, Cluster, api, check, main, reference, run, tiny_job
 
 STEPS = 150
 SLOW_READERS = 100
@@ -54,6 +55,26 @@ def metrics(address):
     return {m.group(1): float(m.group(2)) for m in re.finditer(r"^(muster_\S+(?:\{.*\})?) (\S+)$", page, re.M)}
 
 
+def every_second_is_in_one_class(cluster, job, page):
+    """One of two workers was killed: the accounts of both add up to wall time, and the page says the same."""
+    goodput = cluster.call("GetGoodput", api.GetGoodputRequest(job="tiny"), api.GetGoodputResponse)
+    check([a.worker for a in goodput.accounts] == ["w0", "w1"], f"accounts of {[a.worker for a in goodput.accounts]}")
+    for account in goodput.accounts:
+        wall_s = (job.ended_wall_us - account.began_wall_us) * 1e-6
+        check(abs(account.total_seconds - wall_s) <= 0.01 * wall_s, f"{account.worker}: {account.total_seconds} s of {wall_s} s")
+        parts = [getattr(account.seconds, field.name) for field in account.seconds.DESCRIPTOR.fields]
+        check(abs(sum(parts) - account.total_seconds) < 1e-6, f"{account.worker}: the parts do not add up: {account}")
+    check(goodput.accounts[0].seconds.useful > 0 and goodput.accounts[1].seconds.down > 0, f"nothing useful, or nobody is down: {goodput}")
+    check(goodput.total.recovery_detect > 0 and goodput.total.recovery_prepare > 0, f"the recovery took no time: {goodput.total}")
+    lost = {name: value for name, value in page.items() if name.startswith("muster_lost_seconds_total")}
+    check(abs(sum(lost.values()) - goodput.lost_seconds) < 1e-6, f"/metrics: {lost}, the service: {goodput.lost_seconds} s")
+    check(abs(page['muster_useful_seconds_total{job="tiny"}'] - goodput.total.useful) < 1e-6, "useful seconds differ")
+    report = run(cluster, "report", "tiny", code=0)
+    check("recovery_detect" in report and re.search(r"w1 +gone", report), report)
+    same = json.loads(run(cluster, "-o", "json", "report", "tiny", code=0))
+    check(same["accounts"][1]["worker"] == "w1" or same["accounts"][0]["worker"] == "w1", str(same))
+
+
 def test_metrics_say_what_the_service_says():
     with serving() as (cluster, address):
         check(get(address, "/livez") == (200, "ok\n") and get(address, "/readyz") == (200, "ok\n"), "not alive and ready")
@@ -68,6 +89,7 @@ def test_metrics_say_what_the_service_says():
         for name, value in (("step", job.steps_done), ("steps_wanted", STEPS), ("workers_lost_total", 1), ("loss", job.result.loss)):
             got = page[f'muster_job_{name}{{job="tiny"}}']
             check(abs(got - value) <= 1e-9 * abs(value), f"muster_job_{name} is {got}, not {value}")
+        every_second_is_in_one_class(cluster, job, page)
         check(page["muster_events_total"] >= len(cluster.events), "events are missing")
         if shutil.which("promtool"):
             text = get(address, "/metrics")[1]

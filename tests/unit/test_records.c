@@ -22,6 +22,7 @@ struct samples {
     struct mu_checkpoint_record checkpoint;
     struct mu_worker_record worker;
     struct mu_tally_record tally;
+    struct mu_account_record account;
     struct mu_death_record death;
     struct mu_event_record event;
 };
@@ -132,6 +133,7 @@ static void make_samples(void)
         .workers_lost = 7,
         .generations = 9,
         .replayed_steps = 31,
+        .replay_until = 130,
         .suspect = 3,
         .suspect_step = 100,
         .unfinite_reports = 4,
@@ -140,6 +142,16 @@ static void make_samples(void)
         .hung = {{1, 2}, {3, 4}}};
     samples.death =
         (struct mu_death_record){.number = 4100, .name_hash = 0xabcdef01, .wall_us = 1234567, .incarnation = {7, 8}};
+    samples.account = (struct mu_account_record){.job_uid = {5, 6},
+                                                 .job = "kjv",
+                                                 .worker = "w2",
+                                                 .open = true,
+                                                 .now = MU_TIME_DOWN,
+                                                 .began_wall_us = 11,
+                                                 .wall_us = 2000000,
+                                                 .mono_us = 77};
+    for (uint64_t i = 0; i < MU_TIME_CLASS_COUNT; i++)
+        samples.account.us[i] = i * i << 30;
     samples.event = (struct mu_event_record){.number = 42,
                                              .wall_us = 17,
                                              .severity = MU_EVENT_WARNING,
@@ -172,6 +184,9 @@ static struct mu_record record_of(enum mu_record_kind kind)
         break;
     case MU_RECORD_DEATH:
         record.death = &samples.death;
+        break;
+    case MU_RECORD_ACCOUNT:
+        record.account = &samples.account;
         break;
     case MU_RECORD_EVENT:
         record.event = &samples.event;
@@ -210,6 +225,9 @@ static void expect_same(const struct mu_record *record)
         break;
     case MU_RECORD_DEATH:
         assert_memory_equal(record->death, &samples.death, sizeof samples.death);
+        break;
+    case MU_RECORD_ACCOUNT:
+        assert_memory_equal(record->account, &samples.account, sizeof samples.account);
         break;
     case MU_RECORD_EVENT:
         assert_memory_equal(record->event, &samples.event, sizeof samples.event);
@@ -326,10 +344,10 @@ static void test_foreign_or_newer_database_is_refused(void **state)
     assert_non_null(strstr(err.text, "not a coordinator's"));
     mu_store_free(store);
     store = mu_store_memory_new();
-    put_raw(store, "m/format", "muster 3", 8);
+    put_raw(store, "m/format", "muster 4", 8);
     assert_int_equal(mu_records_load(store, note, &seen, &err), MU_ERR_CORRUPT);
-    assert_string_equal(err.text, "data directory: its format is 'muster 3', this program reads 'muster 1' to "
-                                  "'muster 2'; use the version that wrote it");
+    assert_string_equal(err.text, "data directory: its format is 'muster 4', this program reads 'muster 1' to "
+                                  "'muster 3'; use the version that wrote it");
     mu_store_free(store);
 }
 
@@ -350,7 +368,7 @@ static void test_older_store_is_read_and_raised(void **state)
     assert_int_equal(seen.count, 1);
     assert_int_equal(mu_store_get(store, "m/format", 8, &value, &value_bytes, &err), MU_OK);
     assert_int_equal(value_bytes, 8);
-    assert_memory_equal(value, "muster 2", 8);
+    assert_memory_equal(value, "muster 3", 8);
     free(value);
     mu_store_free(store);
 }
