@@ -254,7 +254,11 @@ static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
         break;
     case MU_POSTED_QUESTION: {
         struct mu_error full;
-        mu_http_answer((struct mu_http_question *)posted, driver->coord, mu_store_check(driver->store, &full) == MU_OK);
+        const struct mu_question_sources sources = {.coord = driver->coord,
+                                                    .api = driver->api,
+                                                    .events = driver->events,
+                                                    .may_write = mu_store_check(driver->store, &full) == MU_OK};
+        mu_question_answer((struct mu_question *)posted, &sources);
         break;
     }
     }
@@ -266,7 +270,7 @@ static void drop_item(struct mu_rpc_item *item)
     if (posted->kind == MU_POSTED_PLANNED)
         mu_planned_free((struct mu_planned *)posted);
     else if (posted->kind == MU_POSTED_QUESTION)
-        mu_http_drop((struct mu_http_question *)posted);
+        mu_question_drop((struct mu_question *)posted);
     else
         free(posted);
 }
@@ -337,6 +341,14 @@ static void look_at_health(struct mu_driver *driver, uint64_t now_us)
     mu_health_set(driver->health, mu_store_check(driver->store, &ignored) == MU_OK);
 }
 
+static enum mu_status put_series(void *ctx, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
+{
+    struct mu_driver *driver = ctx;
+    if (mu_outbox_is_behind(driver->outbox))
+        return MU_ERR_BUSY; /* they are not worth waiting for */
+    return mu_outbox_put(driver->outbox, key, key_bytes, value, value_bytes);
+}
+
 static bool is_cut(void *access, const char *identity)
 {
     return mu_access_is_denied(access, identity);
@@ -372,6 +384,8 @@ static uint64_t next_wake_us(struct mu_driver *driver)
         until_us = driver->watchdog.next_us;
     if (driver->health_next_us < until_us)
         until_us = driver->health_next_us;
+    if (mu_series_next_us(driver->series) < until_us)
+        until_us = mu_series_next_us(driver->series);
     if (driver->access && driver->tls_next_us < until_us)
         until_us = driver->tls_next_us;
     return until_us;
@@ -395,6 +409,7 @@ static enum mu_status turn(struct mu_driver *driver, uint64_t until_us, bool *dr
     }
     end_silent_sessions(driver, now_us);
     look_at_tls(driver, now_us);
+    mu_series_sample(driver->series, driver->coord, now_us, mu_clock_wall_us(), put_series, driver);
     if (!atomic_load(&driver->stopping))
         look_at_health(driver, now_us);
     if (mu_watchdog_look(&driver->watchdog, now_us))
@@ -560,7 +575,8 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                 .ctx = driver};
     status = mu_api_new(&api, &driver->api, err);
     if (status == MU_OK && driver->config.http)
-        status = mu_http_new(driver->config.http, driver->config.http_anywhere, driver->server, &driver->http, err);
+        status = mu_http_new(driver->config.http, driver->config.http_anywhere, driver->server, driver->store,
+                             &driver->http, err);
     return status;
 }
 
@@ -589,7 +605,8 @@ enum mu_status mu_driver_new(const struct mu_driver_config *config, struct mu_dr
     mu_wire_arena_init(&driver->out_arena);
     uint32_t sessions = config->core.max_workers + config->core.max_workers / 8 + 64;
     driver->coord = mu_coord_new(&config->core);
-    if (!driver->coord)
+    driver->series = mu_series_new(config->core.max_jobs, config->core.max_workers);
+    if (!driver->coord || !driver->series)
         status =
             mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u workers: lower --max-workers", config->core.max_workers);
     uint64_t began_us = mu_clock_mono_us();
@@ -634,6 +651,7 @@ void mu_driver_free(struct mu_driver *driver)
     mu_sessions_free(driver->sessions);
     mu_store_free(driver->store);
     mu_coord_free(driver->coord);
+    mu_series_free(driver->series);
     mu_wire_arena_fini(&driver->in_arena);
     mu_wire_arena_fini(&driver->out_arena);
     free(driver);

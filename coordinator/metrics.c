@@ -233,8 +233,9 @@ static void write_goodput(FILE *out, const struct mu_coord *coord)
     free(times);
 }
 
-void mu_metrics_write(FILE *out, const struct mu_coord *coord)
+void mu_metrics_write(FILE *out, const struct mu_question_sources *sources)
 {
+    const struct mu_coord *coord = sources->coord;
     struct mu_coord_counters counters = mu_coord_counters(coord);
     head(out, "muster_build_info", "gauge", "Always 1; the label is the program's version.");
     fprintf(out, "muster_build_info{version=\"%s\"} 1\n", MU_VERSION);

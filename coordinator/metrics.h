@@ -5,9 +5,9 @@
 
 #include <stdio.h>
 
-#include "coordinator/core/core.h"
+#include "coordinator/question.h"
 
 /* O(workers + jobs). */
-void mu_metrics_write(FILE *out, const struct mu_coord *coord);
+void mu_metrics_write(FILE *out, const struct mu_question_sources *sources);
 
 #endif

@@ -212,6 +212,17 @@ enum mu_status mu_outbox_forget(struct mu_outbox *outbox, const struct mu_record
     return status ? mu_fail(err, status, "the records of one turn do not fit into one batch") : MU_OK;
 }
 
+enum mu_status mu_outbox_put(struct mu_outbox *outbox, const void *key, size_t key_bytes, const void *value,
+                             size_t value_bytes)
+{
+    return mu_store_batch_put(&outbox->batch, key, key_bytes, value, value_bytes);
+}
+
+enum mu_status mu_outbox_delete(struct mu_outbox *outbox, const void *key, size_t key_bytes)
+{
+    return mu_store_batch_delete(&outbox->batch, key, key_bytes);
+}
+
 static void append(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run, bool may_pass)
 {
     MU_ASSERT(outbox->held < MU_OUTBOX_HELD_MAX);
@@ -322,6 +333,11 @@ enum mu_status mu_outbox_failure(struct mu_outbox *outbox, struct mu_error *err)
 bool mu_outbox_idle(const struct mu_outbox *outbox)
 {
     return outbox->first == NULL && outbox->batch.op_count == 0 && atomic_load(&outbox->durable) == outbox->submitted;
+}
+
+bool mu_outbox_is_behind(const struct mu_outbox *outbox)
+{
+    return atomic_load(&outbox->stalled) || outbox->batch.size_bytes > MU_OUTBOX_BEHIND_BYTES;
 }
 
 size_t mu_outbox_held(const struct mu_outbox *outbox)

@@ -24,6 +24,7 @@
 enum {
     MU_OUTBOX_HELD_MAX =
         1 << 20, /* items waiting; more means that the disk has been full for long while the cluster churns */
+    MU_OUTBOX_BEHIND_BYTES = 8 << 20,
     MU_OUTBOX_BATCHES_MAX = 256, /* submitted and not durable; later turns are merged into one */
 };
 
@@ -53,6 +54,10 @@ enum mu_status mu_outbox_persist(struct mu_outbox *outbox, struct mu_wire_arena 
                                  struct mu_error *err) MU_WARN_UNUSED;
 enum mu_status mu_outbox_forget(struct mu_outbox *outbox, const struct mu_record *record,
                                 struct mu_error *err) MU_WARN_UNUSED;
+/* What is no record: goes with the batch of this turn. */
+enum mu_status mu_outbox_put(struct mu_outbox *outbox, const void *key, size_t key_bytes, const void *value,
+                             size_t value_bytes) MU_WARN_UNUSED;
+enum mu_status mu_outbox_delete(struct mu_outbox *outbox, const void *key, size_t key_bytes) MU_WARN_UNUSED;
 void mu_outbox_hold(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run);
 /* The same for the answer to a question: while nothing can be written for want of space, it goes at once. */
 void mu_outbox_hold_answer(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run);
@@ -64,6 +69,8 @@ enum mu_status mu_outbox_end_turn(struct mu_outbox *outbox, struct mu_error *err
 
 /* MU_OK, or the failure of the store after which nothing is released any more. */
 enum mu_status mu_outbox_failure(struct mu_outbox *outbox, struct mu_error *err);
+/* The disk is full, or too slow for what is to be written: what is not needed had better not be added. */
+bool mu_outbox_is_behind(const struct mu_outbox *outbox);
 bool mu_outbox_idle(const struct mu_outbox *outbox); /* nothing unwritten, nothing held */
 size_t mu_outbox_held(const struct mu_outbox *outbox);
 

@@ -392,6 +392,8 @@ void goodput_start(struct mu_coord *coord)
         struct account *account = &coord->accounts[i];
         struct mu_account_record *record = &account->record;
         account->since_us = account->entered_us = coord->now_us;
+        if (account->used && record->open && is_over(&coord->jobs[account->job]))
+            record->open = false; /* its end was not recorded */
         if (account->used && record->open)
             record->us[record->now] += away_us(coord, record);
         record->wall_us = coord->wall_us;

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""/livez, /readyz and /metrics of a coordinator with a job that trains and loses a worker: the numbers are those of the API, promtool
+"""/livez, /readyz, /metrics and /api/v1 of a coordinator with a job that trains and loses a worker: the numbers are those of the service, promtool
 has nothing to say against the page, the list in docs/operations.md is complete, and readers who are many, slow, rude or in the wrong place disturb
 nobody.
 
@@ -102,9 +102,47 @@ def test_metrics_say_what_the_service_says():
         check(documented <= names | {"muster_job_step_phase_seconds"}, f"documented, but not there: {sorted(documented - names)}")
 
 
+def api_of(address, path, status=200):
+    got, text = get(address, f"/api/v1/{path}")
+    check(got == status, f"/api/v1/{path}: {got} {text[:200]}")
+    return json.loads(text)
+
+
+def test_api_says_what_the_service_says():
+    with serving() as (cluster, address):
+        cluster.submit(tiny_job(cluster, steps=20))
+        cluster.wait_finished()
+        cluster.submit(tiny_job(cluster, name="other", steps=20))
+        job, listed = cluster.job(), api_of(address, "jobs")["jobs"]
+        check([j["name"] for j in listed] == ["other", "tiny"], f"jobs: {[j['name'] for j in listed]}")
+        one = api_of(address, "job?name=tiny")["job"]
+        check(one["weights_sha256"] == job.weights_sha256.hex() and one["state"] == "finished" and one["spec"]["steps"] == 20, str(one))
+        check(abs(one["result"]["loss"] - job.result.loss) < 1e-12, "the loss differs")
+        first = api_of(address, "jobs?page_size=1")
+        check(len(first["jobs"]) == 1 and first["next_page_token"] == "other", str(first)[:200])
+        check(api_of(address, "jobs?page_size=1&page_token=other")["jobs"][0]["name"] == "tiny", "the second page")
+        check([c["number"] for c in api_of(address, "checkpoints?job=tiny")["checkpoints"]] == [c.number for c in cluster.checkpoints()], "checkpoints")
+        check(api_of(address, "goodput?job=tiny")["total"]["useful"] > 0, "goodput")
+        check(api_of(address, "workers") == {"workers": [], "next_page_token": ""}, "workers of jobs that are over")
+        check(api_of(address, "timings?job=other")["timings"] == [], "timings of nobody")
+        last = api_of(address, "events?newest=2&job=tiny")["events"]
+        told = [e for e in cluster.events if e.job == "tiny"][-2:]
+        check([(e["number"], e["kind"], e["text"]) for e in last] == [(e.number, e.kind, e.text) for e in told], f"{last} {told}")
+        check(not api_of(address, f"events?after_event={cluster.events[-1].number + 1}")["events"], "events that were not told yet")
+        series = api_of(address, "series?job=tiny&seconds=60")
+        check(series["bucket_seconds"] == 2 and series["columns"][:3] == ["time", "step", "loss"], str(series))
+        for path, status, text in (("job?name=none", 404, "no job"), ("nothing", 404, "there are jobs"), ("jobs?page_size=x", 400, "page_size"),
+                                   ("job?name=%ff", 400, "not allowed"), ("series", 400, "job"), ("series?job=tiny&seconds=-1", 400, "seconds"),
+                                   ("goodput?job=tiny&spec=1", 400, "no parameter"), ("jobs?page_size=5000000000", 400, "page_size")):
+            check(text in api_of(address, path, status)["error"], path)
+        check(get(address, "/api/v1/jobs?x=" + "a" * 600)[0] == 414, "a query without end")
+        status, page = get(address, "/")
+        check(status == 200 and "<title>Muster</title>" in page and "src=" not in page, "the dashboard is no page that stands alone")
+
+
 def test_readers_in_the_wrong_place_are_told():
     with serving(workers=0) as (cluster, address):
-        for path, method, headers, status, text in (("/metrics", "POST", {}, 405, "only GET and HEAD"), ("/nothing", "GET", {}, 404, "/metrics"),
+        for path, method, headers, status, text in (("/metrics", "POST", {}, 405, "only GET and HEAD"), ("/nothing", "GET", {}, 404, "/metrics"), ("/api/v1/jobs", "GET", {"Host": "evil.example"}, 403, "not allowed in Host"),
                                                     ("/metrics", "GET", {"Host": "evil.example:80"}, 403, "not allowed in Host"),
                                                     ("/metrics", "GET", {"Host": "localhost"}, 200, "muster_build_info"),
                                                     ("/metrics", "GET", {"Host": "[::1]:80"}, 200, "muster_build_info"),
