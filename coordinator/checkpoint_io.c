@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <sys/stat.h>
 
 #include "common/clock.h"
@@ -225,6 +226,9 @@ static enum mu_status publish(const struct mu_checkpoint_task *task, struct mu_c
         status = mu_manifest_write(checkpoint->dir, manifest, err);
     MU_FAULT("coord.publish.manifest.after");
     done->step = checkpoint->step;
+    struct statvfs fs;
+    if (statvfs(checkpoint->dir, &fs) == 0)
+        done->free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
     mu_manifest_free(manifest);
     return status;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/statvfs.h>
 
 #include "common/clock.h"
 #include "common/fault.h"
@@ -225,6 +226,19 @@ static void on_planned(struct mu_driver *driver, struct mu_planned *planned)
     mu_planned_free(planned);
 }
 
+static void note_space(struct mu_stats *stats, const struct mu_checkpoint_done *done)
+{
+    struct mu_checkpoint_space *space = NULL;
+    for (uint32_t i = 0; i < stats->space_count && !space; i++)
+        space = strcmp(stats->spaces[i].job, done->job) == 0 ? &stats->spaces[i] : NULL;
+    if (!space && stats->space_count < stats->space_capacity)
+        space = &stats->spaces[stats->space_count++];
+    if (!space) /* more names than jobs at a time: the oldest gives way */
+        space = &stats->spaces[done->checkpoint % stats->space_capacity];
+    *space = (struct mu_checkpoint_space){.free_bytes = done->free_bytes, .size_bytes = done->size_bytes};
+    memcpy(space->job, done->job, sizeof space->job);
+}
+
 static void on_checkpoint_done(struct mu_driver *driver, struct mu_checkpoint_done *done)
 {
     struct mu_coord_event event = {.kind = done->scrubbed  ? MU_CE_SCRUBBED
@@ -237,6 +251,8 @@ static void on_checkpoint_done(struct mu_driver *driver, struct mu_checkpoint_do
     event.checkpoint_io.size_bytes = done->size_bytes;
     event.checkpoint_io.text = done->result.status == MU_OK ? NULL : done->result.text;
     mu_driver_step(driver, &event);
+    if (done->free_bytes)
+        note_space(&driver->stats, done);
     if (!done->deleted && !done->scrubbed && done->result.status == MU_OK)
         sweep_after_commit(driver, done->job);
     free(done);
@@ -257,6 +273,9 @@ static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
         const struct mu_question_sources sources = {.coord = driver->coord,
                                                     .api = driver->api,
                                                     .events = driver->events,
+                                                    .outbox = driver->outbox,
+                                                    .server = driver->server,
+                                                    .stats = &driver->stats,
                                                     .may_write = mu_store_check(driver->store, &full) == MU_OK};
         mu_question_answer((struct mu_question *)posted, &sources);
         break;
@@ -339,6 +358,9 @@ static void look_at_health(struct mu_driver *driver, uint64_t now_us)
         return;
     driver->health_next_us = now_us + HEALTH_LOOK_US;
     mu_health_set(driver->health, mu_store_check(driver->store, &ignored) == MU_OK);
+    struct statvfs fs;
+    if (driver->config.data_dir && statvfs(driver->config.data_dir, &fs) == 0)
+        driver->stats.store_free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
 }
 
 static enum mu_status put_series(void *ctx, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
@@ -396,9 +418,12 @@ static uint64_t next_wake_us(struct mu_driver *driver)
 static enum mu_status turn(struct mu_driver *driver, uint64_t until_us, bool *drained, struct mu_error *err)
 {
     bool is_quiet = false;
+    uint64_t begin_us = 0;
     for (unsigned count = 0; count < TURN_EVENTS_MAX && !is_quiet; count++) {
         struct mu_rpc_event event;
         is_quiet = !mu_rpc_server_next(driver->server, count == 0 ? until_us : 0, &event);
+        if (count == 0)
+            begin_us = mu_clock_mono_us();
         if (!is_quiet)
             on_event(driver, &event, drained);
     }
@@ -427,6 +452,7 @@ static enum mu_status turn(struct mu_driver *driver, uint64_t until_us, bool *dr
         *err = driver->failure;
         status = err->status;
     }
+    mu_histogram_add(&driver->stats.turns, mu_clock_mono_us() - begin_us);
     return status;
 }
 
@@ -606,7 +632,10 @@ enum mu_status mu_driver_new(const struct mu_driver_config *config, struct mu_dr
     uint32_t sessions = config->core.max_workers + config->core.max_workers / 8 + 64;
     driver->coord = mu_coord_new(&config->core);
     driver->series = mu_series_new(config->core.max_jobs, config->core.max_workers);
-    if (!driver->coord || !driver->series)
+    driver->stats.space_capacity = config->core.max_jobs;
+    driver->stats.spaces = calloc(config->core.max_jobs, sizeof *driver->stats.spaces);
+    driver->stats.store_reserve_bytes = config->data_dir ? config->reserve_bytes : 0;
+    if (!driver->coord || !driver->series || !driver->stats.spaces)
         status =
             mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u workers: lower --max-workers", config->core.max_workers);
     uint64_t began_us = mu_clock_mono_us();
@@ -652,6 +681,7 @@ void mu_driver_free(struct mu_driver *driver)
     mu_store_free(driver->store);
     mu_coord_free(driver->coord);
     mu_series_free(driver->series);
+    free(driver->stats.spaces);
     mu_wire_arena_fini(&driver->in_arena);
     mu_wire_arena_fini(&driver->out_arena);
     free(driver);

@@ -15,6 +15,7 @@
 #include "coordinator/question.h"
 #include "coordinator/series.h"
 #include "coordinator/sessions.h"
+#include "coordinator/stats.h"
 #include "coordinator/watchdog.h"
 
 enum { MU_RANDOM_POOL = 256 };
@@ -35,6 +36,7 @@ struct mu_driver {
     struct mu_planner *planner;
     struct mu_checkpoint_io *io;
     struct mu_series *series;
+    struct mu_stats stats;
     struct mu_http *http; /* NULL: not wanted */
     struct mu_api *api;
     struct mu_wire_arena in_arena, out_arena;

@@ -3,12 +3,16 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/timex.h>
 
 #include "common/clock.h"
 
 static const char *const worker_states[MU_WS_STATE_COUNT] = {"attaching", "spare",    "member",
                                                              "suspect",   "draining", "lost"};
 static const char *const job_states[MU_JOB_STATE_COUNT] = {"pending", "running", "finished", "failed", "cancelled"};
+
+static const char *const job_phases[MU_JP_COUNT] = {"waiting", "planning",   "preparing", "stepping",
+                                                    "parking", "finalizing", "over"};
 
 /* ---- one number of each job ---- */
 
@@ -81,6 +85,22 @@ static double state_evaluation(const struct mu_job_view *v)
 {
     return v->eval_loss;
 }
+static double state_checkpoint_failures(const struct mu_job_view *v)
+{
+    return v->checkpoint_failures;
+}
+static double state_unfinite(const struct mu_job_view *v)
+{
+    return v->unfinite_reports;
+}
+static double state_bad_links(const struct mu_job_view *v)
+{
+    return v->bad_links;
+}
+static double state_step_seconds(const struct mu_job_view *v)
+{
+    return v->seconds_per_step;
+}
 
 static const struct job_metric job_metrics[] = {
     {"muster_job_generation", "gauge", "Generation under way; 0 while the job waits.", state_generation},
@@ -100,11 +120,25 @@ static const struct job_metric job_metrics[] = {
     {"muster_job_checkpoint_step", "gauge", "Step of the newest committed checkpoint.", state_checkpoint_step},
     {"muster_job_checkpoint_timestamp_seconds", "gauge", "When the newest checkpoint was committed; 0: none.",
      state_checkpoint_time},
+    {"muster_job_checkpoint_failures", "gauge", "Checkpoints given up in a row.", state_checkpoint_failures},
+    {"muster_job_unfinite_reports", "gauge", "Reports in a row whose loss or gradient is not finite.", state_unfinite},
+    {"muster_job_bad_links", "gauge", "Pairs of workers kept apart, because exchanges between them failed.",
+     state_bad_links},
+    {"muster_job_step_seconds", "gauge", "Time of a step, by the newest report of rank 0.", state_step_seconds},
 };
 
 static void head(FILE *out, const char *name, const char *type, const char *help)
 {
     fprintf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+static void write_phases(FILE *out, const struct mu_coord *coord, struct mu_job_view *view)
+{
+    head(out, "muster_job_phase", "gauge", "1: the job is in this phase.");
+    for (uint32_t i = 0; mu_coord_job_view(coord, i, view); i++)
+        for (int phase = 0; phase < MU_JP_COUNT; phase++)
+            fprintf(out, "muster_job_phase{job=\"%s\",phase=\"%s\"} %d\n", view->record.spec.name, job_phases[phase],
+                    (int)view->phase == phase);
 }
 
 static void write_jobs(FILE *out, const struct mu_coord *coord)
@@ -121,6 +155,7 @@ static void write_jobs(FILE *out, const struct mu_coord *coord)
             counts[view->record.state] += m == 0;
         }
     }
+    write_phases(out, coord, view);
     head(out, "muster_jobs", "gauge", "Jobs by state.");
     for (int state = 0; state < MU_JOB_STATE_COUNT; state++)
         fprintf(out, "muster_jobs{state=\"%s\"} %u\n", job_states[state], counts[state]);
@@ -233,6 +268,106 @@ static void write_goodput(FILE *out, const struct mu_coord *coord)
     free(times);
 }
 
+/* ---- the coordinator itself ---- */
+
+static void write_histogram(FILE *out, const char *name, const char *help, const struct mu_histogram *histogram)
+{
+    uint64_t below = 0;
+    head(out, name, "histogram", help);
+    for (int i = 0; i <= MU_HISTOGRAM_BOUNDS; i++) {
+        below += histogram->counts[i];
+        if (i < MU_HISTOGRAM_BOUNDS)
+            fprintf(out, "%s_bucket{le=\"%.3f\"} %" PRIu64 "\n", name, 0.001 * (1 << i), below);
+        else
+            fprintf(out, "%s_bucket{le=\"+Inf\"} %" PRIu64 "\n", name, below);
+    }
+    fprintf(out, "%s_sum %.17g\n%s_count %" PRIu64 "\n", name, (double)histogram->sum_us * 1e-6, name, below);
+}
+
+/* Under the names that gRPC servers commonly have them. */
+static void write_calls(FILE *out, const struct mu_rpc_server *server)
+{
+    const char *path;
+    const uint64_t *ended;
+    head(out, "grpc_server_handled_total", "counter", "Calls that have ended, by how.");
+    for (size_t i = 0; mu_rpc_server_method(server, i, &path, &ended); i++) {
+        const char *slash = strrchr(path, '/');
+        for (int code = 0; code < MU_RPC_CODE_COUNT; code++) {
+            if (ended[code] || code == MU_RPC_OK)
+                fprintf(out,
+                        "grpc_server_handled_total{grpc_service=\"%.*s\",grpc_method=\"%s\",grpc_code=\"%s\"} %" PRIu64
+                        "\n",
+                        (int)(slash - path - 1), path + 1, slash + 1, mu_rpc_code_name((enum mu_rpc_code)code),
+                        ended[code]);
+        }
+    }
+}
+
+static void write_recoveries(FILE *out, const struct mu_coord_counters *counters)
+{
+    static const char *const sources[MU_START_COUNT] = {"holders", "mirrors", "checkpoint", "seed"};
+    head(out, "muster_recovery_seconds", "summary",
+         "From the first loss noticed until the next generation goes, by where its state came from.");
+    for (int i = 0; i < MU_START_COUNT; i++)
+        fprintf(out,
+                "muster_recovery_seconds_sum{source=\"%s\"} %.17g\n"
+                "muster_recovery_seconds_count{source=\"%s\"} %" PRIu64 "\n",
+                sources[i], (double)counters->recovery_us[i] * 1e-6, sources[i], counters->recoveries[i]);
+}
+
+static void write_spaces(FILE *out, const struct mu_stats *stats)
+{
+    head(out, "muster_job_checkpoint_free_bytes", "gauge",
+         "Free where the newest checkpoint was written, as the coordinator sees it.");
+    for (uint32_t i = 0; i < stats->space_count; i++)
+        fprintf(out, "muster_job_checkpoint_free_bytes{job=\"%s\"} %" PRIu64 "\n", stats->spaces[i].job,
+                stats->spaces[i].free_bytes);
+    head(out, "muster_job_checkpoint_size_bytes", "gauge", "Size of the newest checkpoint.");
+    for (uint32_t i = 0; i < stats->space_count; i++)
+        fprintf(out, "muster_job_checkpoint_size_bytes{job=\"%s\"} %" PRIu64 "\n", stats->spaces[i].job,
+                stats->spaces[i].size_bytes);
+}
+
+static bool clock_is_synchronised(void)
+{
+    struct timex now = {.modes = 0};
+    return ntp_adjtime(&now) != TIME_ERROR;
+}
+
+static void write_own(FILE *out, const struct mu_question_sources *sources, const struct mu_coord_counters *counters)
+{
+    const struct {
+        const char *name, *help;
+        double value;
+    } gauges[] = {
+        {"muster_workers_quarantined", "Names of workers that are refused because they were lost too often.",
+         counters->quarantined},
+        {"muster_watchers", "Programs that watch events.", mu_events_watchers(sources->events)},
+        {"muster_outbox_items", "Messages and answers that wait for the store.",
+         (double)mu_outbox_held(sources->outbox)},
+        {"muster_store_free_bytes", "Free on the file system of the data directory; 0: in memory.",
+         (double)sources->stats->store_free_bytes},
+        {"muster_store_reserve_bytes", "Changes are refused while less is free.",
+         (double)sources->stats->store_reserve_bytes},
+        {"muster_certificate_expiry_timestamp_seconds", "When the coordinator's certificate expires; 0: no TLS.",
+         (double)mu_rpc_server_certificate_end_s(sources->server)},
+        {"muster_clock_synchronised", "1: the kernel says that the wall clock is synchronised.",
+         clock_is_synchronised()},
+    };
+    struct mu_histogram synced;
+    for (size_t i = 0; i < sizeof gauges / sizeof gauges[0]; i++) {
+        head(out, gauges[i].name, "gauge", gauges[i].help);
+        fprintf(out, "%s %.17g\n", gauges[i].name, gauges[i].value);
+    }
+    mu_outbox_synced(sources->outbox, &synced);
+    write_histogram(out, "muster_store_sync_seconds", "Synced writes to the store.", &synced);
+    write_histogram(out, "muster_loop_turn_seconds", "Turns of the core's loop, without its waits.",
+                    &sources->stats->turns);
+    write_recoveries(out, counters);
+    write_spaces(out, sources->stats);
+    write_calls(out, sources->server);
+}
+
 void mu_metrics_write(FILE *out, const struct mu_question_sources *sources)
 {
     const struct mu_coord *coord = sources->coord;
@@ -257,4 +392,5 @@ void mu_metrics_write(FILE *out, const struct mu_question_sources *sources)
         head(out, totals[i].name, "counter", totals[i].help);
         fprintf(out, "%s %.17g\n", totals[i].name, totals[i].value);
     }
+    write_own(out, sources, &counters);
 }

@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/histogram.h"
 #include "coordinator/core/core.h"
 #include "proto/wire.h"
 #include "storage/store.h"
@@ -71,7 +72,8 @@ enum mu_status mu_outbox_end_turn(struct mu_outbox *outbox, struct mu_error *err
 enum mu_status mu_outbox_failure(struct mu_outbox *outbox, struct mu_error *err);
 /* The disk is full, or too slow for what is to be written: what is not needed had better not be added. */
 bool mu_outbox_is_behind(const struct mu_outbox *outbox);
-bool mu_outbox_idle(const struct mu_outbox *outbox); /* nothing unwritten, nothing held */
+void mu_outbox_synced(struct mu_outbox *outbox, struct mu_histogram *ret_synced); /* the synced writes so far */
+bool mu_outbox_idle(const struct mu_outbox *outbox);                              /* nothing unwritten, nothing held */
 size_t mu_outbox_held(const struct mu_outbox *outbox);
 
 #endif

@@ -7,6 +7,7 @@
 
 #include "coordinator/api.h"
 #include "coordinator/posted.h"
+#include "coordinator/stats.h"
 
 enum { MU_QUESTION_EVENTS_MAX = 500 };
 
@@ -36,6 +37,9 @@ struct mu_question_sources {
     const struct mu_coord *coord;
     struct mu_api *api;
     const struct mu_events *events;
+    struct mu_outbox *outbox;
+    const struct mu_rpc_server *server;
+    const struct mu_stats *stats;
     bool may_write;
 };
 void mu_question_answer(struct mu_question *question, const struct mu_question_sources *sources);

@@ -406,6 +406,9 @@ struct mu_job_view {
     uint64_t eval_step;
     double eval_loss; /* valid when eval_step > 0 */
     uint64_t workers_lost, generations, replayed_steps;
+    uint32_t checkpoint_failures, unfinite_reports; /* in a row */
+    uint32_t bad_links;                             /* pairs of workers that are kept apart */
+    double seconds_per_step;
 };
 
 enum mu_worker_state {
@@ -456,8 +459,12 @@ bool mu_coord_timing_view(const struct mu_coord *coord, uint32_t slot, uint32_t 
 uint32_t mu_coord_account_slots(const struct mu_coord *coord);
 bool mu_coord_account_view(const struct mu_coord *coord, uint32_t slot, uint64_t now_us, struct mu_account_record *ret);
 uint64_t mu_coord_last_event(const struct mu_coord *coord);
-struct mu_coord_counters {
+/* Where the state of a generation's start came from. */
+enum mu_start_source { MU_START_HOLDERS, MU_START_MIRRORS, MU_START_CHECKPOINT, MU_START_SEED, MU_START_COUNT };
+struct mu_coord_counters { /* since the start */
     uint64_t fenced_messages, refused_hellos, stream_losses, forgiven_us;
+    uint64_t recoveries[MU_START_COUNT], recovery_us[MU_START_COUNT]; /* from the first loss noticed until Go */
+    uint32_t quarantined;                                             /* worker names now */
 };
 struct mu_coord_counters mu_coord_counters(const struct mu_coord *coord);
 

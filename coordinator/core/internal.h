@@ -127,7 +127,8 @@ struct job {
     uint32_t leaf_counts[MU_COUNTED_REPLICAS_MAX]; /* by replica, unless equal_leaves */
     struct moves moves;
     uint64_t start_step, command_base;
-    char start_text[112]; /* where the state of the start comes from, for people; empty after a restart */
+    enum mu_start_source start_source; /* holders after a restart */
+    char start_text[112];              /* where the state of the start comes from, for people; empty after a restart */
     uint8_t secret[32];
     uint32_t world;                       /* of the layout, with idle ranks */
     uint32_t *members;                    /* slots by rank; NONE once a lost member's slot is gone */

@@ -324,12 +324,15 @@ static void note_start(struct job *job, const struct mu_plan *plan, uint64_t los
     char source[48];
     switch (plan->ranks[0].source) {
     case MU_SOURCE_CHECKPOINT:
+        job->start_source = MU_START_CHECKPOINT;
         format_into(source, sizeof source, "checkpoint %llu", (unsigned long long)job->plan_checkpoint);
         break;
     case MU_SOURCE_INIT:
+        job->start_source = MU_START_SEED;
         format_into(source, sizeof source, "the seed");
         break;
     default:
+        job->start_source = plan->from_mirrors ? MU_START_MIRRORS : MU_START_HOLDERS;
         format_into(source, sizeof source, plan->from_mirrors ? "mirrors" : "its holders");
     }
     format_into(job->start_text, sizeof job->start_text, "; state from %s, %llu steps replayed, %llu bytes moved",
@@ -488,8 +491,11 @@ static void tell_go(struct mu_coord *coord, struct job *job)
     char layout[96];
     format_layout(&job->layout, layout, sizeof layout);
     char after[48] = "", cause[MU_EVENT_TEXT_SIZE] = "";
-    if (job->broken_us)
+    if (job->broken_us) {
+        coord->counters.recoveries[job->start_source]++;
+        coord->counters.recovery_us[job->start_source] += coord->now_us - job->broken_us;
         format_into(after, sizeof after, " after %.0f ms", (double)(coord->now_us - job->broken_us) * 1e-3);
+    }
     if (job->broken_text[0])
         format_into(cause, sizeof cause, "%s; ", job->broken_text);
     const char *verb = job->reformed ? "continue" : "start";
