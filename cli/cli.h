@@ -86,6 +86,8 @@ int mu_cmd_events(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_checkpoint(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_checkpoints(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_timings(struct mu_cli *cli, int argc, char **argv);
+int mu_cmd_describe(struct mu_cli *cli, int argc, char **argv);
+int mu_cmd_top(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_report(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_drain(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_undrain(struct mu_cli *cli, int argc, char **argv);

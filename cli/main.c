@@ -20,6 +20,8 @@ static const struct command commands[] = {
     {"events", mu_cmd_events, "[-f] [--job JOB] [--after N] [--newest N]", "what happened; -f goes on as it happens"},
     {"timings", mu_cmd_timings, "JOB [--worker W] [--last N]", "where the time of the newest steps went, per worker"},
     {"report", mu_cmd_report, "JOB [--workers N]", "where the time of a job's workers went, and who lost most"},
+    {"describe", mu_cmd_describe, "job JOB | worker WORKER", "everything that is known of one"},
+    {"top", mu_cmd_top, "[--every SECONDS] [--rounds N]", "all jobs, and the workers to look at, again and again"},
     {"checkpoint", mu_cmd_checkpoint, "JOB | verify DIR...",
      "order a checkpoint now; or check one, from its files alone"},
     {"checkpoints", mu_cmd_checkpoints, "JOB", "checkpoints of a job"},
