@@ -1,11 +1,11 @@
-#include "coordinator/records_account.h"
+#include "coordinator/record_account.h"
 
 #include <string.h>
 
 _Static_assert(MUSTER__V1__TIME_CLASS__TIME_CLASS_UNREPORTED == (int)MU_TIME_CLASS_COUNT, "time class");
 
-enum mu_status record_put_account(struct mu_wire_arena *arena, const struct mu_account_record *account,
-                                  Muster__V1__AccountRecord **ret_pb, struct mu_error *err)
+enum mu_status mu_account_record_put(struct mu_wire_arena *arena, const struct mu_account_record *account,
+                                     Muster__V1__AccountRecord **ret_pb, struct mu_error *err)
 {
     struct {
         Muster__V1__AccountRecord account;
@@ -30,8 +30,8 @@ enum mu_status record_put_account(struct mu_wire_arena *arena, const struct mu_a
                                        sizeof account->worker, &pb->account.worker, err);
 }
 
-enum mu_status record_get_account(const Muster__V1__AccountRecord *pb, struct mu_account_record *out,
-                                  struct mu_error *err)
+enum mu_status mu_account_record_get(const Muster__V1__AccountRecord *pb, struct mu_account_record *out,
+                                     struct mu_error *err)
 {
     int now = 0;
     enum mu_status status = MU_OK;
