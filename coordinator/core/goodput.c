@@ -368,7 +368,7 @@ void goodput_report(struct mu_coord *coord, struct job *job, const struct worker
 void goodput_restore(struct mu_coord *coord, const struct mu_account_record *record)
 {
     struct job *job = find_job(coord, record->job);
-    if (!job || !mu_id_equal(job->record.uid, record->job_uid))
+    if (!job || !mu_id_equal(job->record.uid, record->job_uid) || MU_MUTANT(MU_MUT_FORGET_ACCOUNTS))
         return; /* of an earlier job of that name */
     struct account *account = add_account(coord, job, record->worker);
     if (!account)
