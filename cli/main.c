@@ -13,7 +13,7 @@ struct command {
 };
 
 static const struct command commands[] = {
-    {"submit", mu_cmd_submit, "JOB.yaml [--name NAME]", "add a job"},
+    {"submit", mu_cmd_submit, "JOB.yaml [--name NAME] [--expected-revision N]", "add a job"},
     {"status", mu_cmd_status, "[JOB]", "all jobs, or one"},
     {"watch", mu_cmd_watch, "JOB [--after EVENT]", "follow a job until it is over: progress and events"},
     {"workers", mu_cmd_workers, "[--job JOB]", "workers that are attached or expected back"},
@@ -22,12 +22,14 @@ static const struct command commands[] = {
     {"report", mu_cmd_report, "JOB [--workers N]", "where the time of a job's workers went, and who lost most"},
     {"describe", mu_cmd_describe, "job JOB | worker WORKER", "everything that is known of one"},
     {"top", mu_cmd_top, "[--every SECONDS] [--rounds N]", "all jobs, and the workers to look at, again and again"},
-    {"checkpoint", mu_cmd_checkpoint, "JOB | verify DIR...",
+    {"checkpoint", mu_cmd_checkpoint, "JOB [--expected-revision N] | verify DIR...",
      "order a checkpoint now; or check one, from its files alone"},
     {"checkpoints", mu_cmd_checkpoints, "JOB", "checkpoints of a job"},
     {"drain", mu_cmd_drain, "WORKER --reason TEXT", "a worker leaves at the next boundary, for good"},
     {"undrain", mu_cmd_undrain, "WORKER", "lift a drain or a quarantine"},
-    {"cancel", mu_cmd_cancel, "JOB [--reason TEXT]", "end a job"},
+    {"scale", mu_cmd_scale, "JOB [--min N] [--max N] [--spares N] [--expected-revision N]",
+     "how many workers a job takes, from now on"},
+    {"cancel", mu_cmd_cancel, "JOB [--reason TEXT] [--expected-revision N]", "end a job"},
     {"snapshot", mu_cmd_snapshot, "save FILE | restore FILE --data-dir DIR [--epoch N]",
      "the coordinator's records: to a file, or (with the coordinator stopped) from one"},
     {"catalog", mu_cmd_catalog, "rebuild DIR --job JOB --data-dir DIR",

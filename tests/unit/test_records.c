@@ -26,6 +26,7 @@ struct samples {
     struct mu_tally_record tally;
     struct mu_account_record account;
     struct mu_death_record death;
+    struct mu_request_record request;
     struct mu_event_record event;
 };
 
@@ -48,6 +49,8 @@ static void make_job(struct mu_job_record *job)
     job->spec.steps = 1000;
     strcpy(job->spec.checkpoint.path, "/ckpt");
     job->uid = (struct mu_id){0x0123456789abcdef, 0xfedcba9876543210};
+    job->revision = 41;
+    job->submitted_workers = (struct mu_worker_policy){2, 7, 1};
     job->state = MU_JOB_RUNNING;
     job->generation = UINT64_MAX - 5;
     job->next_checkpoint = 7;
@@ -148,6 +151,8 @@ static void make_samples(void)
         .hung = {{1, 2}, {3, 4}}};
     samples.death =
         (struct mu_death_record){.number = 4100, .name_hash = 0xabcdef01, .wall_us = 1234567, .incarnation = {7, 8}};
+    samples.request = (struct mu_request_record){
+        .number = 4097, .id = {9, 8}, .body = {7, 6}, .job_uid = {5, 4}, .checkpoint = 12, .existed = true};
     samples.account = (struct mu_account_record){.job_uid = {5, 6},
                                                  .job = "kjv",
                                                  .worker = "w2",
@@ -190,6 +195,9 @@ static struct mu_record record_of(enum mu_record_kind kind)
         break;
     case MU_RECORD_DEATH:
         record.death = &samples.death;
+        break;
+    case MU_RECORD_REQUEST:
+        record.request = &samples.request;
         break;
     case MU_RECORD_ACCOUNT:
         record.account = &samples.account;
@@ -235,6 +243,9 @@ static void expect_same(const struct mu_record *record)
         break;
     case MU_RECORD_DEATH:
         assert_memory_equal(record->death, &samples.death, sizeof samples.death);
+        break;
+    case MU_RECORD_REQUEST:
+        assert_memory_equal(record->request, &samples.request, sizeof samples.request);
         break;
     case MU_RECORD_ACCOUNT:
         assert_memory_equal(record->account, &samples.account, sizeof samples.account);
