@@ -162,8 +162,9 @@ static void emit_persist(struct mu_driver *driver, const struct mu_record *recor
 static void drop_series(void *ctx, const void *key, size_t key_bytes)
 {
     struct mu_driver *driver = ctx;
-    if (mu_outbox_delete(driver->outbox, key, key_bytes) != MU_OK)
-        fail_no_memory(driver, "the end of a series");
+    struct mu_error err;
+    if (mu_outbox_delete(driver->outbox, key, key_bytes, &err) != MU_OK)
+        fail_run(driver, &err);
 }
 
 static void emit_forget(struct mu_driver *driver, const struct mu_record *record)

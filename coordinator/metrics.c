@@ -227,6 +227,24 @@ static void write_workers(FILE *out, const struct mu_coord *coord)
     free(list);
 }
 
+static void write_refusals(FILE *out, struct mu_rpc_server *server)
+{
+    struct mu_rpc_refusals refusals = mu_rpc_server_refusals(server);
+    const struct {
+        const char *reason;
+        uint64_t count;
+    } reasons[] = {
+        {"connections_per_host", refusals.connections_of_peer},
+        {"open_files", refusals.connections_without_file},
+        {"calls", refusals.calls},
+        {"calls_per_client", refusals.calls_of_peer},
+        {"questions_per_client", refusals.questions_of_peer},
+    };
+    head(out, "muster_refused_total", "counter", "Connections and calls refused, by the limit that was reached.");
+    for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
+        fprintf(out, "muster_refused_total{limit=\"%s\"} %" PRIu64 "\n", reasons[i].reason, reasons[i].count);
+}
+
 /* ---- where the workers' time went ---- */
 
 /* Seconds of the job's workers by class: those of one job after the other, though accounts come in any order. */
@@ -376,6 +394,7 @@ void mu_metrics_write(FILE *out, const struct mu_question_sources *sources)
     fprintf(out, "muster_build_info{version=\"%s\"} 1\n", MU_VERSION);
     write_workers(out, coord);
     write_jobs(out, coord);
+    write_refusals(out, sources->server);
     write_goodput(out, coord);
     const struct {
         const char *name, *help;

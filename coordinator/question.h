@@ -38,7 +38,7 @@ struct mu_question_sources {
     struct mu_api *api;
     const struct mu_events *events;
     struct mu_outbox *outbox;
-    const struct mu_rpc_server *server;
+    struct mu_rpc_server *server;
     const struct mu_stats *stats;
     bool may_write;
 };
