@@ -3,7 +3,8 @@
  *   bench_core [workers = 16384]
  *
  * Prints milliseconds per phase, bytes of core memory touched per worker, and the largest number of peers named in one
- * Assign. */
+ * Assign; then what it costs each second to be observed: a report of each worker (with its account of time), and a
+ * sample of the series, as percent of the core's thread. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@
 
 #include "common/clock.h"
 #include "coordinator/core/core.h"
+#include "coordinator/series.h"
 
 struct bench {
     struct mu_coord *coord;
@@ -105,6 +107,28 @@ static void join(struct bench *bench, uint32_t worker, bool prepared)
          &(struct mu_coord_event){.kind = MU_CE_MESSAGE, .message = {.session = worker + 1, .message = &message}});
 }
 
+static void report(struct bench *bench, uint32_t worker, uint64_t step_number)
+{
+    struct mu_worker_message message = {.kind = MU_WM_STEP, .generation = bench->generation};
+    message.step = (struct mu_step_report){.steps_done = step_number,
+                                           .result = {.step = step_number - 1, .loss = 1, .finite = true},
+                                           .step_count = 1,
+                                           .leaf_count = 1,
+                                           .total_us = 1000000,
+                                           .forward_us = 300000,
+                                           .backward_us = 600000,
+                                           .wait_us = 100000};
+    step(bench,
+         &(struct mu_coord_event){.kind = MU_CE_MESSAGE, .message = {.session = worker + 1, .message = &message}});
+}
+
+static enum mu_status take_row(void *ctx, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
+{
+    (void)key, (void)value;
+    *(size_t *)ctx += key_bytes + value_bytes;
+    return MU_OK;
+}
+
 static double phase_ms(uint64_t *mark)
 {
     uint64_t now = mu_clock_mono_us(), before = *mark;
@@ -120,6 +144,8 @@ int main(int argc, char **argv)
     config.max_workers = config.max_members = workers;
     struct bench bench = {.plan = {.ranks = calloc(workers, sizeof(struct mu_plan_rank)),
                                    .leaf_counts = calloc(MU_COUNTED_REPLICAS_MAX, sizeof(uint32_t))}};
+    struct rusage before;
+    getrusage(RUSAGE_SELF, &before);
     uint64_t mark = mu_clock_mono_us();
     bench.coord = mu_coord_new(&config);
     const struct mu_coord_sink sink = {.emit = on_action, .ctx = &bench};
@@ -149,7 +175,25 @@ int main(int argc, char **argv)
     }
     printf("workers  join ms  plan ms  assign ms  go ms  total ms  peers per Assign  KiB per worker\n");
     printf("%7u  %7.1f  %7.1f  %9.1f  %5.1f  %8.1f  %16llu  %14.1f\n", workers, join_ms, plan_ms, assign_ms, go_ms,
-           join_ms + plan_ms + assign_ms, (unsigned long long)bench.most_peers, (double)usage.ru_maxrss / workers);
+           join_ms + plan_ms + assign_ms, (unsigned long long)bench.most_peers,
+           (double)(usage.ru_maxrss - before.ru_maxrss) / workers);
+    struct mu_series *series = mu_series_new(config.max_jobs, workers);
+    size_t written = 0;
+    double report_ms = 0, sample_ms = 0;
+    enum { SECONDS = 20 };
+    for (uint64_t second = 1; series && second <= SECONDS; second++) {
+        phase_ms(&mark);
+        for (uint32_t w = 0; w < workers; w++)
+            report(&bench, w, second);
+        report_ms += phase_ms(&mark);
+        mu_series_sample(series, bench.coord, mark + second * 1000000, mu_clock_wall_us() + second * 1000000, take_row,
+                         &written);
+        sample_ms += phase_ms(&mark);
+    }
+    printf("observed: reports %.2f ms a second, samples %.2f ms a second: %.2f %% of a thread, %zu bytes written in %d "
+           "s\n",
+           report_ms / SECONDS, sample_ms / SECONDS, (report_ms + sample_ms) / SECONDS / 10, written, SECONDS);
+    mu_series_free(series);
     mu_coord_free(bench.coord);
     mu_plan_fini(&bench.plan);
     free(bench.plan.ranks);

@@ -13,6 +13,7 @@ enum mu_mutant {
     MU_MUT_SKIP_DURABILITY_WAIT,    /* the shell sends at once what should wait for a sync */
     MU_MUT_REUSE_GENERATION,        /* the number of a generation that never went is used again */
     MU_MUT_REUSE_EVENT_NUMBER,      /* event numbers start again after a restart */
+    MU_MUT_FORGET_ACCOUNTS,         /* a restarted coordinator does not know where its workers' time went */
     MU_MUT_FORGET_TALLY,            /* a restarted coordinator counts from zero again: losses, suspicions, intervals */
     MU_MUT_FORGET_DEATHS,           /* likewise the deaths of a crash budget */
     MU_MUT_FORGET_REQUESTS,         /* likewise which changes were made already */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/clock.h"
 #include "coordinator/nodes.h"
 #include "coordinator/snapshot.h"
 #include "coordinator/views.h"
@@ -23,6 +24,7 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {SERVICE "TriggerCheckpoint", MU_RPC_UNARY, MU_METHOD_TRIGGER_CHECKPOINT, MU_RPC_CHANGE},
     {SERVICE "ListCheckpoints", MU_RPC_UNARY, MU_METHOD_LIST_CHECKPOINTS, MU_RPC_QUESTION},
     {SERVICE "GetTimings", MU_RPC_UNARY, MU_METHOD_GET_TIMINGS, MU_RPC_QUESTION},
+    {SERVICE "GetGoodput", MU_RPC_UNARY, MU_METHOD_GET_GOODPUT, MU_RPC_QUESTION},
     {SERVICE "WatchEvents", MU_RPC_SERVER_STREAM, MU_METHOD_WATCH_EVENTS, MU_RPC_QUESTION},
     {SERVICE "SaveSnapshot", MU_RPC_UNARY, MU_METHOD_SAVE_SNAPSHOT, MU_RPC_QUESTION},
     {"/muster.v1.WorkerService/ReportExit", MU_RPC_UNARY, MU_METHOD_REPORT_EXIT, MU_RPC_PRIORITY},
@@ -72,6 +74,7 @@ struct mu_api {
     uint64_t snapshot; /* number of the newest one, of which pages are still wanted */
     uint8_t *snapshot_bytes;
     size_t snapshot_size;
+    struct answer *asked;
 };
 
 enum mu_status mu_api_new(const struct mu_api_config *config, struct mu_api **ret_api, struct mu_error *err)
@@ -144,8 +147,13 @@ static void fill_answer(struct mu_api *api, struct answer *answer, const Protobu
         answer->bytes = mu_rpc_bytes_copy(data, size_bytes);
 }
 
+/* `call` NULL: to mu_api_ask. */
 static void answer_call(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *message)
 {
+    if (!call) {
+        fill_answer(api, api->asked, message);
+        return;
+    }
     struct answer *answer = new_answer(call);
     if (!answer)
         return;
@@ -401,6 +409,28 @@ static enum mu_status get_timings(struct mu_api *api, struct mu_rpc_call *call, 
         return mu_fail_for(err, MU_ERR_NOT_FOUND, MU_REASON_WORKER_UNKNOWN, 0, "job '%s' has no worker '%s'",
                            job->record.spec.name, worker);
     answer_call(api, call, &response.base);
+    return MU_OK;
+}
+
+static enum mu_status get_goodput(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                  struct mu_error *err)
+{
+    const Muster__V1__GetGoodputRequest *request = (const Muster__V1__GetGoodputRequest *)base;
+    struct mu_job_view *job = NULL;
+    uint64_t slot = 0;
+    enum mu_status status = find_job(api, request->job, "job", &job, err);
+    if (status == MU_OK)
+        status = get_token(request->page_token, &slot, err);
+    if (status)
+        return status;
+    Muster__V1__GetGoodputResponse *response =
+        mu_view_goodput(&api->arena, api->config.coord, job->record.spec.name, mu_clock_mono_us(),
+                        page_size(request->page_size), &slot, err);
+    if (!response)
+        return err->status;
+    if (slot)
+        response->next_page_token = put_token(api, slot);
+    answer_call(api, call, &response->base);
     return MU_OK;
 }
 
@@ -779,6 +809,7 @@ static const struct {
     [MU_METHOD_TRIGGER_CHECKPOINT] = {&muster__v1__trigger_checkpoint_request__descriptor, trigger_checkpoint},
     [MU_METHOD_LIST_CHECKPOINTS] = {&muster__v1__list_checkpoints_request__descriptor, list_checkpoints},
     [MU_METHOD_GET_TIMINGS] = {&muster__v1__get_timings_request__descriptor, get_timings},
+    [MU_METHOD_GET_GOODPUT] = {&muster__v1__get_goodput_request__descriptor, get_goodput},
     [MU_METHOD_WATCH_EVENTS] = {&muster__v1__watch_events_request__descriptor, watch_events},
     [MU_METHOD_SAVE_SNAPSHOT] = {&muster__v1__save_snapshot_request__descriptor, save_snapshot},
     [MU_METHOD_LIST_NODES] = {&muster__v1__list_nodes_request__descriptor, list_nodes},
@@ -802,4 +833,26 @@ void mu_api_call(struct mu_api *api, struct mu_rpc_call *call, const void *data,
         status = handlers[method].handle(api, call, request, &err);
     if (status != MU_OK)
         fail_call(api, call, &err);
+}
+
+enum mu_status mu_api_ask(struct mu_api *api, int method, const void *data, size_t size_bytes,
+                          struct mu_rpc_bytes **ret_reply, struct mu_error *err)
+{
+    struct answer answer = {0};
+    const ProtobufCMessage *request = NULL;
+    mu_wire_arena_reset(&api->arena);
+    api->asked = &answer;
+    enum mu_status status = mu_wire_unpack(&api->arena, handlers[method].request, data, size_bytes,
+                                           MU_WIRE_REQUEST_BYTES_MAX, &request, err);
+    if (status == MU_OK)
+        status = handlers[method].handle(api, NULL, request, err);
+    api->asked = NULL;
+    if (status != MU_OK)
+        return status;
+    if (!answer.bytes) {
+        *err = answer.err;
+        return err->status ? err->status : mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the answer");
+    }
+    *ret_reply = answer.bytes;
+    return MU_OK;
 }

@@ -23,6 +23,7 @@ enum mu_method {
     MU_METHOD_TRIGGER_CHECKPOINT,
     MU_METHOD_LIST_CHECKPOINTS,
     MU_METHOD_GET_TIMINGS,
+    MU_METHOD_GET_GOODPUT,
     MU_METHOD_WATCH_EVENTS,
     MU_METHOD_SAVE_SNAPSHOT,
     MU_METHOD_REPORT_EXIT,
@@ -61,6 +62,9 @@ void mu_api_free(struct mu_api *api); /* NULL is fine */
 
 /* A CALL event of a method between ATTACH and API_COUNT. */
 void mu_api_call(struct mu_api *api, struct mu_rpc_call *call, const void *data, size_t size_bytes);
+/* The answer to a question, at once: GET_JOB, LIST_JOBS, LIST_WORKERS, LIST_CHECKPOINTS, GET_TIMINGS, GET_GOODPUT. */
+enum mu_status mu_api_ask(struct mu_api *api, int method, const void *data, size_t size_bytes,
+                          struct mu_rpc_bytes **ret_reply, struct mu_error *err) MU_WARN_UNUSED;
 /* A REPLY action, from inside the core's step; after the step, what was replied is made into answers. */
 void mu_api_reply(struct mu_api *api, const struct mu_coord_action *action);
 void mu_api_after_step(struct mu_api *api);

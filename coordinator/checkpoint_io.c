@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <sys/stat.h>
 
 #include "common/clock.h"
@@ -51,17 +52,21 @@ static enum mu_status publish(const struct mu_checkpoint_task *task, struct mu_c
     const struct mu_checkpoint_record *checkpoint = &task->checkpoint;
     MU_FAULT("coord.publish.before");
     done->step = checkpoint->step;
-    return mu_publish(&(struct mu_publication){.dir = checkpoint->dir,
-                                               .spec = &task->spec,
-                                               .numeric_identity = task->numeric_identity,
-                                               .number = checkpoint->number,
-                                               .step = checkpoint->step,
-                                               .generation = checkpoint->generation,
-                                               .wall_us = mu_clock_wall_us(),
-                                               .layout = &checkpoint->layout,
-                                               .pieces = task->pieces,
-                                               .piece_count = checkpoint->piece_count},
-                      &done->size_bytes, err);
+    enum mu_status status = mu_publish(&(struct mu_publication){.dir = checkpoint->dir,
+                                                                .spec = &task->spec,
+                                                                .numeric_identity = task->numeric_identity,
+                                                                .number = checkpoint->number,
+                                                                .step = checkpoint->step,
+                                                                .generation = checkpoint->generation,
+                                                                .wall_us = mu_clock_wall_us(),
+                                                                .layout = &checkpoint->layout,
+                                                                .pieces = task->pieces,
+                                                                .piece_count = checkpoint->piece_count},
+                                       &done->size_bytes, err);
+    struct statvfs fs;
+    if (statvfs(checkpoint->dir, &fs) == 0)
+        done->free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+    return status;
 }
 
 /* ---- probe ---- */

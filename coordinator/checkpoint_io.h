@@ -22,6 +22,7 @@ struct mu_checkpoint_done {
     bool scrubbed; /* of a SCRUB: MU_ERR_CORRUPT is evidence against the checkpoint; else of a PUBLISH or a probe */
     char job[MU_JOB_NAME_SIZE];
     uint64_t checkpoint, step, size_bytes;
+    uint64_t free_bytes;    /* of a PUBLISH: on its file system; 0: not known */
     struct mu_error result; /* status and, when it is not MU_OK, text */
 };
 

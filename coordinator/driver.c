@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/statvfs.h>
 
 #include "common/clock.h"
 #include "common/fault.h"
@@ -245,6 +246,19 @@ static void on_planned(struct mu_driver *driver, struct mu_planned *planned)
     mu_planned_free(planned);
 }
 
+static void note_space(struct mu_stats *stats, const struct mu_checkpoint_done *done)
+{
+    struct mu_checkpoint_space *space = NULL;
+    for (uint32_t i = 0; i < stats->space_count && !space; i++)
+        space = strcmp(stats->spaces[i].job, done->job) == 0 ? &stats->spaces[i] : NULL;
+    if (!space && stats->space_count < stats->space_capacity)
+        space = &stats->spaces[stats->space_count++];
+    if (!space) /* more names than jobs at a time: the oldest gives way */
+        space = &stats->spaces[done->checkpoint % stats->space_capacity];
+    *space = (struct mu_checkpoint_space){.free_bytes = done->free_bytes, .size_bytes = done->size_bytes};
+    memcpy(space->job, done->job, sizeof space->job);
+}
+
 static void on_checkpoint_done(struct mu_driver *driver, struct mu_checkpoint_done *done)
 {
     struct mu_coord_event event = {.kind = done->scrubbed  ? MU_CE_SCRUBBED
@@ -257,6 +271,8 @@ static void on_checkpoint_done(struct mu_driver *driver, struct mu_checkpoint_do
     event.checkpoint_io.size_bytes = done->size_bytes;
     event.checkpoint_io.text = done->result.status == MU_OK ? NULL : done->result.text;
     mu_driver_step(driver, &event);
+    if (done->free_bytes)
+        note_space(&driver->stats, done);
     if (!done->deleted && !done->scrubbed && done->result.status == MU_OK)
         sweep_after_commit(driver, done->job);
     free(done);
@@ -274,9 +290,14 @@ static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
         break;
     case MU_POSTED_QUESTION: {
         struct mu_error full;
-        struct mu_rpc_refusals refusals = mu_rpc_server_refusals(driver->server);
-        mu_http_answer((struct mu_http_question *)posted, driver->coord, &refusals,
-                       mu_store_check(driver->store, &full) == MU_OK);
+        const struct mu_question_sources sources = {.coord = driver->coord,
+                                                    .api = driver->api,
+                                                    .events = driver->events,
+                                                    .outbox = driver->outbox,
+                                                    .server = driver->server,
+                                                    .stats = &driver->stats,
+                                                    .may_write = mu_store_check(driver->store, &full) == MU_OK};
+        mu_question_answer((struct mu_question *)posted, &sources);
         break;
     }
     }
@@ -288,7 +309,7 @@ static void drop_item(struct mu_rpc_item *item)
     if (posted->kind == MU_POSTED_PLANNED)
         mu_planned_free((struct mu_planned *)posted);
     else if (posted->kind == MU_POSTED_QUESTION)
-        mu_http_drop((struct mu_http_question *)posted);
+        mu_question_drop((struct mu_question *)posted);
     else
         free(posted);
 }
@@ -362,6 +383,17 @@ static void look_at_health(struct mu_driver *driver, uint64_t now_us)
     if (mu_rpc_server_refusals(driver->server).is_stuck)
         driver->watchdog.suspicious = true; /* a call to itself makes the listener look */
     mu_health_set(driver->health, mu_store_check(driver->store, &ignored) == MU_OK);
+    struct statvfs fs;
+    if (driver->config.data_dir && statvfs(driver->config.data_dir, &fs) == 0)
+        driver->stats.store_free_bytes = (uint64_t)fs.f_bavail * fs.f_frsize;
+}
+
+static enum mu_status put_series(void *ctx, const void *key, size_t key_bytes, const void *value, size_t value_bytes)
+{
+    struct mu_driver *driver = ctx;
+    if (mu_outbox_is_behind(driver->outbox))
+        return MU_ERR_BUSY; /* they are not worth waiting for */
+    return mu_outbox_put(driver->outbox, key, key_bytes, value, value_bytes, NULL);
 }
 
 /* A flood makes one line now and then, not one for each. */
@@ -421,6 +453,8 @@ static uint64_t next_wake_us(struct mu_driver *driver)
         until_us = driver->watchdog.next_us;
     if (driver->health_next_us < until_us)
         until_us = driver->health_next_us;
+    if (mu_series_next_us(driver->series) < until_us)
+        until_us = mu_series_next_us(driver->series);
     if (driver->access && driver->tls_next_us < until_us)
         until_us = driver->tls_next_us;
     return driver->refusals_next_us < until_us ? driver->refusals_next_us : until_us;
@@ -449,6 +483,7 @@ static enum mu_status turn(struct mu_driver *driver, uint64_t until_us, bool *dr
     end_silent_sessions(driver, now_us);
     look_at_refusals(driver, now_us);
     look_at_tls(driver, now_us);
+    mu_series_sample(driver->series, driver->coord, now_us, mu_clock_wall_us(), put_series, driver);
     if (!atomic_load(&driver->stopping))
         look_at_health(driver, now_us);
     if (mu_watchdog_look(&driver->watchdog, now_us))
@@ -466,6 +501,7 @@ static enum mu_status turn(struct mu_driver *driver, uint64_t until_us, bool *dr
         *err = driver->failure;
         status = err->status;
     }
+    mu_histogram_add(&driver->stats.turns, mu_clock_mono_us() - began_us);
     return status;
 }
 
@@ -626,7 +662,8 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
         return status;
     status = mu_api_new(&api, &driver->api, err);
     if (status == MU_OK && driver->config.http)
-        status = mu_http_new(driver->config.http, driver->config.http_anywhere, driver->server, &driver->http, err);
+        status = mu_http_new(driver->config.http, driver->config.http_anywhere, driver->server, driver->store,
+                             &driver->http, err);
     return status;
 }
 
@@ -655,7 +692,11 @@ enum mu_status mu_driver_new(const struct mu_driver_config *config, struct mu_dr
     mu_wire_arena_init(&driver->out_arena);
     uint32_t sessions = config->core.max_workers + config->core.max_workers / 8 + 64;
     driver->coord = mu_coord_new(&config->core);
-    if (!driver->coord)
+    driver->series = mu_series_new(config->core.max_jobs, config->core.max_workers);
+    driver->stats.space_capacity = config->core.max_jobs;
+    driver->stats.spaces = calloc(config->core.max_jobs, sizeof *driver->stats.spaces);
+    driver->stats.store_reserve_bytes = config->data_dir ? config->reserve_bytes : 0;
+    if (!driver->coord || !driver->series || !driver->stats.spaces)
         status =
             mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u workers: lower --max-workers", config->core.max_workers);
     uint64_t began_us = mu_clock_mono_us();
@@ -701,6 +742,8 @@ void mu_driver_free(struct mu_driver *driver)
     mu_sessions_free(driver->sessions);
     mu_store_free(driver->store);
     mu_coord_free(driver->coord);
+    mu_series_free(driver->series);
+    free(driver->stats.spaces);
     mu_wire_arena_fini(&driver->in_arena);
     mu_wire_arena_fini(&driver->out_arena);
     free(driver);

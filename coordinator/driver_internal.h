@@ -12,7 +12,10 @@
 #include "coordinator/http.h"
 #include "coordinator/outbox.h"
 #include "coordinator/planner.h"
+#include "coordinator/question.h"
+#include "coordinator/series.h"
 #include "coordinator/sessions.h"
+#include "coordinator/stats.h"
 #include "coordinator/tokens.h"
 #include "coordinator/watchdog.h"
 
@@ -34,6 +37,8 @@ struct mu_driver {
     uint64_t tls_next_us;
     struct mu_planner *planner;
     struct mu_checkpoint_io *io;
+    struct mu_series *series;
+    struct mu_stats stats;
     struct mu_http *http; /* NULL: not wanted */
     struct mu_api *api;
     struct mu_wire_arena in_arena, out_arena;

@@ -7,6 +7,8 @@
 #include "coordinator/driver_internal.h"
 #include "coordinator/records.h"
 
+enum { SERIES_DROPPED_MAX = MU_STORE_BATCH_OPS_MAX / 4 }; /* of one job that is forgotten */
+
 static void fail_run(struct mu_driver *driver, const struct mu_error *err)
 {
     if (driver->failure.status == MU_OK)
@@ -140,6 +142,8 @@ static void emit_close(struct mu_driver *driver, const struct mu_coord_action *a
 static void emit_persist(struct mu_driver *driver, const struct mu_record *record)
 {
     struct mu_error err = {0};
+    if (record->kind == MU_RECORD_ACCOUNT && mu_outbox_is_behind(driver->outbox))
+        return; /* the next one says the same and more; without end they would be too many for one batch */
     enum mu_status status = mu_outbox_persist(driver->outbox, &driver->out_arena, record, &err);
     if (status == MU_OK && record->kind == MU_RECORD_EVENT) {
         /* Two for one while there are too many: an event list that was made shorter shrinks. */
@@ -155,10 +159,21 @@ static void emit_persist(struct mu_driver *driver, const struct mu_record *recor
         fail_run(driver, &err);
 }
 
+static void drop_series(void *ctx, const void *key, size_t key_bytes)
+{
+    struct mu_driver *driver = ctx;
+    struct mu_error err;
+    if (mu_outbox_delete(driver->outbox, key, key_bytes, &err) != MU_OK)
+        fail_run(driver, &err);
+}
+
 static void emit_forget(struct mu_driver *driver, const struct mu_record *record)
 {
     struct mu_error err = {0};
-    if (mu_outbox_forget(driver->outbox, record, &err) != MU_OK)
+    enum mu_status status = mu_outbox_forget(driver->outbox, record, &err);
+    if (status == MU_OK && record->kind == MU_RECORD_JOB)
+        status = mu_series_forget(driver->store, record->job->spec.name, SERIES_DROPPED_MAX, drop_series, driver, &err);
+    if (status != MU_OK)
         fail_run(driver, &err);
 }
 

@@ -166,6 +166,22 @@ static uint64_t before_newest(const struct mu_events *events, const struct mu_wa
     return number;
 }
 
+uint32_t mu_events_list(const struct mu_events *events, const struct mu_watch_request *request, uint32_t limit,
+                        struct mu_rpc_bytes **ret_events)
+{
+    struct mu_watch_request newest = *request;
+    newest.newest = limit;
+    uint64_t after = before_newest(events, &newest);
+    uint32_t count = 0;
+    for (uint64_t number = after > request->after_event ? after + 1 : request->after_event + 1;
+         number <= events->newest && count < limit; number++) {
+        const struct slot *slot = &events->slots[number % events->capacity];
+        if (is_wanted(request, slot))
+            ret_events[count++] = mu_rpc_bytes_ref(slot->bytes);
+    }
+    return count;
+}
+
 /* Events that do not exist any more, or not yet. */
 static enum mu_status check_range(const struct mu_events *events, uint64_t after, struct mu_error *err)
 {

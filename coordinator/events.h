@@ -33,6 +33,12 @@ struct mu_rpc_bytes *mu_event_encode(struct mu_wire_arena *arena, const struct m
 /* Adds the next one (numbers ascend) and gives it to the watchers. Takes the reference. `job` is copied. */
 void mu_events_add(struct mu_events *events, uint64_t number, const char *job, struct mu_rpc_bytes *bytes);
 
+/* The newest `limit` events wanted, oldest first, each with a reference of the caller's own; returns how many.
+ * `request->follow` and `newest` do not matter. */
+struct mu_watch_request;
+uint32_t mu_events_list(const struct mu_events *events, const struct mu_watch_request *request, uint32_t limit,
+                        struct mu_rpc_bytes **ret_events);
+
 /* Starts a watch; ends the call by itself when it is over (also at once, if the request cannot be served). */
 struct mu_watch_request {
     uint64_t after_event;

@@ -4,126 +4,137 @@
 #include <errno.h>
 #include <microhttpd.h>
 #include <netdb.h>
-#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "common/clock.h"
-#include "coordinator/metrics.h"
+#include "coordinator/dashboard.h"
+#include "coordinator/http_api.h"
+#include "coordinator/question.h"
 
-enum { ADDRESS_SIZE = 128, HEADER_BYTES_MAX = 8192 };
+enum { ADDRESS_SIZE = 128, HEADER_BYTES_MAX = 8192, PAGES = 64, KEY_SIZE = 512 };
 
-/* Shared by the reader's thread, which asks and may give up, and the core thread, which answers or drops: whoever comes
- * last frees it. */
-struct mu_http_question {
-    struct mu_posted posted; /* first */
-    pthread_mutex_t lock;
-    pthread_cond_t answered;
-    bool done, forgotten;
-    char *page; /* NULL: dropped, or out of memory */
-    size_t page_size;
-    bool may_write;
+/* An answer that serves everybody who asks the same for MU_HTTP_PAGE_AGE_MS. */
+struct page {
+    char key[KEY_SIZE]; /* path and query; empty: none */
+    struct mu_http_reply reply;
+    uint64_t made_us;
 };
 
 struct mu_http {
     struct mu_rpc_server *server;
+    struct mu_store *store;
     struct MHD_Daemon *daemon;
     char address[ADDRESS_SIZE];
-    /* The reader's thread: the last answer. */
-    char *page;
-    size_t page_size;
-    bool may_write;
-    uint64_t page_us;
+    /* The listener's thread. */
+    struct page pages[PAGES];
+    bool may_write; /* as of the newest page of metrics */
 };
 
-/* ---- questions ---- */
+/* ---- pages ---- */
 
-static void question_free(struct mu_http_question *q)
+static const char api_path[] = "/api/v1/", metrics_path[] = "/metrics";
+
+static void make_metrics(struct mu_http *http, struct mu_http_reply *reply, uint64_t until_us)
 {
-    pthread_cond_destroy(&q->answered);
-    pthread_mutex_destroy(&q->lock);
-    free(q->page);
-    free(q);
+    struct mu_question *question = mu_question_ask(http->server, MU_ASK_METRICS, 0, NULL, 0, until_us);
+    if (!question)
+        return;
+    struct mu_question_answer *answer = mu_question_answer_of(question);
+    *reply = (struct mu_http_reply){.status = MHD_HTTP_OK,
+                                    .type = "text/plain; version=0.0.4; charset=utf-8",
+                                    .body = answer->page,
+                                    .size_bytes = answer->page_size};
+    http->may_write = answer->may_write;
+    answer->page = NULL;
+    mu_question_free(question);
 }
 
-static struct mu_http_question *question_new(void)
+struct parameters {
+    struct MHD_Connection *connection;
+    mu_http_parameter_fn *fn;
+    void *ctx;
+};
+
+static enum MHD_Result each_one(void *ctx, enum MHD_ValueKind kind, const char *name, const char *value)
 {
-    struct mu_http_question *q = calloc(1, sizeof *q);
-    pthread_condattr_t monotonic;
-    if (!q)
-        return NULL;
-    q->posted.kind = MU_POSTED_QUESTION;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_mutex_init(&q->lock, NULL);
-    pthread_cond_init(&q->answered, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    return q;
+    const struct parameters *parameters = ctx;
+    (void)kind;
+    return parameters->fn(parameters->ctx, name, value ? value : "") ? MHD_YES : MHD_NO;
 }
 
-static void finish(struct mu_http_question *q)
+static void each_parameter(void *connection, mu_http_parameter_fn *fn, void *ctx)
 {
-    pthread_mutex_lock(&q->lock);
-    bool forgotten = q->forgotten;
-    q->done = true;
-    pthread_cond_signal(&q->answered);
-    pthread_mutex_unlock(&q->lock);
-    if (forgotten)
-        question_free(q);
+    struct parameters parameters = {.fn = fn, .ctx = ctx};
+    MHD_get_connection_values(connection, MHD_GET_ARGUMENT_KIND, each_one, &parameters);
 }
 
-void mu_http_answer(struct mu_http_question *q, const struct mu_coord *coord, const struct mu_rpc_refusals *refusals,
-                    bool may_write)
+struct key {
+    char *text;
+    size_t size;
+    bool fits;
+};
+
+static bool add_to_key(void *ctx, const char *name, const char *value)
 {
-    FILE *out = open_memstream(&q->page, &q->page_size);
-    if (out) {
-        mu_metrics_write(out, coord, refusals);
-        if (fclose(out) != 0) {
-            free(q->page);
-            q->page = NULL;
-        }
+    struct key *key = ctx;
+    int length = snprintf(key->text + key->size, KEY_SIZE - key->size, "&%s=%s", name, value);
+    key->fits = length >= 0 && key->size + (size_t)length < KEY_SIZE;
+    key->size += key->fits ? (size_t)length : 0;
+    return key->fits;
+}
+
+/* The page of that key if it is not too old, else the one whose place it takes. */
+static struct page *place_of(struct mu_http *http, const char *key)
+{
+    struct page *oldest = &http->pages[0];
+    for (int i = 0; i < PAGES; i++) {
+        struct page *page = &http->pages[i];
+        if (strcmp(page->key, key) == 0)
+            return page;
+        if (page->made_us < oldest->made_us)
+            oldest = page;
     }
-    q->may_write = may_write;
-    finish(q);
+    return oldest;
 }
 
-void mu_http_drop(struct mu_http_question *q)
+/* NULL: the core does not answer (or there is no memory). */
+static const struct mu_http_reply *fetch(struct mu_http *http, struct MHD_Connection *connection, const char *url)
 {
-    finish(q);
-}
-
-/* Reader's thread: a page that is not too old, from the core if need be. False: the core does not answer. */
-static bool refresh(struct mu_http *http)
-{
+    static const struct mu_http_reply too_long = {
+        .status = MHD_HTTP_URI_TOO_LONG, .type = "text/plain", .body = "", .size_bytes = 0};
+    char text[KEY_SIZE];
+    struct key key = {.text = text, .size = strlen(url), .fits = strlen(url) < KEY_SIZE};
+    bool is_metrics = strcmp(url, metrics_path) == 0;
+    if (!key.fits)
+        return &too_long;
+    memcpy(text, url, key.size + 1);
+    if (!is_metrics)
+        each_parameter(connection, add_to_key, &key);
+    if (!key.fits)
+        return &too_long;
     uint64_t now_us = mu_clock_mono_us();
-    if (http->page && now_us - http->page_us < MU_HTTP_PAGE_AGE_MS * 1000ull)
-        return true;
-    struct mu_http_question *q = question_new();
-    if (!q)
-        return false;
-    uint64_t until_us = now_us + MU_HTTP_ANSWER_MS * 1000ull;
-    struct timespec until = {.tv_sec = (time_t)(until_us / 1000000), .tv_nsec = (long)(until_us % 1000000 * 1000)};
-    mu_rpc_server_post(http->server, &q->posted.item);
-    pthread_mutex_lock(&q->lock);
-    while (!q->done && pthread_cond_timedwait(&q->answered, &q->lock, &until) == 0) {
-    }
-    bool done = q->done;
-    q->forgotten = !done;
-    pthread_mutex_unlock(&q->lock);
-    if (!done)
-        return false;
-    bool good = q->page != NULL;
-    if (good) {
-        free(http->page);
-        http->page = q->page;
-        http->page_size = q->page_size;
-        http->may_write = q->may_write;
-        http->page_us = mu_clock_mono_us();
-        q->page = NULL;
-    }
-    question_free(q);
-    return good;
+    struct page *page = place_of(http, text);
+    if (strcmp(page->key, text) == 0 && now_us - page->made_us < MU_HTTP_PAGE_AGE_MS * 1000ull)
+        return &page->reply;
+    struct mu_http_reply reply = {0};
+    struct mu_http_request request = {.path = url + sizeof api_path - 1,
+                                      .each = each_parameter,
+                                      .parameters = connection,
+                                      .until_us = now_us + MU_HTTP_ANSWER_MS * 1000ull};
+    if (is_metrics)
+        make_metrics(http, &reply, request.until_us);
+    else
+        mu_http_api(http->server, http->store, &request, &reply);
+    if (!reply.body)
+        return NULL;
+    free(page->reply.body);
+    page->reply = reply;
+    page->made_us = mu_clock_mono_us();
+    memcpy(page->key, text, sizeof text);
+    return &page->reply;
 }
 
 /* ---- requests ---- */
@@ -138,6 +149,10 @@ static enum MHD_Result respond(struct MHD_Connection *connection, unsigned statu
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
     MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
     MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    MHD_add_response_header(response, "Content-Security-Policy",
+                            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+                            "connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'");
+    MHD_add_response_header(response, "Referrer-Policy", "no-referrer");
     if (status == MHD_HTTP_METHOD_NOT_ALLOWED)
         MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
     enum MHD_Result result = MHD_queue_response(connection, status, response);
@@ -188,21 +203,20 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *connection, 
         return say(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD: this listener changes nothing\n");
     if (!host_is_ours(MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST)))
         return say(connection, MHD_HTTP_FORBIDDEN, "this name is not allowed in Host: use the literal address\n");
-    if (strcmp(url, "/livez") == 0)
-        return refresh(http) ? say(connection, MHD_HTTP_OK, "ok\n")
-                             : say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "the core does not answer\n");
-    if (strcmp(url, "/readyz") == 0) {
-        if (!refresh(http))
-            return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "the core does not answer\n");
-        return http->may_write ? say(connection, MHD_HTTP_OK, "ok\n")
-                               : say(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
-                                     "changes are refused: too little space for the data directory\n");
-    }
-    if (strcmp(url, "/metrics") == 0)
-        return refresh(http) ? respond(connection, MHD_HTTP_OK, "text/plain; version=0.0.4; charset=utf-8", http->page,
-                                       http->page_size)
-                             : say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "the core does not answer\n");
-    return say(connection, MHD_HTTP_NOT_FOUND, "there are /livez, /readyz and /metrics\n");
+    if (strcmp(url, "/") == 0)
+        return respond(connection, MHD_HTTP_OK, "text/html; charset=utf-8", mu_dashboard, mu_dashboard_size());
+    bool is_probe = strcmp(url, "/livez") == 0 || strcmp(url, "/readyz") == 0,
+         is_metrics = strcmp(url, metrics_path) == 0;
+    if (!is_probe && !is_metrics && strncmp(url, api_path, sizeof api_path - 1) != 0)
+        return say(connection, MHD_HTTP_NOT_FOUND, "there are /, /api/v1/, /livez, /readyz and /metrics\n");
+    const struct mu_http_reply *reply = fetch(http, connection, is_probe ? metrics_path : url);
+    if (!reply)
+        return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "the core does not answer\n");
+    if (strcmp(url, "/readyz") == 0 && !http->may_write)
+        return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
+                   "changes are refused: too little space for the data directory\n");
+    return is_probe ? say(connection, MHD_HTTP_OK, "ok\n")
+                    : respond(connection, reply->status, reply->type, reply->body, reply->size_bytes);
 }
 
 /* ---- the listener ---- */
@@ -248,8 +262,8 @@ static bool is_loopback(const struct sockaddr_storage *address)
                                           : ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
 }
 
-enum mu_status mu_http_new(const char *listen, bool anywhere, struct mu_rpc_server *server, struct mu_http **ret_http,
-                           struct mu_error *err)
+enum mu_status mu_http_new(const char *listen, bool anywhere, struct mu_rpc_server *server, struct mu_store *store,
+                           struct mu_http **ret_http, struct mu_error *err)
 {
     struct sockaddr_storage address = {0};
     enum mu_status status = parse(listen, &address, err);
@@ -263,6 +277,7 @@ enum mu_status mu_http_new(const char *listen, bool anywhere, struct mu_rpc_serv
     if (!http)
         return status != MU_OK ? status : mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the HTTP listener");
     http->server = server;
+    http->store = store;
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | (address.ss_family == AF_INET6 ? MHD_USE_IPv6 : 0);
     errno = 0;
     http->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, http, MHD_OPTION_SOCK_ADDR, &address,
@@ -288,7 +303,8 @@ void mu_http_free(struct mu_http *http)
     if (!http)
         return;
     MHD_stop_daemon(http->daemon);
-    free(http->page);
+    for (int i = 0; i < PAGES; i++)
+        free(http->pages[i].reply.body);
     free(http);
 }
 

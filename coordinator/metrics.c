@@ -3,10 +3,16 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/timex.h>
+
+#include "common/clock.h"
 
 static const char *const worker_states[MU_WS_STATE_COUNT] = {"attaching", "spare",    "member",
                                                              "suspect",   "draining", "lost"};
 static const char *const job_states[MU_JOB_STATE_COUNT] = {"pending", "running", "finished", "failed", "cancelled"};
+
+static const char *const job_phases[MU_JP_COUNT] = {"waiting", "planning",   "preparing", "stepping",
+                                                    "parking", "finalizing", "over"};
 
 /* ---- one number of each job ---- */
 
@@ -79,6 +85,22 @@ static double state_evaluation(const struct mu_job_view *v)
 {
     return v->eval_loss;
 }
+static double state_checkpoint_failures(const struct mu_job_view *v)
+{
+    return v->checkpoint_failures;
+}
+static double state_unfinite(const struct mu_job_view *v)
+{
+    return v->unfinite_reports;
+}
+static double state_bad_links(const struct mu_job_view *v)
+{
+    return v->bad_links;
+}
+static double state_step_seconds(const struct mu_job_view *v)
+{
+    return v->seconds_per_step;
+}
 
 static const struct job_metric job_metrics[] = {
     {"muster_job_generation", "gauge", "Generation under way; 0 while the job waits.", state_generation},
@@ -98,11 +120,25 @@ static const struct job_metric job_metrics[] = {
     {"muster_job_checkpoint_step", "gauge", "Step of the newest committed checkpoint.", state_checkpoint_step},
     {"muster_job_checkpoint_timestamp_seconds", "gauge", "When the newest checkpoint was committed; 0: none.",
      state_checkpoint_time},
+    {"muster_job_checkpoint_failures", "gauge", "Checkpoints given up in a row.", state_checkpoint_failures},
+    {"muster_job_unfinite_reports", "gauge", "Reports in a row whose loss or gradient is not finite.", state_unfinite},
+    {"muster_job_bad_links", "gauge", "Pairs of workers kept apart, because exchanges between them failed.",
+     state_bad_links},
+    {"muster_job_step_seconds", "gauge", "Time of a step, by the newest report of rank 0.", state_step_seconds},
 };
 
 static void head(FILE *out, const char *name, const char *type, const char *help)
 {
     fprintf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+static void write_phases(FILE *out, const struct mu_coord *coord, struct mu_job_view *view)
+{
+    head(out, "muster_job_phase", "gauge", "1: the job is in this phase.");
+    for (uint32_t i = 0; mu_coord_job_view(coord, i, view); i++)
+        for (int phase = 0; phase < MU_JP_COUNT; phase++)
+            fprintf(out, "muster_job_phase{job=\"%s\",phase=\"%s\"} %d\n", view->record.spec.name, job_phases[phase],
+                    (int)view->phase == phase);
 }
 
 static void write_jobs(FILE *out, const struct mu_coord *coord)
@@ -119,6 +155,7 @@ static void write_jobs(FILE *out, const struct mu_coord *coord)
             counts[view->record.state] += m == 0;
         }
     }
+    write_phases(out, coord, view);
     head(out, "muster_jobs", "gauge", "Jobs by state.");
     for (int state = 0; state < MU_JOB_STATE_COUNT; state++)
         fprintf(out, "muster_jobs{state=\"%s\"} %u\n", job_states[state], counts[state]);
@@ -190,31 +227,175 @@ static void write_workers(FILE *out, const struct mu_coord *coord)
     free(list);
 }
 
-static void write_refusals(FILE *out, const struct mu_rpc_refusals *refusals)
+static void write_refusals(FILE *out, struct mu_rpc_server *server)
 {
+    struct mu_rpc_refusals refusals = mu_rpc_server_refusals(server);
     const struct {
         const char *reason;
         uint64_t count;
     } reasons[] = {
-        {"connections_per_host", refusals->connections_of_peer},
-        {"open_files", refusals->connections_without_file},
-        {"calls", refusals->calls},
-        {"calls_per_client", refusals->calls_of_peer},
-        {"questions_per_client", refusals->questions_of_peer},
+        {"connections_per_host", refusals.connections_of_peer},
+        {"open_files", refusals.connections_without_file},
+        {"calls", refusals.calls},
+        {"calls_per_client", refusals.calls_of_peer},
+        {"questions_per_client", refusals.questions_of_peer},
     };
     head(out, "muster_refused_total", "counter", "Connections and calls refused, by the limit that was reached.");
     for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
         fprintf(out, "muster_refused_total{limit=\"%s\"} %" PRIu64 "\n", reasons[i].reason, reasons[i].count);
 }
 
-void mu_metrics_write(FILE *out, const struct mu_coord *coord, const struct mu_rpc_refusals *refusals)
+/* ---- where the workers' time went ---- */
+
+/* Seconds of the job's workers by class: those of one job after the other, though accounts come in any order. */
+static void write_goodput(FILE *out, const struct mu_coord *coord)
 {
+    uint32_t jobs = mu_coord_job_count(coord), found = 0;
+    struct job_time {
+        char job[MU_JOB_NAME_SIZE];
+        uint64_t us[MU_TIME_CLASS_COUNT];
+    } *times = calloc(jobs ? jobs : 1, sizeof *times);
+    uint64_t now_us = mu_clock_mono_us();
+    for (uint32_t slot = 0, at = 0; times && slot < mu_coord_account_slots(coord); slot++) {
+        struct mu_account_record record;
+        if (!mu_coord_account_view(coord, slot, now_us, &record))
+            continue;
+        if (at >= found || strcmp(times[at].job, record.job) != 0)
+            for (at = 0; at < found && strcmp(times[at].job, record.job) != 0;)
+                at++;
+        if (at == found)
+            memcpy(times[found++].job, record.job, sizeof record.job);
+        for (int k = 0; k < MU_TIME_CLASS_COUNT; k++)
+            times[at].us[k] += record.us[k];
+    }
+    const char *const names[] = {"muster_useful_seconds_total", "muster_lost_seconds_total"};
+    const char *const helps[] = {"Time of the workers that went into training.",
+                                 "Time of the workers that did not, by what it went into instead."};
+    for (int lost = 0; lost < 2; lost++) {
+        head(out, names[lost], "counter", helps[lost]);
+        for (uint32_t at = 0; at < found; at++)
+            for (int k = 0; k < MU_TIME_CLASS_COUNT; k++) {
+                if (k == MU_TIME_UNREPORTED || mu_time_class_is_lost((enum mu_time_class)k) != (lost != 0))
+                    continue;
+                fprintf(out, "%s{job=\"%s\"", names[lost], times[at].job);
+                if (lost)
+                    fprintf(out, ",class=\"%s\"", mu_time_class_names[k]);
+                fprintf(out, "} %.17g\n", (double)times[at].us[k] * 1e-6);
+            }
+    }
+    free(times);
+}
+
+/* ---- the coordinator itself ---- */
+
+static void write_histogram(FILE *out, const char *name, const char *help, const struct mu_histogram *histogram)
+{
+    uint64_t below = 0;
+    head(out, name, "histogram", help);
+    for (int i = 0; i <= MU_HISTOGRAM_BOUNDS; i++) {
+        below += histogram->counts[i];
+        if (i < MU_HISTOGRAM_BOUNDS)
+            fprintf(out, "%s_bucket{le=\"%.3f\"} %" PRIu64 "\n", name, 0.001 * (1 << i), below);
+        else
+            fprintf(out, "%s_bucket{le=\"+Inf\"} %" PRIu64 "\n", name, below);
+    }
+    fprintf(out, "%s_sum %.17g\n%s_count %" PRIu64 "\n", name, (double)histogram->sum_us * 1e-6, name, below);
+}
+
+/* Under the names that gRPC servers commonly have them. */
+static void write_calls(FILE *out, const struct mu_rpc_server *server)
+{
+    const char *path;
+    const uint64_t *ended;
+    head(out, "grpc_server_handled_total", "counter", "Calls that have ended, by how.");
+    for (size_t i = 0; mu_rpc_server_method(server, i, &path, &ended); i++) {
+        const char *slash = strrchr(path, '/');
+        for (int code = 0; code < MU_RPC_CODE_COUNT; code++) {
+            if (ended[code] || code == MU_RPC_OK)
+                fprintf(out,
+                        "grpc_server_handled_total{grpc_service=\"%.*s\",grpc_method=\"%s\",grpc_code=\"%s\"} %" PRIu64
+                        "\n",
+                        (int)(slash - path - 1), path + 1, slash + 1, mu_rpc_code_name((enum mu_rpc_code)code),
+                        ended[code]);
+        }
+    }
+}
+
+static void write_recoveries(FILE *out, const struct mu_coord_counters *counters)
+{
+    static const char *const sources[MU_START_COUNT] = {"holders", "mirrors", "checkpoint", "seed"};
+    head(out, "muster_recovery_seconds", "summary",
+         "From the first loss noticed until the next generation goes, by where its state came from.");
+    for (int i = 0; i < MU_START_COUNT; i++)
+        fprintf(out,
+                "muster_recovery_seconds_sum{source=\"%s\"} %.17g\n"
+                "muster_recovery_seconds_count{source=\"%s\"} %" PRIu64 "\n",
+                sources[i], (double)counters->recovery_us[i] * 1e-6, sources[i], counters->recoveries[i]);
+}
+
+static void write_spaces(FILE *out, const struct mu_stats *stats)
+{
+    head(out, "muster_job_checkpoint_free_bytes", "gauge",
+         "Free where the newest checkpoint was written, as the coordinator sees it.");
+    for (uint32_t i = 0; i < stats->space_count; i++)
+        fprintf(out, "muster_job_checkpoint_free_bytes{job=\"%s\"} %" PRIu64 "\n", stats->spaces[i].job,
+                stats->spaces[i].free_bytes);
+    head(out, "muster_job_checkpoint_size_bytes", "gauge", "Size of the newest checkpoint.");
+    for (uint32_t i = 0; i < stats->space_count; i++)
+        fprintf(out, "muster_job_checkpoint_size_bytes{job=\"%s\"} %" PRIu64 "\n", stats->spaces[i].job,
+                stats->spaces[i].size_bytes);
+}
+
+static bool clock_is_synchronised(void)
+{
+    struct timex now = {.modes = 0};
+    return ntp_adjtime(&now) != TIME_ERROR;
+}
+
+static void write_own(FILE *out, const struct mu_question_sources *sources, const struct mu_coord_counters *counters)
+{
+    const struct {
+        const char *name, *help;
+        double value;
+    } gauges[] = {
+        {"muster_workers_quarantined", "Names of workers that are refused because they were lost too often.",
+         counters->quarantined},
+        {"muster_watchers", "Programs that watch events.", mu_events_watchers(sources->events)},
+        {"muster_outbox_items", "Messages and answers that wait for the store.",
+         (double)mu_outbox_held(sources->outbox)},
+        {"muster_store_free_bytes", "Free on the file system of the data directory; 0: in memory.",
+         (double)sources->stats->store_free_bytes},
+        {"muster_store_reserve_bytes", "Changes are refused while less is free.",
+         (double)sources->stats->store_reserve_bytes},
+        {"muster_certificate_expiry_timestamp_seconds", "When the coordinator's certificate expires; 0: no TLS.",
+         (double)mu_rpc_server_certificate_end_s(sources->server)},
+        {"muster_clock_synchronised", "1: the kernel says that the wall clock is synchronised.",
+         clock_is_synchronised()},
+    };
+    struct mu_histogram synced;
+    for (size_t i = 0; i < sizeof gauges / sizeof gauges[0]; i++) {
+        head(out, gauges[i].name, "gauge", gauges[i].help);
+        fprintf(out, "%s %.17g\n", gauges[i].name, gauges[i].value);
+    }
+    mu_outbox_synced(sources->outbox, &synced);
+    write_histogram(out, "muster_store_sync_seconds", "Synced writes to the store.", &synced);
+    write_histogram(out, "muster_loop_turn_seconds", "Turns of the core's loop, without its waits.",
+                    &sources->stats->turns);
+    write_recoveries(out, counters);
+    write_spaces(out, sources->stats);
+    write_calls(out, sources->server);
+}
+
+void mu_metrics_write(FILE *out, const struct mu_question_sources *sources)
+{
+    const struct mu_coord *coord = sources->coord;
     struct mu_coord_counters counters = mu_coord_counters(coord);
     head(out, "muster_build_info", "gauge", "Always 1; the label is the program's version.");
     fprintf(out, "muster_build_info{version=\"%s\"} 1\n", MU_VERSION);
     write_workers(out, coord);
     write_jobs(out, coord);
-    write_refusals(out, refusals);
+    write_refusals(out, sources->server);
+    write_goodput(out, coord);
     const struct {
         const char *name, *help;
         double value;
@@ -230,4 +411,5 @@ void mu_metrics_write(FILE *out, const struct mu_coord *coord, const struct mu_r
         head(out, totals[i].name, "counter", totals[i].help);
         fprintf(out, "%s %.17g\n", totals[i].name, totals[i].value);
     }
+    write_own(out, sources, &counters);
 }

@@ -5,10 +5,9 @@
 
 #include <stdio.h>
 
-#include "coordinator/core/core.h"
-#include "rpc/server.h"
+#include "coordinator/question.h"
 
 /* O(workers + jobs). */
-void mu_metrics_write(FILE *out, const struct mu_coord *coord, const struct mu_rpc_refusals *refusals);
+void mu_metrics_write(FILE *out, const struct mu_question_sources *sources);
 
 #endif

@@ -336,6 +336,18 @@ bool mu_outbox_idle(const struct mu_outbox *outbox)
     return outbox->first == NULL && outbox->batch.op_count == 0 && atomic_load(&outbox->durable) == outbox->submitted;
 }
 
+bool mu_outbox_is_behind(const struct mu_outbox *outbox)
+{
+    return atomic_load(&outbox->stalled) || outbox->batch.size_bytes > MU_OUTBOX_BEHIND_BYTES;
+}
+
+void mu_outbox_synced(struct mu_outbox *outbox, struct mu_histogram *ret_synced)
+{
+    struct mu_writer_stats stats;
+    mu_writer_stats(outbox->writer, &stats);
+    *ret_synced = stats.synced;
+}
+
 size_t mu_outbox_held(const struct mu_outbox *outbox)
 {
     return outbox->held;

@@ -17,6 +17,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/histogram.h"
 #include "coordinator/core/core.h"
 #include "proto/wire.h"
 #include "storage/store.h"
@@ -24,6 +25,7 @@
 enum {
     MU_OUTBOX_HELD_MAX =
         1 << 20, /* items waiting; more means that the disk has been full for long while the cluster churns */
+    MU_OUTBOX_BEHIND_BYTES = 8 << 20,
     MU_OUTBOX_BATCHES_MAX = 256, /* submitted and not durable; later turns are merged into one */
 };
 
@@ -69,7 +71,10 @@ enum mu_status mu_outbox_end_turn(struct mu_outbox *outbox, struct mu_error *err
 
 /* MU_OK, or the failure of the store after which nothing is released any more. */
 enum mu_status mu_outbox_failure(struct mu_outbox *outbox, struct mu_error *err);
-bool mu_outbox_idle(const struct mu_outbox *outbox); /* nothing unwritten, nothing held */
+/* The disk is full, or too slow for what is to be written: what is not needed had better not be added. */
+bool mu_outbox_is_behind(const struct mu_outbox *outbox);
+void mu_outbox_synced(struct mu_outbox *outbox, struct mu_histogram *ret_synced); /* the synced writes so far */
+bool mu_outbox_idle(const struct mu_outbox *outbox);                              /* nothing unwritten, nothing held */
 size_t mu_outbox_held(const struct mu_outbox *outbox);
 
 #endif

@@ -5,12 +5,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "coordinator/record_account.h"
 #include "coordinator/record_checkpoint.h"
 
 const char mu_record_prefixes[MU_RECORD_KIND_COUNT][3] = {
     [MU_RECORD_JOB] = "j/",     [MU_RECORD_GENERATION] = "g/", [MU_RECORD_CHECKPOINT] = "c/",
     [MU_RECORD_WORKER] = "w/",  [MU_RECORD_TALLY] = "t/",      [MU_RECORD_DEATH] = "d/",
-    [MU_RECORD_REQUEST] = "r/", [MU_RECORD_EVENT] = "e/",      [MU_RECORD_NODE] = "n/",
+    [MU_RECORD_REQUEST] = "r/", [MU_RECORD_ACCOUNT] = "a/",    [MU_RECORD_EVENT] = "e/",
+    [MU_RECORD_NODE] = "n/",
 };
 
 _Static_assert(MUSTER__V1__JOB_STATE__JOB_STATE_CANCELLED == (int)MU_JOB_STATE_COUNT, "job state");
@@ -65,6 +67,11 @@ size_t mu_record_key(const struct mu_record *record, uint8_t out[MU_RECORD_KEY_S
         break;
     case MU_RECORD_REQUEST:
         size += put_number(out + size, record->request->number % MU_REQUESTS_KEPT);
+        break;
+    case MU_RECORD_ACCOUNT:
+        size += put_name(out + size, record->account->job, MU_JOB_NAME_SIZE);
+        out[size++] = '/';
+        size += put_name(out + size, record->account->worker, MU_WORKER_NAME_SIZE);
         break;
     case MU_RECORD_EVENT:
         size += put_number(out + size, record->event->number);
@@ -235,6 +242,7 @@ static enum mu_status put_tally(struct mu_wire_arena *arena, const struct mu_tal
     pb->tally.workers_lost = tally->workers_lost;
     pb->tally.generations = tally->generations;
     pb->tally.replayed_steps = tally->replayed_steps;
+    pb->tally.replay_until = tally->replay_until;
     pb->tally.suspect = tally->suspect;
     pb->tally.suspect_step = tally->suspect_step;
     pb->tally.unfinite_reports = tally->unfinite_reports;
@@ -355,6 +363,9 @@ static enum mu_status put_record(struct mu_wire_arena *arena, const struct mu_re
     case MU_RECORD_REQUEST:
         pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_REQUEST;
         return put_request(arena, record->request, &pb->request, err);
+    case MU_RECORD_ACCOUNT:
+        pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_ACCOUNT;
+        return mu_account_record_put(arena, record->account, &pb->account, err);
     case MU_RECORD_EVENT:
         pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_EVENT;
         pb->event = mu_wire_arena_alloc(arena, sizeof *pb->event);
@@ -510,6 +521,7 @@ static enum mu_status get_tally(const Muster__V1__TallyRecord *pb, struct mu_tal
     out->workers_lost = pb->workers_lost;
     out->generations = pb->generations;
     out->replayed_steps = pb->replayed_steps;
+    out->replay_until = pb->replay_until;
     out->suspect = pb->suspect;
     out->suspect_step = pb->suspect_step;
     out->unfinite_reports = pb->unfinite_reports;
@@ -575,6 +587,7 @@ union any_record {
     struct mu_death_record death;
     struct mu_node_record node;
     struct mu_request_record request;
+    struct mu_account_record account;
     struct mu_event_record event;
 };
 
@@ -612,6 +625,9 @@ static enum mu_status get_record(struct mu_wire_arena *arena, const Muster__V1__
     case MUSTER__V1__STORED_RECORD__KIND_REQUEST:
         out->kind = MU_RECORD_REQUEST;
         return get_request(pb->request, &any->request, err);
+    case MUSTER__V1__STORED_RECORD__KIND_ACCOUNT:
+        out->kind = MU_RECORD_ACCOUNT;
+        return mu_account_record_get(pb->account, &any->account, err);
     case MUSTER__V1__STORED_RECORD__KIND_EVENT:
         out->kind = MU_RECORD_EVENT;
         return get_event(pb->event, &any->event, err);

@@ -4,6 +4,7 @@
  *    m/epoch             see snapshot.h; absent: 0          t/<job>                tally
  *    d/<slot>            death (8 bytes, the most           r/<slot>               request (likewise)
  *                        significant first)
+ *    a/<job>/<worker>    account of a worker's time
  *    j/<job>             job                                c/<job>/<number>       checkpoint (likewise)
  *    w/<worker>          worker                             e/<number>             event (likewise)
  *    k/<id>              join token (muster.v1.TokenRecord; see tokens.h)
@@ -20,9 +21,9 @@
 
 enum {
     MU_RECORD_VERSION = 1,
-    MU_STORE_FORMAT = 3, /* of all records together: "muster 3". 2: without requests; 1: without tallies, deaths and
-                            epochs, too */
-    MU_RECORD_KEY_SIZE = 96,
+    MU_STORE_FORMAT = 3, /* of all records together: "muster 3". 2: without requests and accounts; 1: without tallies,
+                            deaths and epochs, too */
+    MU_RECORD_KEY_SIZE = 136,
 };
 
 #define MU_FORMAT_KEY       "m/format"

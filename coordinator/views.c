@@ -1,8 +1,13 @@
 #include "coordinator/views.h"
 
+#include <string.h>
+
 #include "plan/estimate.h"
 
 _Static_assert(MUSTER__V1__JOB_PHASE__JOB_PHASE_OVER == (int)MU_JP_COUNT, "job phase");
+_Static_assert(MUSTER__V1__TIME_CLASS__TIME_CLASS_UNREPORTED == (int)MU_TIME_CLASS_COUNT, "time class");
+_Static_assert(sizeof(Muster__V1__TimeByClass) == sizeof(ProtobufCMessage) + MU_TIME_CLASS_COUNT * sizeof(double),
+               "time classes");
 _Static_assert(MUSTER__V1__WORKER_STATE__WORKER_STATE_LOST == (int)MU_WS_STATE_COUNT, "worker state");
 
 static void *no_memory(struct mu_error *err)
@@ -186,4 +191,71 @@ Muster__V1__Timing *mu_view_timing(struct mu_wire_arena *arena, const struct mu_
     pb->snapshot_us = report->snapshot_us;
     pb->loss = report->result.loss;
     return pb;
+}
+
+static double put_time(const uint64_t us[MU_TIME_CLASS_COUNT], Muster__V1__TimeByClass *pb, double *ret_lost_s)
+{
+    double total_s = 0, *seconds = &pb->useful;
+    *ret_lost_s = 0;
+    for (int k = 0; k < MU_TIME_CLASS_COUNT; k++) {
+        seconds[k] = (double)us[k] * 1e-6;
+        total_s += seconds[k];
+        *ret_lost_s += mu_time_class_is_lost((enum mu_time_class)k) ? seconds[k] : 0;
+    }
+    return total_s;
+}
+
+static Muster__V1__Account *view_account(struct mu_wire_arena *arena, const struct mu_account_record *record,
+                                         struct mu_error *err)
+{
+    struct {
+        Muster__V1__Account account;
+        Muster__V1__TimeByClass seconds;
+        char worker[MU_WORKER_NAME_SIZE];
+    } *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__account__init(&pb->account);
+    muster__v1__time_by_class__init(&pb->seconds);
+    memcpy(pb->worker, record->worker, sizeof pb->worker);
+    pb->account.worker = pb->worker;
+    pb->account.now = record->open ? (Muster__V1__TimeClass)((int)record->now + 1) : 0;
+    pb->account.began_wall_us = record->began_wall_us;
+    pb->account.seconds = &pb->seconds;
+    pb->account.total_seconds = put_time(record->us, &pb->seconds, &pb->account.lost_seconds);
+    return &pb->account;
+}
+
+Muster__V1__GetGoodputResponse *mu_view_goodput(struct mu_wire_arena *arena, const struct mu_coord *coord,
+                                                const char *job, uint64_t now_us, uint32_t limit, uint64_t *slot,
+                                                struct mu_error *err)
+{
+    struct {
+        Muster__V1__GetGoodputResponse response;
+        Muster__V1__TimeByClass total;
+    } *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    Muster__V1__Account **accounts = mu_wire_arena_alloc(arena, sizeof(Muster__V1__Account *) * limit);
+    uint64_t total[MU_TIME_CLASS_COUNT] = {0}, first = *slot;
+    if (!pb || !accounts)
+        return no_memory(err);
+    muster__v1__get_goodput_response__init(&pb->response);
+    muster__v1__time_by_class__init(&pb->total);
+    pb->response.total = &pb->total;
+    pb->response.accounts = accounts;
+    *slot = 0;
+    for (uint32_t i = 0; i < mu_coord_account_slots(coord); i++) {
+        struct mu_account_record record;
+        if (!mu_coord_account_view(coord, i, now_us, &record) || strcmp(record.job, job) != 0)
+            continue;
+        for (int k = 0; k < MU_TIME_CLASS_COUNT; k++)
+            total[k] += record.us[k];
+        if (i < first || *slot)
+            continue;
+        if (pb->response.n_accounts == limit)
+            *slot = i;
+        else if (!(accounts[pb->response.n_accounts++] = view_account(arena, &record, err)))
+            return NULL;
+    }
+    pb->response.total_seconds = put_time(total, &pb->total, &pb->response.lost_seconds);
+    return &pb->response;
 }

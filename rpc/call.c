@@ -177,6 +177,8 @@ static void end(struct mu_rpc_call *call, enum mu_rpc_code code, const struct mu
 {
     MU_ASSERT(!call->ended);
     call->ended = true;
+    if (call->method)
+        mu_rpc_server_count(call, call->over ? MU_RPC_CANCELLED : code);
     if (call->over) {
         mu_rpc_sendq_clear(&call->queue);
         release_if_done(call);

@@ -23,6 +23,7 @@ enum mu_rpc_code {
     MU_RPC_UNAVAILABLE = 14,
     MU_RPC_DATA_LOSS = 15,
     MU_RPC_UNAUTHENTICATED = 16,
+    MU_RPC_CODE_COUNT
 };
 
 /* "NOT_FOUND". Never NULL ("UNKNOWN" for a number outside the table). */

@@ -326,6 +326,28 @@ enum mu_status mu_rpc_server_refresh_tls(struct mu_rpc_server *server, bool *ret
     return server->tls ? mu_rpc_tls_refresh(server->tls, ret_changed, err) : MU_OK;
 }
 
+void mu_rpc_server_count(const struct mu_rpc_call *call, enum mu_rpc_code code)
+{
+    struct rpc_method *method = &call->server->methods[call->method - call->server->methods];
+    if ((unsigned)code < MU_RPC_CODE_COUNT)
+        method->ended[code]++;
+}
+
+bool mu_rpc_server_method(const struct mu_rpc_server *server, size_t index, const char **ret_path,
+                          const uint64_t **ret_ended)
+{
+    if (index >= server->method_count)
+        return false;
+    *ret_path = server->methods[index].path;
+    *ret_ended = server->methods[index].ended;
+    return true;
+}
+
+uint64_t mu_rpc_server_certificate_end_s(const struct mu_rpc_server *server)
+{
+    return server->tls ? mu_rpc_tls_end_s(server->tls) : 0;
+}
+
 size_t mu_rpc_server_cut(struct mu_rpc_server *server, bool (*is_cut)(void *ctx, const char *identity), void *ctx,
                          const char *text)
 {

@@ -148,6 +148,13 @@ void mu_rpc_server_post(struct mu_rpc_server *server, struct mu_rpc_item *item);
 /* From any thread; cheap; calls between two WAKE events are merged. */
 void mu_rpc_server_wake(struct mu_rpc_server *server);
 
+/* Calls that have ended so far, of the method registered as number `index`: *ret_ended[code]. False: there are no more
+ * methods. Core thread. */
+bool mu_rpc_server_method(const struct mu_rpc_server *server, size_t index, const char **ret_path,
+                          const uint64_t **ret_ended);
+/* When the certificate in use expires (seconds since 1970); 0: no TLS. */
+uint64_t mu_rpc_server_certificate_end_s(const struct mu_rpc_server *server);
+
 /* Looks whether the TLS files were replaced; new connections then use the new ones. An error (told once per change)
  * leaves the former ones in use. */
 enum mu_status mu_rpc_server_refresh_tls(struct mu_rpc_server *server, bool *ret_changed,

@@ -36,6 +36,7 @@ struct rpc_method {
     int id;
     enum mu_rpc_class class;
     void *registered;
+    uint64_t ended[MU_RPC_CODE_COUNT]; /* calls, by how */
 };
 
 /* The pending operations, not the states, keep a call in memory: it is freed when none is left and its handle has been
@@ -111,6 +112,7 @@ struct mu_rpc_server {
 void mu_rpc_server_arm(struct mu_rpc_server *server, const struct rpc_method *method, struct rpc_poller *poller);
 void mu_rpc_server_linger(struct mu_rpc_call *call);
 void mu_rpc_server_unlinger(struct mu_rpc_call *call);
+void mu_rpc_server_count(const struct mu_rpc_call *call, enum mu_rpc_code code); /* it has ended */
 
 /* call.c */
 struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct rpc_method *method,

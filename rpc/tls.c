@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { PEM_BYTES_MAX = 1 << 20, FILE_COUNT = 3 };
@@ -31,6 +32,7 @@ struct mu_rpc_tls {
     pthread_mutex_t lock;            /* everything below */
     struct stamp stamps[FILE_COUNT]; /* of what was read last, good or not */
     struct pems pems;                /* the last good ones */
+    uint64_t end_s;                  /* of their certificate */
     unsigned generation, handed_out; /* of pems: which one it is, and which one the server's listener has */
 };
 
@@ -105,6 +107,15 @@ static X509 *parse_cert(const char *pem)
     return cert;
 }
 
+static uint64_t end_of(const char *pem)
+{
+    struct tm tm;
+    X509 *cert = parse_cert(pem);
+    time_t end_s = cert && ASN1_TIME_to_tm(X509_get0_notAfter(cert), &tm) == 1 ? timegm(&tm) : 0;
+    X509_free(cert);
+    return end_s > 0 ? (uint64_t)end_s : 0;
+}
+
 static int no_password(char *buffer, int size, int is_write, void *ctx)
 {
     (void)buffer, (void)size, (void)is_write, (void)ctx;
@@ -163,8 +174,17 @@ static enum mu_status load(struct mu_rpc_tls *tls, struct mu_error *err)
     }
     free_pems(&tls->pems);
     tls->pems = pems;
+    tls->end_s = end_of(pems.cert);
     tls->generation++;
     return MU_OK;
+}
+
+uint64_t mu_rpc_tls_end_s(struct mu_rpc_tls *tls)
+{
+    pthread_mutex_lock(&tls->lock);
+    uint64_t end_s = tls->end_s;
+    pthread_mutex_unlock(&tls->lock);
+    return end_s;
 }
 
 /* ---- life ---- */

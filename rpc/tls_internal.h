@@ -4,6 +4,8 @@
 
 #include <grpc/grpc_security.h>
 
+#include <stdint.h>
+
 #include "rpc/tls.h"
 
 struct mu_rpc_tls;
@@ -19,6 +21,7 @@ void mu_rpc_tls_free(
  */
 enum mu_status mu_rpc_tls_refresh(struct mu_rpc_tls *tls, bool *ret_changed, struct mu_error *err) MU_WARN_UNUSED;
 
+uint64_t mu_rpc_tls_end_s(struct mu_rpc_tls *tls); /* of the certificate: seconds since 1970 */
 /* takes_strangers: clients may show no certificate; one that they show is verified in any case. */
 grpc_server_credentials *mu_rpc_tls_server_credentials(struct mu_rpc_tls *tls, bool takes_strangers);
 grpc_channel_credentials *mu_rpc_tls_channel_credentials(struct mu_rpc_tls *tls);

@@ -87,7 +87,8 @@ enum mu_status mu_store_write(struct mu_store *store, const struct mu_store_batc
 enum mu_status mu_store_get(struct mu_store *store, const void *key, size_t key_bytes, uint8_t **ret_value,
                             size_t *ret_value_bytes, struct mu_error *err) MU_WARN_UNUSED;
 /* Pairs whose key starts with `prefix` (may be empty) and comes after `after_key` (NULL: from the first), ascending, at
- * most `limit` (0: all), as of one moment. RocksDB's may be called from any thread. */
+ * most `limit` (0: all), as of one moment. The
+ * scans of RocksDB and memory may be called from any thread. */
 enum mu_status mu_store_scan(struct mu_store *store, const void *prefix, size_t prefix_bytes, const void *after_key,
                              size_t after_bytes, size_t limit, mu_store_scan_fn fn, void *arg,
                              struct mu_error *err) MU_WARN_UNUSED;

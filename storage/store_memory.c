@@ -1,3 +1,4 @@
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "storage/ordmap.h"
@@ -6,6 +7,7 @@
 struct memory_store {
     struct mu_store base;
     struct mu_ordmap *map;
+    pthread_mutex_t lock; /* scans come from any thread */
 };
 
 static struct memory_store *of(struct mu_store *store)
@@ -15,7 +17,9 @@ static struct memory_store *of(struct mu_store *store)
 
 static enum mu_status memory_write(struct mu_store *store, const struct mu_store_batch *batch, struct mu_error *err)
 {
+    pthread_mutex_lock(&of(store)->lock);
     enum mu_status status = mu_ordmap_apply(of(store)->map, batch);
+    pthread_mutex_unlock(&of(store)->lock);
     if (status != MU_OK)
         return mu_fail(err, status, "store: no memory for a batch of %zu bytes", batch->size_bytes);
     return MU_OK;
@@ -24,7 +28,10 @@ static enum mu_status memory_write(struct mu_store *store, const struct mu_store
 static enum mu_status memory_get(struct mu_store *store, const void *key, size_t key_bytes, uint8_t **ret_value,
                                  size_t *ret_value_bytes, struct mu_error *err)
 {
-    return mu_ordmap_get_copy(of(store)->map, key, key_bytes, ret_value, ret_value_bytes, err);
+    pthread_mutex_lock(&of(store)->lock);
+    enum mu_status status = mu_ordmap_get_copy(of(store)->map, key, key_bytes, ret_value, ret_value_bytes, err);
+    pthread_mutex_unlock(&of(store)->lock);
+    return status;
 }
 
 static enum mu_status memory_scan(struct mu_store *store, const void *prefix, size_t prefix_bytes,
@@ -32,7 +39,9 @@ static enum mu_status memory_scan(struct mu_store *store, const void *prefix, si
                                   void *arg, struct mu_error *err)
 {
     (void)err;
+    pthread_mutex_lock(&of(store)->lock);
     mu_ordmap_scan(of(store)->map, prefix, prefix_bytes, after_key, after_bytes, limit, fn, arg);
+    pthread_mutex_unlock(&of(store)->lock);
     return MU_OK;
 }
 
@@ -46,6 +55,7 @@ static enum mu_status memory_check(struct mu_store *store, struct mu_error *err)
 static void memory_free(struct mu_store *store)
 {
     mu_ordmap_free(of(store)->map);
+    pthread_mutex_destroy(&of(store)->lock);
     free(store);
 }
 
@@ -64,8 +74,10 @@ struct mu_store *mu_store_memory_new(void)
     if (!store)
         return NULL;
     store->base.ops = &memory_ops;
+    pthread_mutex_init(&store->lock, NULL);
     store->map = mu_ordmap_new();
     if (!store->map) {
+        pthread_mutex_destroy(&store->lock);
         free(store);
         return NULL;
     }

@@ -110,6 +110,7 @@ static void count_write(struct mu_writer_stats *stats, size_t batches, size_t by
     stats->writes++;
     stats->bytes += bytes;
     stats->write_us_total += took_us;
+    mu_histogram_add(&stats->synced, took_us);
     if (took_us > stats->write_us_max)
         stats->write_us_max = took_us;
 }

@@ -14,6 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/histogram.h"
 #include "storage/store.h"
 
 enum {
@@ -35,6 +36,7 @@ struct mu_writer_config {
 struct mu_writer_stats {
     uint64_t batches, writes, bytes; /* completed well; batches / writes is the mean group */
     uint64_t write_us_total, write_us_max;
+    struct mu_histogram synced; /* the synced writes */
 };
 
 struct mu_writer;

@@ -75,6 +75,8 @@ struct mu_coord *mu_coord_new(const struct mu_coord_config *config)
     coord->config = *config;
     coord->free_worker = NONE;
     coord->scrub_next_us = UINT64_MAX;
+    coord->account_capacity = 2 * config->max_workers;
+    coord->accounts = calloc(coord->account_capacity, sizeof coord->accounts[0]);
     coord->workers = calloc(config->max_workers, sizeof coord->workers[0]);
     coord->member_records = calloc(config->max_members, sizeof coord->member_records[0]);
     coord->plan_members = calloc(config->max_members, sizeof coord->plan_members[0]);
@@ -86,9 +88,10 @@ struct mu_coord *mu_coord_new(const struct mu_coord_config *config)
     coord->assign_holders = calloc(MU_HOLDERS_MAX, sizeof coord->assign_holders[0]);
     bool ok = coord->written && coord->assign_holders && coord->workers && coord->member_records &&
               coord->plan_members && coord->assign_moves && coord->shares && coord->holders && coord->column_holders &&
-              allocate_jobs(coord);
+              coord->accounts && allocate_jobs(coord);
     ok = map_init(&coord->by_session, config->max_workers) && ok;
     ok = map_init(&coord->by_name, config->max_workers) && ok;
+    ok = map_init(&coord->by_account, coord->account_capacity) && ok;
     if (!ok) {
         mu_coord_free(coord);
         return NULL;
@@ -114,6 +117,7 @@ void mu_coord_free(struct mu_coord *coord)
     free(coord->jobs);
     free(coord->job_order);
     free(coord->workers);
+    free(coord->accounts);
     free(coord->member_records);
     free(coord->plan_members);
     free(coord->assign_moves);
@@ -122,6 +126,7 @@ void mu_coord_free(struct mu_coord *coord)
     free(coord->column_holders);
     map_fini(&coord->by_session);
     map_fini(&coord->by_name);
+    map_fini(&coord->by_account);
     free(coord);
 }
 
@@ -171,6 +176,7 @@ static void tick(struct mu_coord *coord)
     }
     if (lease_now(coord) >= coord->scrub_next_us)
         scrub_next(coord);
+    goodput_tick(coord);
 }
 
 /* From the wall clock to the lease clock. (It may have begun later than they happened: ages are differences.) */
@@ -207,6 +213,7 @@ void mu_coord_start(struct mu_coord *coord, uint64_t now_us, uint64_t wall_us, c
         probe_intents(coord, job);
     }
     scrub_start(coord);
+    goodput_start(coord);
     coord->next_scan_us = lease_now(coord);
     coord->deadline_us = mu_coord_next_deadline(coord);
     coord->sink = NULL;
@@ -223,6 +230,7 @@ void mu_coord_step(struct mu_coord *coord, const struct mu_coord_event *event, c
         break;
     case MU_CE_MESSAGE:
         on_worker_message(coord, event->message.session, event->message.message);
+        goodput_heard(coord, event->message.session, event->message.message);
         break;
     case MU_CE_DISCONNECTED:
         on_disconnected(coord, event->disconnected.session, event->disconnected.reason);

@@ -27,6 +27,7 @@
 #include <string.h>
 
 #include "common/reason.h"
+#include "coordinator/core/goodput.h"
 #include "plan/plan.h"
 #include "plan/session.h"
 
@@ -208,6 +209,7 @@ struct mu_tally_record {
     struct mu_id job_uid;
     char job[MU_JOB_NAME_SIZE];
     uint64_t workers_lost, generations, replayed_steps;
+    uint64_t replay_until;          /* steps up to this were done before */
     uint64_t suspect, suspect_step; /* the checkpoint that the state was loaded from not long ago; 0: none */
     uint32_t unfinite_reports;
     struct {
@@ -239,6 +241,19 @@ struct mu_request_record {
     bool existed;           /* SUBMIT */
 };
 
+/* Where the time of one worker of a job went: see goodput.h. Written every few seconds, so that a restart loses nothing
+ * of it. The account without a worker's name sums up those that left when the table was full. */
+struct mu_account_record {
+    struct mu_id job_uid;
+    char job[MU_JOB_NAME_SIZE];
+    char worker[MU_WORKER_NAME_SIZE];
+    bool open; /* it goes on, in class `now` */
+    enum mu_time_class now;
+    uint64_t began_wall_us;    /* first attached */
+    uint64_t wall_us, mono_us; /* up to when `us` says it, by both clocks: the wall clock may jump */
+    uint64_t us[MU_TIME_CLASS_COUNT];
+};
+
 enum mu_event_severity { MU_EVENT_INFO, MU_EVENT_WARNING, MU_EVENT_ERROR };
 
 struct mu_event_record {
@@ -261,12 +276,14 @@ enum mu_record_kind {
     MU_RECORD_DEATH,
     MU_RECORD_NODE,
     MU_RECORD_REQUEST,
+    MU_RECORD_ACCOUNT,
     MU_RECORD_EVENT,
     MU_RECORD_KIND_COUNT
 };
 
 /* Keys: JOB, GENERATION, TALLY by job name; DEATH, REQUEST by number modulo MU_DEATHS_KEPT, MU_REQUESTS_KEPT;
- * CHECKPOINT by (job name, number); WORKER, NODE by name; EVENT by number. A put replaces. */
+ * CHECKPOINT by (job name, number); WORKER, NODE by name; ACCOUNT by (job name, worker name); EVENT by number. A put
+ * replaces. */
 struct mu_record {
     enum mu_record_kind kind;
     union {
@@ -278,6 +295,7 @@ struct mu_record {
         const struct mu_death_record *death;
         const struct mu_node_record *node;
         const struct mu_request_record *request;
+        const struct mu_account_record *account;
         const struct mu_event_record *event;
     };
 };
@@ -485,6 +503,9 @@ struct mu_job_view {
     uint64_t eval_step;
     double eval_loss; /* valid when eval_step > 0 */
     uint64_t workers_lost, generations, replayed_steps;
+    uint32_t checkpoint_failures, unfinite_reports; /* in a row */
+    uint32_t bad_links;                             /* pairs of workers that are kept apart */
+    double seconds_per_step;
 };
 
 enum mu_worker_state {
@@ -534,9 +555,16 @@ bool mu_coord_timing_view(const struct mu_coord *coord, uint32_t slot, uint32_t 
 /* Orders about nodes, and what is remembered of workers' names, in no order; false: there is none of that index. */
 bool mu_coord_node_view(const struct mu_coord *coord, uint32_t index, struct mu_node_record *ret);
 bool mu_coord_worker_record_view(const struct mu_coord *coord, uint32_t index, struct mu_worker_record *ret);
+/* Accounts of all jobs, as of now; false: the slot is empty. */
+uint32_t mu_coord_account_slots(const struct mu_coord *coord);
+bool mu_coord_account_view(const struct mu_coord *coord, uint32_t slot, uint64_t now_us, struct mu_account_record *ret);
 uint64_t mu_coord_last_event(const struct mu_coord *coord);
-struct mu_coord_counters {
+/* Where the state of a generation's start came from. */
+enum mu_start_source { MU_START_HOLDERS, MU_START_MIRRORS, MU_START_CHECKPOINT, MU_START_SEED, MU_START_COUNT };
+struct mu_coord_counters { /* since the start */
     uint64_t fenced_messages, refused_hellos, stream_losses, forgiven_us;
+    uint64_t recoveries[MU_START_COUNT], recovery_us[MU_START_COUNT]; /* from the first loss noticed until Go */
+    uint32_t quarantined;                                             /* worker names now */
 };
 struct mu_coord_counters mu_coord_counters(const struct mu_coord *coord);
 

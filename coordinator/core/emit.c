@@ -131,6 +131,7 @@ void persist_tally(struct mu_coord *coord, const struct job *job)
         .workers_lost = job->workers_lost,
         .generations = job->generations,
         .replayed_steps = job->replayed_steps,
+        .replay_until = job->replay_until,
         .suspect = job->suspect,
         .suspect_step = job->suspect_step,
         .unfinite_reports = job->unfinite_reports,

@@ -91,6 +91,20 @@ struct moves {
     uint32_t count;
 };
 
+/* Where a worker's time went: see goodput.c. It outlives the worker's slot. */
+struct account {
+    struct mu_account_record record;
+    uint32_t job; /* slot */
+    bool used, dirty;
+    uint64_t since_us, entered_us; /* real clock: counted up to; in this class since */
+    uint64_t detect_us;            /* put down to noticing a failure, which a late report may still explain */
+};
+struct wait_floor {
+    uint64_t least_us, before_us; /* of the reports being gathered, and of those before */
+    uint32_t reports;
+    bool known;
+};
+
 /* What is known of the cost of checkpoints: see interval.c. */
 struct interval {
     uint64_t steps, told_steps; /* 0: nothing was measured yet */
@@ -119,7 +133,8 @@ struct job {
     uint32_t leaf_counts[MU_COUNTED_REPLICAS_MAX]; /* by replica, unless equal_leaves */
     struct moves moves;
     uint64_t start_step, command_base;
-    char start_text[112]; /* where the state of the start comes from, for people; empty after a restart */
+    enum mu_start_source start_source; /* holders after a restart */
+    char start_text[112];              /* where the state of the start comes from, for people; empty after a restart */
     uint8_t secret[32];
     uint32_t world;                       /* of the layout, with idle ranks */
     uint32_t *members;                    /* slots by rank; NONE once a lost member's slot is gone */
@@ -151,7 +166,9 @@ struct job {
     uint64_t change_begun_us; /* lease clock: when the change of generation under way began; 0: none is */
     double change_s;          /* how long the last one took; 0: not known */
 
-    uint64_t steps_done, replayed_steps;
+    uint64_t steps_done, replayed_steps, replay_until;
+    uint32_t down_count; /* accounts of workers that are down */
+    struct wait_floor wait_floor;
     uint64_t progress_us; /* lease clock: when steps_done last grew, or Go */
     struct mu_step_result result;
     bool has_result;
@@ -226,6 +243,13 @@ struct mu_coord {
     struct mu_id scrub_job; /* uid of the job whose checkpoint is being re-read */
     uint64_t scrub_number;  /* which one; 0: none */
     uint64_t scrub_next_us; /* lease clock: when the next one is due; UINT64_MAX: none */
+
+    struct account *accounts; /* [account_capacity] */
+    uint32_t account_capacity, account_high;
+    uint32_t free_account; /* all slots below are used */
+    struct map by_account;
+    uint64_t flush_us; /* real clock: the next round of records begins then */
+    uint32_t flush_next;
 
     uint64_t last_event;
     struct mu_coord_counters counters;
@@ -446,6 +470,18 @@ void interval_report(struct mu_coord *coord, struct job *job, const struct worke
                      const struct mu_step_report *report);
 void interval_ordered(struct mu_coord *coord, struct job *job);
 void interval_committed(struct mu_coord *coord, struct job *job);
+
+/* goodput.c */
+void goodput_note(struct mu_coord *coord, const struct worker *worker); /* its class may be another one */
+void goodput_heard(struct mu_coord *coord, uint64_t session, const struct mu_worker_message *message);
+void goodput_note_job(struct mu_coord *coord, struct job *job);         /* after a change of phase */
+void goodput_left(struct mu_coord *coord, const struct worker *worker); /* its slot becomes free */
+void goodput_forget_job(struct mu_coord *coord, struct job *job);
+void goodput_report(struct mu_coord *coord, struct job *job, const struct worker *worker,
+                    const struct mu_step_report *report);
+void goodput_restore(struct mu_coord *coord, const struct mu_account_record *record);
+void goodput_start(struct mu_coord *coord);
+void goodput_tick(struct mu_coord *coord);
 
 /* speeds.c */
 void speeds_report(struct mu_coord *coord, struct job *job, struct worker *worker, const struct mu_step_report *report);

@@ -70,6 +70,7 @@ void set_phase(struct mu_coord *coord, struct job *job, enum mu_job_phase phase)
     interval_count_workers(coord, job);
     job->phase = phase;
     job->phase_since_us = lease_now(coord);
+    goodput_note_job(coord, job);
 }
 
 bool is_still(const struct worker *worker)
@@ -334,12 +335,15 @@ static void note_start(struct job *job, const struct mu_plan *plan, uint64_t los
     char source[48];
     switch (plan->ranks[0].source) {
     case MU_SOURCE_CHECKPOINT:
+        job->start_source = MU_START_CHECKPOINT;
         format_into(source, sizeof source, "checkpoint %llu", (unsigned long long)job->plan_checkpoint);
         break;
     case MU_SOURCE_INIT:
+        job->start_source = MU_START_SEED;
         format_into(source, sizeof source, "the seed");
         break;
     default:
+        job->start_source = plan->from_mirrors ? MU_START_MIRRORS : MU_START_HOLDERS;
         format_into(source, sizeof source, plan->from_mirrors ? "mirrors" : "its holders");
     }
     format_into(job->start_text, sizeof job->start_text, "; state from %s, %llu steps replayed, %llu bytes moved",
@@ -353,6 +357,8 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     note_start(job, plan, lost_steps);
     if (back) {
         job->replayed_steps += lost_steps;
+        if (job->replay_until < job->steps_done)
+            job->replay_until = job->steps_done;
         event(coord, MU_EVENT_WARNING, "steps_replayed", job, NULL,
               "no worker holds step %llu; going back %llu steps to %llu (%s)", (unsigned long long)job->steps_done,
               (unsigned long long)lost_steps, (unsigned long long)plan->start_step,
@@ -496,8 +502,11 @@ static void tell_go(struct mu_coord *coord, struct job *job)
 {
     char layout[96], after[48] = "", outcome[MU_EVENT_TEXT_SIZE];
     format_layout(&job->layout, layout, sizeof layout);
-    if (job->broken_us)
+    if (job->broken_us) {
+        coord->counters.recoveries[job->start_source]++;
+        coord->counters.recovery_us[job->start_source] += coord->now_us - job->broken_us;
         format_into(after, sizeof after, " after %.0f ms", (double)(coord->now_us - job->broken_us) * 1e-3);
+    }
     const char *verb = job->reformed ? "continue" : "start";
     uint32_t working = mu_layout_working(&job->layout);
     format_into(outcome, sizeof outcome, "%u worker%s %s%s as %s at step %llu%s (generation %llu)%s", working,

@@ -115,6 +115,7 @@ void free_worker(struct mu_coord *coord, struct worker *worker)
     uint32_t slot = (uint32_t)(worker - coord->workers);
     MU_ASSERT(worker->used);
     node_left(coord, worker);
+    goodput_left(coord, worker);
     if (worker->session)
         map_remove(&coord->by_session, worker->session);
     if (map_get(&coord->by_name, name_key(worker->name)) == slot)
@@ -482,6 +483,7 @@ static void on_step(struct mu_coord *coord, struct worker *worker, const struct 
         job->tokens_per_second = job->tokens_per_second > 0 ? 0.7 * job->tokens_per_second + 0.3 * rate : rate;
         job->seconds_per_step = (double)report->total_us * 1e-6 / report->step_count;
     }
+    goodput_report(coord, job, worker, report);
     interval_report(coord, job, worker, report);
     speeds_report(coord, job, worker, report);
     if (job->phase == MU_JP_STEPPING)
@@ -650,6 +652,7 @@ void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt
     }
     worker->lost = true;
     count_ready(coord, worker);
+    goodput_note(coord, worker);
     bool counted =
         worker->awaited && death_is_counted(coord, worker->incarnation); /* lost before the restart already */
     job->workers_lost += !counted;

@@ -24,6 +24,7 @@ static void forget_old_job(struct mu_coord *coord, struct job *job)
         close_session(coord, w->session);
         free_worker(coord, w);
     }
+    goodput_forget_job(coord, job);
     for (uint32_t i = 0; i < job->checkpoint_count; i++) /* the files stay: they belong to whoever ran the old job */
         emit(coord, &(struct mu_coord_action){
                         .kind = MU_CA_FORGET,

@@ -141,6 +141,7 @@ static enum mu_status restore_tally(struct mu_coord *coord, const struct mu_tall
     job->workers_lost = record->workers_lost;
     job->generations = record->generations;
     job->replayed_steps = record->replayed_steps;
+    job->replay_until = record->replay_until;
     job->suspect = record->suspect;
     job->suspect_step = record->suspect_step;
     job->unfinite_reports = record->unfinite_reports;
@@ -209,6 +210,9 @@ enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *
                    : mu_fail(err, MU_ERR_LIMIT, "more than %d cordoned or drained nodes are recorded", NODES_MAX);
     case MU_RECORD_REQUEST:
         restore_request(coord, record->request);
+        return MU_OK;
+    case MU_RECORD_ACCOUNT:
+        goodput_restore(coord, record->account);
         return MU_OK;
     case MU_RECORD_EVENT:
         if (record->event->number > coord->last_event && !MU_MUTANT(MU_MUT_REUSE_EVENT_NUMBER))

@@ -68,6 +68,11 @@ static void view_job(const struct mu_coord *coord, const struct job *job, struct
     ret->workers_lost = job->workers_lost;
     ret->generations = job->generations;
     ret->replayed_steps = job->replayed_steps;
+    ret->checkpoint_failures = job->checkpoint_failures;
+    ret->unfinite_reports = job->unfinite_reports;
+    for (uint32_t i = 0; i < job->bad_link_count; i++)
+        ret->bad_links += job->bad_links[i].until_us > lease_now(coord);
+    ret->seconds_per_step = job->seconds_per_step;
 }
 
 bool mu_coord_job_view(const struct mu_coord *coord, uint32_t index, struct mu_job_view *ret)
@@ -167,7 +172,10 @@ uint64_t mu_coord_last_event(const struct mu_coord *coord)
 
 struct mu_coord_counters mu_coord_counters(const struct mu_coord *coord)
 {
-    return coord->counters;
+    struct mu_coord_counters counters = coord->counters;
+    for (uint32_t i = 0; i < coord->worker_record_count; i++)
+        counters.quarantined += coord->worker_records[i].quarantined;
+    return counters;
 }
 
 bool mu_coord_node_view(const struct mu_coord *coord, uint32_t index, struct mu_node_record *ret)

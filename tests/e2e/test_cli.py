@@ -87,7 +87,8 @@ def test_help_names_every_command_and_exit_code():
     text = run("help")
     commands = re.findall(r"^  ([a-z]+)\b", text, re.MULTILINE)
     check(set(commands) == {"submit", "status", "watch", "workers", "events", "timings", "checkpoint", "checkpoints", "drain", "undrain",
-                            "scale", "cancel", "catalog", "snapshot", "node", "launch", "up", "generate", "export", "import", "cert", "plan", "version"}, f"help lists {commands}")
+                            "scale", "cancel", "catalog", "snapshot", "node", "launch", "up", "generate", "export", "import", "cert", "token", "plan",
+                            "report", "describe", "top", "version"}, f"help lists {commands}")
     for code in range(7):
         check(re.search(rf"\b{code} [a-z]", text), f"exit code {code} is not explained")
     check(run("--help") == text and run("-h") == text, "--help and -h say the same")
@@ -237,6 +238,18 @@ def test_workers_timings_events_and_checkpoints_of_a_running_job():
         cluster.wait_until(lambda: len(objects(run(*address, "timings", "tiny", "--worker", "w1", "--last", "3", "-o", "json"))) == 3, 10,
                            "there were never three reports")
         refused(NOT_FOUND, ["'w9'", "'tiny'"], *address, "timings", "tiny", "--worker", "w9")
+
+        out = run(*address, "describe", "worker", "w1")
+        check(re.search(r"^state +member, running$", out, re.M) and re.search(rf"pid {cluster.workers[1].pid},", out) and "worker w1 attached" in out and
+              "w0 attached" not in out and "BACKWARD" in out and re.search(r"^time .*useful", out, re.M), out)
+        out = run(*address, "describe", "job", "tiny")
+        check("gpt2, 2 layers" in out and "1 to 64 allowed" in out and "job tiny submitted" in out and re.search(r"^time .*useful", out, re.M), out)
+        refused(NOT_FOUND, ["'w9'"], *address, "describe", "worker", "w9")
+        refused(NOT_FOUND, ["'absent'"], *address, "describe", "job", "absent")
+        refused(USAGE, ["'thing'", "job or worker"], *address, "describe", "thing", "x")
+        out = run(*address, "top")
+        check("2 workers" in out and out.count("tiny") >= 3 and out.index("GENERATION") < out.index("MS/LEAF"), out)
+        check(run(*address, "top", "--every", "1", "--rounds", "2").count("MS/LEAF") == 2, "two rounds")
 
         out = run(*address, "checkpoint", "tiny")
         check("checkpoint 1 of job tiny ordered" in out, out)

@@ -84,6 +84,8 @@ def test_a_job_is_submitted_followed_scaled_saved_drained_and_measured():
             check(text[0].split()[:2] == ["worker", "rank"] and len(text) == 1 + len(rows) == 1 + len(columns["total"]), str(rows))
             check(all(0 < row.total and row.total >= row.forward and row.loss > 0 for row in rows), str(rows))
             check(rows.slowest().worker in columns["worker"] and len(rows[:1]) == 1, "rows")
+            accounts = client.goodput("tiny")
+            check({row.worker for row in rows} <= {a.worker for a in accounts} and sum(a.seconds.useful for a in accounts) > 0, str(accounts))
             raised(TimeoutError, lambda: client.wait("tiny", timeout=0.2))
             client.cancel("tiny", reason="enough")
             over = client.wait("tiny", timeout=20 * SLOW)

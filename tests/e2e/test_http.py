@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""/livez, /readyz and /metrics of a coordinator with a job that trains and loses a worker: the numbers are those of the API, promtool
+"""/livez, /readyz, /metrics and /api/v1 of a coordinator with a job that trains and loses a worker: the numbers are those of the service, promtool
 has nothing to say against the page, the list in docs/operations.md is complete, and readers who are many, slow, rude or in the wrong place disturb
 nobody.
 
@@ -7,13 +7,14 @@ nobody.
 
 import contextlib
 import http.client
+import json
 import os
 import re
 import shutil
 import socket
 import subprocess
 
-from harness import BUILD, FAST, ROOT, Cluster, check, main, reference, tiny_job
+from harness import BUILD, FAST, ROOT, Cluster, api, check, main, reference, run, tiny_job
 
 STEPS = 150
 SLOW_READERS = 100
@@ -51,7 +52,28 @@ def metrics(address):
     """{name{labels}: value}"""
     status, page = get(address, "/metrics")
     check(status == 200, f"/metrics: {status}")
-    return {m.group(1): float(m.group(2)) for m in re.finditer(r"^(muster_\S+(?:\{.*\})?) (\S+)$", page, re.M)}
+    return {m.group(1): float(m.group(2)) for m in re.finditer(r"^((?:muster|grpc)_\S+(?:\{.*\})?) (\S+)$", page, re.M)}
+
+
+def every_second_is_in_one_class(cluster, job, page):
+    """One of two workers was killed: the accounts of both add up to wall time, and the page says the same."""
+    goodput = cluster.call("GetGoodput", api.GetGoodputRequest(job="tiny"), api.GetGoodputResponse)
+    accounts = sorted(goodput.accounts, key=lambda account: account.worker)
+    check([a.worker for a in accounts] == ["w0", "w1"], f"accounts of {[a.worker for a in accounts]}")
+    for account in accounts:
+        wall_s = (job.ended_wall_us - account.began_wall_us) * 1e-6
+        check(abs(account.total_seconds - wall_s) <= 0.01 * wall_s, f"{account.worker}: {account.total_seconds} s of {wall_s} s")
+        parts = [getattr(account.seconds, field.name) for field in account.seconds.DESCRIPTOR.fields]
+        check(abs(sum(parts) - account.total_seconds) < 1e-6, f"{account.worker}: the parts do not add up: {account}")
+    check(accounts[0].seconds.useful > 0 and accounts[1].seconds.down > 0, f"nothing useful, or nobody is down: {goodput}")
+    check(goodput.total.recovery_detect > 0 and goodput.total.recovery_prepare > 0, f"the recovery took no time: {goodput.total}")
+    lost = {name: value for name, value in page.items() if name.startswith("muster_lost_seconds_total")}
+    check(abs(sum(lost.values()) - goodput.lost_seconds) < 1e-6, f"/metrics: {lost}, the service: {goodput.lost_seconds} s")
+    check(abs(page['muster_useful_seconds_total{job="tiny"}'] - goodput.total.useful) < 1e-6, "useful seconds differ")
+    report = run(cluster, "report", "tiny", code=0)
+    check("recovery_detect" in report and re.search(r"w1 +gone", report), report)
+    same = json.loads(run(cluster, "-o", "json", "report", "tiny", code=0))
+    check({a["worker"]: a["lost_seconds"] for a in same["accounts"]} == {a.worker: a.lost_seconds for a in accounts}, str(same))
 
 
 def test_metrics_say_what_the_service_says():
@@ -68,21 +90,59 @@ def test_metrics_say_what_the_service_says():
         for name, value in (("step", job.steps_done), ("steps_wanted", STEPS), ("workers_lost_total", 1), ("loss", job.result.loss)):
             got = page[f'muster_job_{name}{{job="tiny"}}']
             check(abs(got - value) <= 1e-9 * abs(value), f"muster_job_{name} is {got}, not {value}")
+        every_second_is_in_one_class(cluster, job, page)
         check(page["muster_events_total"] >= len(cluster.events), "events are missing")
         if shutil.which("promtool"):
             text = get(address, "/metrics")[1]
             lint = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
             check(lint.returncode == 0, f"promtool: {lint.stdout}{lint.stderr}")
         with open(os.path.join(ROOT, "docs/operations.md")) as f:
-            documented = set(re.findall(r"`(muster_[a-z_]+)`", f.read()))
-        names = {name.split("{")[0] for name in page}
-        check(names <= documented, f"not in docs/operations.md: {sorted(names - documented)}")
-        check(documented <= names | {"muster_job_step_phase_seconds"}, f"documented, but not there: {sorted(documented - names)}")
+            documented = set(re.findall(r"`((?:muster|grpc_server)_[a-z_]+)`", f.read()))
+        names = set(re.findall(r"^# TYPE (\S+)", get(address, "/metrics")[1], re.M))
+        check(names == documented, f"not in docs/operations.md: {sorted(names - documented)}; documented, but not there: {sorted(documented - names)}")
+
+
+def api_of(address, path, status=200):
+    got, text = get(address, f"/api/v1/{path}")
+    check(got == status, f"/api/v1/{path}: {got} {text[:200]}")
+    return json.loads(text)
+
+
+def test_api_says_what_the_service_says():
+    with serving() as (cluster, address):
+        cluster.submit(tiny_job(cluster, steps=20))
+        cluster.wait_finished()
+        cluster.submit(tiny_job(cluster, name="other", steps=20))
+        job, listed = cluster.job(), api_of(address, "jobs")["jobs"]
+        check([j["name"] for j in listed] == ["other", "tiny"], f"jobs: {[j['name'] for j in listed]}")
+        one = api_of(address, "job?name=tiny")["job"]
+        check(one["weights_sha256"] == job.weights_sha256.hex() and one["state"] == "finished" and one["spec"]["steps"] == 20, str(one))
+        check(abs(one["result"]["loss"] - job.result.loss) < 1e-12, "the loss differs")
+        first = api_of(address, "jobs?page_size=1")
+        check(len(first["jobs"]) == 1 and first["next_page_token"] == "other", str(first)[:200])
+        check(api_of(address, "jobs?page_size=1&page_token=other")["jobs"][0]["name"] == "tiny", "the second page")
+        check([c["number"] for c in api_of(address, "checkpoints?job=tiny")["checkpoints"]] == [c.number for c in cluster.checkpoints()], "checkpoints")
+        check(api_of(address, "goodput?job=tiny")["total"]["useful"] > 0, "goodput")
+        check(api_of(address, "workers") == {"workers": [], "next_page_token": ""}, "workers of jobs that are over")
+        check(api_of(address, "timings?job=other")["timings"] == [], "timings of nobody")
+        last = api_of(address, "events?newest=2&job=tiny")["events"]
+        told = [e for e in cluster.events if e.job == "tiny"][-2:]
+        check([(e["number"], e["kind"], e["text"]) for e in last] == [(e.number, e.kind, e.text) for e in told], f"{last} {told}")
+        check(not api_of(address, f"events?after_event={cluster.events[-1].number + 1}")["events"], "events that were not told yet")
+        series = api_of(address, "series?job=tiny&seconds=60")
+        check(series["bucket_seconds"] == 2 and series["columns"][:3] == ["time", "step", "loss"], str(series))
+        for path, status, text in (("job?name=none", 404, "no job"), ("nothing", 404, "there are jobs"), ("jobs?page_size=x", 400, "page_size"),
+                                   ("job?name=%ff", 400, "not allowed"), ("series", 400, "job"), ("series?job=tiny&seconds=-1", 400, "seconds"),
+                                   ("goodput?job=tiny&spec=1", 400, "no parameter"), ("jobs?page_size=5000000000", 400, "page_size")):
+            check(text in api_of(address, path, status)["error"], path)
+        check(get(address, "/api/v1/jobs?x=" + "a" * 600)[0] == 414, "a query without end")
+        status, page = get(address, "/")
+        check(status == 200 and "<title>Muster</title>" in page and "src=" not in page, "the dashboard is no page that stands alone")
 
 
 def test_readers_in_the_wrong_place_are_told():
     with serving(workers=0) as (cluster, address):
-        for path, method, headers, status, text in (("/metrics", "POST", {}, 405, "only GET and HEAD"), ("/nothing", "GET", {}, 404, "/metrics"),
+        for path, method, headers, status, text in (("/metrics", "POST", {}, 405, "only GET and HEAD"), ("/nothing", "GET", {}, 404, "/metrics"), ("/api/v1/jobs", "GET", {"Host": "evil.example"}, 403, "not allowed in Host"),
                                                     ("/metrics", "GET", {"Host": "evil.example:80"}, 403, "not allowed in Host"),
                                                     ("/metrics", "GET", {"Host": "localhost"}, 200, "muster_build_info"),
                                                     ("/metrics", "GET", {"Host": "[::1]:80"}, 200, "muster_build_info"),

@@ -27,6 +27,7 @@ static const char *const mutant_names[MU_MUT_COUNT] = {
     [MU_MUT_SKIP_DURABILITY_WAIT] = "skip-durability-wait",
     [MU_MUT_REUSE_GENERATION] = "reuse-generation",
     [MU_MUT_REUSE_EVENT_NUMBER] = "reuse-event-number",
+    [MU_MUT_FORGET_ACCOUNTS] = "forget-accounts",
     [MU_MUT_FORGET_TALLY] = "forget-tally",
     [MU_MUT_FORGET_DEATHS] = "forget-deaths",
     [MU_MUT_FORGET_REQUESTS] = "forget-requests",

@@ -120,6 +120,8 @@ static size_t record_size(const struct mu_record *record)
         return sizeof *record->node;
     case MU_RECORD_REQUEST:
         return sizeof *record->request;
+    case MU_RECORD_ACCOUNT:
+        return sizeof *record->account;
     case MU_RECORD_EVENT:
         return sizeof *record->event;
     case MU_RECORD_KIND_COUNT:
@@ -165,6 +167,9 @@ struct mu_record *mu_sim_copy_record(const struct mu_record *record)
         break;
     case MU_RECORD_REQUEST:
         copy->request = block_put(&block, record->request, sizeof *record->request);
+        break;
+    case MU_RECORD_ACCOUNT:
+        copy->account = block_put(&block, record->account, sizeof *record->account);
         break;
     case MU_RECORD_EVENT:
         copy->event = block_put(&block, record->event, sizeof *record->event);

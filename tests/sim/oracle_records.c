@@ -63,6 +63,22 @@ static void tally_durable(struct mu_sim *sim, const struct mu_tally_record *tall
             before->workers_lost, tally->workers_lost, before->generations, tally->generations);
 }
 
+/* Seconds of an account are moved between classes, but never lost and never counted twice. */
+static void account_durable(struct mu_sim *sim, const struct mu_account_record *account,
+                            const struct mu_account_record *before)
+{
+    uint64_t sum_us = 0, before_us = 0, passed_us = account->wall_us - account->began_wall_us;
+    for (int k = 0; k < MU_TIME_CLASS_COUNT; k++) {
+        sum_us += account->us[k];
+        before_us += before ? before->us[k] : 0;
+    }
+    if (before && mu_id_equal(before->job_uid, account->job_uid) && sum_us < before_us)
+        mu_sim_violate(sim, "the account of %s goes back: %" PRIu64 " us after %" PRIu64, account->worker, sum_us,
+                       before_us);
+    if (account->worker[0] && sim->coord.wall_jump_us == 0 && sum_us > passed_us + passed_us / 100 + MU_SIM_S)
+        mu_sim_violate(sim, "the account of %s has %" PRIu64 " us in %" PRIu64, account->worker, sum_us, passed_us);
+}
+
 static void death_durable(struct mu_sim *sim, const struct mu_death_record *death, const struct mu_death_record *before)
 {
     if (before)
@@ -363,6 +379,9 @@ void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, c
         break;
     case MU_RECORD_REQUEST:
         request_durable(sim, record->request, before ? before->request : NULL);
+        break;
+    case MU_RECORD_ACCOUNT:
+        account_durable(sim, record->account, before ? before->account : NULL);
         break;
     case MU_RECORD_EVENT:
         event_durable(sim, record->event);

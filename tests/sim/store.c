@@ -50,6 +50,8 @@ static bool same_key(const struct mu_record *a, const struct mu_record *b)
         return strcmp(a->node->name, b->node->name) == 0;
     case MU_RECORD_REQUEST:
         return a->request->number % MU_REQUESTS_KEPT == b->request->number % MU_REQUESTS_KEPT;
+    case MU_RECORD_ACCOUNT:
+        return strcmp(a->account->worker, b->account->worker) == 0 && strcmp(a->account->job, b->account->job) == 0;
     case MU_RECORD_EVENT:
         return a->event->number == b->event->number;
     case MU_RECORD_KIND_COUNT:

@@ -347,7 +347,7 @@ static void box_start_coord(struct box *box)
 }
 
 /* As kill -9: what was persisted is there, nothing else; every stream breaks. */
-static void box_kill_coord(struct box *box)
+static inline void box_kill_coord(struct box *box)
 {
     mu_coord_free(box->coord);
     box->coord = NULL;
@@ -565,7 +565,7 @@ static void box_add_worker(struct box *box, uint32_t index)
 }
 
 /* kill -9 of the process. */
-static void box_kill_worker(struct box *box, uint32_t index)
+static inline void box_kill_worker(struct box *box, uint32_t index)
 {
     struct box_worker *worker = &box->workers[index];
     uint64_t session = worker->session;
@@ -731,14 +731,14 @@ static bool box_train(struct box *box, uint64_t steps)
     return true;
 }
 
-static struct mu_job_view box_view(struct box *box)
+static inline struct mu_job_view box_view(struct box *box)
 {
     struct mu_job_view view;
     assert_true(mu_coord_job_find(box->coord, box->name, &view));
     return view;
 }
 
-static bool box_said(const struct box *box, const char *text)
+static inline bool box_said(const struct box *box, const char *text)
 {
     return strstr(box->events, text) != NULL;
 }

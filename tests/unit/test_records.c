@@ -24,6 +24,7 @@ struct samples {
     struct mu_checkpoint_record checkpoint;
     struct mu_worker_record worker;
     struct mu_tally_record tally;
+    struct mu_account_record account;
     struct mu_death_record death;
     struct mu_node_record node;
     struct mu_request_record request;
@@ -142,6 +143,7 @@ static void make_samples(void)
         .workers_lost = 7,
         .generations = 9,
         .replayed_steps = 31,
+        .replay_until = 130,
         .suspect = 3,
         .suspect_step = 100,
         .unfinite_reports = 4,
@@ -158,6 +160,16 @@ static void make_samples(void)
         (struct mu_death_record){.number = 4100, .name_hash = 0xabcdef01, .wall_us = 1234567, .incarnation = {7, 8}};
     samples.request = (struct mu_request_record){
         .number = 4097, .id = {9, 8}, .body = {7, 6}, .job_uid = {5, 4}, .checkpoint = 12, .existed = true};
+    samples.account = (struct mu_account_record){.job_uid = {5, 6},
+                                                 .job = "kjv",
+                                                 .worker = "w2",
+                                                 .open = true,
+                                                 .now = MU_TIME_DOWN,
+                                                 .began_wall_us = 11,
+                                                 .wall_us = 2000000,
+                                                 .mono_us = 77};
+    for (uint64_t i = 0; i < MU_TIME_CLASS_COUNT; i++)
+        samples.account.us[i] = i * i << 30;
     samples.event = (struct mu_event_record){.number = 42,
                                              .wall_us = 17,
                                              .severity = MU_EVENT_WARNING,
@@ -196,6 +208,9 @@ static struct mu_record record_of(enum mu_record_kind kind)
         break;
     case MU_RECORD_REQUEST:
         record.request = &samples.request;
+        break;
+    case MU_RECORD_ACCOUNT:
+        record.account = &samples.account;
         break;
     case MU_RECORD_EVENT:
         record.event = &samples.event;
@@ -244,6 +259,9 @@ static void expect_same(const struct mu_record *record)
         break;
     case MU_RECORD_REQUEST:
         assert_memory_equal(record->request, &samples.request, sizeof samples.request);
+        break;
+    case MU_RECORD_ACCOUNT:
+        assert_memory_equal(record->account, &samples.account, sizeof samples.account);
         break;
     case MU_RECORD_EVENT:
         assert_memory_equal(record->event, &samples.event, sizeof samples.event);

@@ -177,6 +177,10 @@ class Client:
         request = service_pb2.GetTimingsRequest(job=job, worker=worker, per_worker=last, page_size=_PAGE)
         return Timings(Timing.from_pb(pb) for pb in self._pages("GetTimings", request, "timings"))
 
+    def goodput(self, job: str) -> List[job_pb2.Account]:
+        """Where the time of each worker of a job went: every second is in one class of `seconds`."""
+        return list(self._pages("GetGoodput", service_pb2.GetGoodputRequest(job=job, page_size=_PAGE), "accounts"))
+
     # ---- events ----
 
     def watch(self, job: str = "", after: int = 0, follow: bool = True, newest: int = 0) -> Iterator[job_pb2.Event]:

@@ -1,0 +1,216 @@
+/* muster describe: everything that is known of one job or worker, on one screen. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/event_stream.h"
+#include "common/clock.h"
+
+enum { EVENTS_SHOWN = 12, EVENTS_LOOKED_THROUGH = 2000, TIMINGS_SHOWN = 4 };
+
+/* ---- events that concern it ---- */
+
+struct tail {
+    const char *worker; /* NULL: all of the job */
+    uint32_t count;     /* ever; the newest are kept */
+    char lines[EVENTS_SHOWN][512];
+};
+
+static void keep_event(void *ctx, const Muster__V1__Event *event)
+{
+    struct tail *tail = ctx;
+    char ts[32];
+    if (tail->worker && strcmp(event->worker, tail->worker) != 0)
+        return;
+    mu_clock_format(event->wall_us, ts);
+    snprintf(tail->lines[tail->count++ % EVENTS_SHOWN], sizeof tail->lines[0], "%s  %s%s", ts,
+             event->severity == MUSTER__V1__EVENT_SEVERITY__EVENT_SEVERITY_ERROR ? "ERROR: " : "", event->text);
+}
+
+static int print_events(struct mu_cli *cli, char *job, const char *worker)
+{
+    struct mu_event_stream stream;
+    struct mu_error err;
+    struct tail tail = {.worker = worker};
+    mu_event_stream_init(&stream);
+    stream.cli = cli;
+    stream.request.job = job;
+    stream.request.newest = EVENTS_LOOKED_THROUGH;
+    stream.show = keep_event;
+    stream.ctx = &tail;
+    if (mu_event_stream_run(&stream, &err) != MU_OK)
+        return mu_cli_fail(&err);
+    uint32_t first = tail.count > EVENTS_SHOWN ? tail.count - EVENTS_SHOWN : 0;
+    printf("\nnewest events%s\n", tail.count ? "" : ": none");
+    for (uint32_t i = first; i < tail.count; i++)
+        printf("  %s\n", tail.lines[i % EVENTS_SHOWN]);
+    return MU_EXIT_OK;
+}
+
+/* ---- where its time went ---- */
+
+static void print_account(const char *whose, const Muster__V1__TimeByClass *time, double total_s)
+{
+    const ProtobufCMessageDescriptor *classes = &muster__v1__time_by_class__descriptor;
+    printf("%-14s", whose);
+    const char *separator = "";
+    for (unsigned i = 0; i < classes->n_fields; i++) {
+        double seconds = (&time->useful)[i];
+        if (seconds < 0.005 * total_s || !(seconds > 0))
+            continue;
+        printf("%s%s %.1f %%", separator, classes->fields[i].name, 100 * seconds / total_s);
+        separator = ", ";
+    }
+    printf(" of %.1f s\n", total_s);
+}
+
+static int get_goodput(struct mu_cli *cli, char *job, const char *worker, const Muster__V1__Account **ret_account,
+                       const Muster__V1__GetGoodputResponse **ret_first)
+{
+    Muster__V1__GetGoodputRequest request = MUSTER__V1__GET_GOODPUT_REQUEST__INIT;
+    const Muster__V1__GetGoodputResponse *reply;
+    request.job = job;
+    request.page_size = 1000;
+    *ret_first = NULL;
+    do {
+        int code =
+            mu_cli_call_or_exit(cli, "GetGoodput", &request, &muster__v1__get_goodput_response__descriptor, &reply);
+        if (code != MU_EXIT_OK)
+            return code;
+        if (!*ret_first)
+            *ret_first = reply;
+        for (size_t i = 0; i < reply->n_accounts && worker; i++) {
+            if (strcmp(reply->accounts[i]->worker, worker) == 0)
+                *ret_account = reply->accounts[i];
+        }
+        request.page_token = reply->next_page_token;
+    } while (worker && request.page_token[0]);
+    return MU_EXIT_OK;
+}
+
+/* ---- a job ---- */
+
+static void print_spec(const Muster__V1__Job *job)
+{
+    const Muster__V1__JobSpec *spec = job->spec;
+    if (spec->model)
+        printf("%-14s%s, %u layers, %u heads, %u channels, context %u, vocabulary %u\n", "model",
+               mu_cli_enum(&muster__v1__model_family__descriptor, (int)spec->model->family), spec->model->layers,
+               spec->model->heads, spec->model->channels, spec->model->context, spec->model->vocab);
+    if (spec->data)
+        printf("%-14s%s\n", "data", spec->data->path);
+    if (spec->batch)
+        printf("%-14s%u sequences of %u tokens in %u leaves\n", "step", spec->batch->sequences, spec->batch->length,
+               job->leaves);
+    if (spec->workers)
+        printf("%-14s%u to %u allowed, %u spares wanted\n", "workers", spec->workers->min, spec->workers->max,
+               spec->workers->spares);
+    if (spec->checkpoint)
+        printf("%-14s%s%s%s\n", "checkpoints", spec->checkpoint->path,
+               job->checkpoint_every_reason[0] ? ", every " : "", job->checkpoint_every_reason);
+}
+
+static int describe_job(struct mu_cli *cli, char *name)
+{
+    int code = mu_cmd_status(cli, 1, (char *[]){name});
+    Muster__V1__GetJobRequest request = MUSTER__V1__GET_JOB_REQUEST__INIT;
+    const Muster__V1__GetJobResponse *reply;
+    const Muster__V1__Account *none = NULL;
+    const Muster__V1__GetGoodputResponse *goodput;
+    request.name = name;
+    if (code != MU_EXIT_OK || cli->json ||
+        (code = mu_cli_call_or_exit(cli, "GetJob", &request, &muster__v1__get_job_response__descriptor, &reply)) ||
+        (code = get_goodput(cli, name, NULL, &none, &goodput)))
+        return code;
+    printf("\n");
+    print_spec(reply->job);
+    if (goodput->total_seconds > 0)
+        print_account("time", goodput->total, goodput->total_seconds);
+    return print_events(cli, name, NULL);
+}
+
+/* ---- a worker ---- */
+
+static int find_worker(struct mu_cli *cli, const char *name, const Muster__V1__Worker **ret_worker)
+{
+    Muster__V1__ListWorkersRequest request = MUSTER__V1__LIST_WORKERS_REQUEST__INIT;
+    request.page_size = 1000;
+    do {
+        const Muster__V1__ListWorkersResponse *reply;
+        int code =
+            mu_cli_call_or_exit(cli, "ListWorkers", &request, &muster__v1__list_workers_response__descriptor, &reply);
+        if (code != MU_EXIT_OK)
+            return code;
+        for (size_t i = 0; i < reply->n_workers; i++) {
+            if (strcmp(reply->workers[i]->name, name) == 0) {
+                *ret_worker = reply->workers[i];
+                return MU_EXIT_OK;
+            }
+        }
+        request.page_token = reply->next_page_token;
+    } while (request.page_token[0]);
+    struct mu_error err;
+    mu_fail(&err, MU_ERR_NOT_FOUND, "no worker '%s' is attached or expected back (see: muster events)", name);
+    return mu_cli_fail(&err);
+}
+
+static void print_worker(const Muster__V1__Worker *worker)
+{
+    char memory[16];
+    mu_cli_bytes(worker->memory_bytes, memory);
+    printf("%-14s%s\n", "worker", worker->name);
+    printf("%-14s%s, %s%s%s\n", "state", mu_cli_enum(&muster__v1__worker_state__descriptor, (int)worker->state),
+           mu_cli_enum(&muster__v1__worker_phase__descriptor, (int)worker->phase), worker->reason[0] ? ": " : "",
+           worker->reason);
+    printf("%-14s%s, pid %" PRIu64 ", %s with %u threads, %s of memory\n", "host", worker->host, worker->pid,
+           worker->backend, worker->threads, memory);
+    printf("%-14s%s\n", "data plane", worker->address);
+    printf("%-14s%s, generation %" PRIu64 "\n", "job", worker->job, worker->generation);
+    if (worker->coordinates)
+        printf("%-14s%u (dp %u, tp %u, pp %u), %u leaves of a step, %.2f ms each\n", "rank", worker->rank,
+               worker->coordinates->dp, worker->coordinates->tp, worker->coordinates->pp, worker->leaves,
+               worker->seconds_per_leaf * 1e3);
+    printf("%-14s%" PRIu64 ", last sign of life %.1f s ago\n", "step", worker->step, (double)worker->age_us * 1e-6);
+}
+
+static int print_timings(struct mu_cli *cli, const Muster__V1__Worker *worker)
+{
+    char last[8];
+    snprintf(last, sizeof last, "%d", TIMINGS_SHOWN);
+    char *words[] = {worker->job, (char *)(uintptr_t) "--worker", worker->name, (char *)(uintptr_t) "--last", last};
+    printf("\nnewest steps\n");
+    return mu_cmd_timings(cli, 5, words);
+}
+
+static int describe_worker(struct mu_cli *cli, char *name)
+{
+    const Muster__V1__Worker *worker = NULL;
+    const Muster__V1__Account *account = NULL;
+    const Muster__V1__GetGoodputResponse *goodput;
+    int code = find_worker(cli, name, &worker);
+    if (code != MU_EXIT_OK)
+        return code;
+    if (cli->json) {
+        mu_cli_print_json(&worker->base, false);
+        return MU_EXIT_OK;
+    }
+    print_worker(worker);
+    if ((code = get_goodput(cli, worker->job, name, &account, &goodput)))
+        return code;
+    if (account && account->total_seconds > 0)
+        print_account("time", account->seconds, account->total_seconds);
+    if ((code = print_timings(cli, worker)))
+        return code;
+    return print_events(cli, worker->job, name);
+}
+
+int mu_cmd_describe(struct mu_cli *cli, int argc, char **argv)
+{
+    if (mu_cli_parse("describe", argc, argv, NULL, 0, 2, 2) < 0)
+        return MU_EXIT_USAGE;
+    if (strcmp(argv[0], "job") == 0)
+        return describe_job(cli, argv[1]);
+    if (strcmp(argv[0], "worker") == 0)
+        return describe_worker(cli, argv[1]);
+    return mu_cli_usage("describe", "'%s' is not allowed: job or worker", argv[0]);
+}

@@ -1,0 +1,120 @@
+#!/usr/bin/python3
+"""Alerts, Grafana and the lists in the docs against what there is: every metric that a rule or a panel asks for is on the page of a coordinator with
+a job, every alert fires when it is to (promtool) and has a runbook section and vice versa, every event and time class is documented and vice versa,
+and a real Prometheus scrapes a running job and evaluates the rules.
+
+    test_alerts.py [TEST...]"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+
+from harness import ROOT, Process, Skipped, check, main, tiny_job
+from test_http import get, metrics, serving
+
+RULES = os.path.join(ROOT, "deploy/prometheus/rules.yml")
+NAME = re.compile(r"\b(?:muster_[a-z_]+|grpc_server_[a-z_]+)\b")
+
+
+def text_of(*path):
+    with open(os.path.join(ROOT, *path)) as file:
+        return file.read()
+
+
+def tool(name):
+    if not shutil.which(name):
+        raise Skipped(f"there is no {name} (Debian package prometheus)")
+    return name
+
+
+def same(left, right, what):
+    check(left == right, f"{what}: {sorted(left - right)} are missing on one side, {sorted(right - left)} on the other")
+
+
+def test_rules_are_well_formed_and_fire():
+    tool("promtool")
+    for words in (["check", "rules", "rules.yml"], ["test", "rules", "rules_test.yml"]):
+        done = subprocess.run(["promtool", *words], cwd=os.path.dirname(RULES), capture_output=True, text=True, timeout=60)
+        check(done.returncode == 0, f"promtool {' '.join(words)}: {done.stdout}{done.stderr}")
+    alerts, tested = re.findall(r"alert: (\w+)", text_of(RULES)), re.findall(r"- name: (\w+)", text_of("deploy/prometheus/rules_test.yml"))
+    check(sorted(alerts) == sorted(tested) == sorted(set(alerts)), "an alert without a test, or twice")
+
+
+def test_docs_list_what_there_is():
+    docs, rules = text_of("docs/operations.md"), text_of(RULES)
+    alerts = set(re.findall(r"alert: (\w+)", rules))
+    same(alerts, set(re.findall(r"^### (Muster\w+)$", docs, re.M)), "alerts and sections of docs/operations.md")
+    same({name.lower() for name in alerts}, set(re.findall(r"runbook: docs/operations.md#(\w+)", rules)), "alerts and their runbooks")
+    sources = "".join(text_of("coordinator", folder, name) for folder in ("", "core") for name in os.listdir(os.path.join(ROOT, "coordinator", folder))
+                      if name.endswith(".c"))
+    kinds = set(re.findall(r'\bevent\(\s*coord,[^;]*?"([a-z_]+)",\s*(?:job|NULL|job_of)', sources)) | set(re.findall(r'\.kind = "([a-z_]+)"', sources))
+    kinds |= set(re.findall(r'"(job_(?:finished|failed|cancelled))"', sources))
+    section = docs[docs.index("\n## Events\n"):]
+    same(kinds, set(re.findall(r"^\| `([a-z_]+)` \| (?:info|warning|error)", section[:section.index("\n## ", 5)], re.M)), "events and their list in docs/operations.md")
+    classes = set(re.findall(r'"([a-z_]+)"', re.search(r"mu_time_class_names\[MU_TIME_CLASS_COUNT\] = \{(.*?)\}", sources, re.S).group(1)))
+    section = docs[docs.index("\n## Goodput\n"):docs.index("\n## Series\n")]
+    missing = {name for name in classes if not re.search(rf"\b{name}\b", section)}
+    check(not missing, f"time classes that docs/operations.md does not explain: {missing}")
+    page = text_of("coordinator/dashboard/index.html")
+    check(classes == set(re.findall(r"(\w+): \['--", page[page.index("const CLASSES"):page.index("const STATES")])), "time classes of the dashboard")
+
+
+def every_metric_is_there(address):
+    page = get(address, "/metrics")[1]
+    there = set(re.findall(r"^# TYPE (\S+)", page, re.M))
+    there |= {name.split("{")[0] for name in re.findall(r"^(\S+) ", page, re.M)}
+    asked = set(NAME.findall(re.sub(r"#.*|runbook:.*|summary:.*", "", text_of(RULES))))
+    for panel in json.loads(text_of("deploy/grafana/muster.json"))["panels"]:
+        for target in panel["targets"]:
+            asked |= set(NAME.findall(target["expr"]))
+    check(asked <= there, f"rules or panels ask for what is not there: {sorted(asked - there)}")
+
+
+def query(prometheus, path):
+    with urllib.request.urlopen(f"http://{prometheus}/api/v1/{path}", timeout=10) as answer:
+        return json.load(answer)["data"]
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def test_prometheus_scrapes_a_job_and_evaluates_the_rules():
+    tool("prometheus")
+    with serving(workers=2) as (cluster, address):
+        cluster.submit(tiny_job(cluster, steps=1000000, eval__every=0))
+        cluster.wait_event("checkpoint_committed")
+        cluster.workers[1].kill()
+        cluster.wait_event("worker_lost")
+        every_metric_is_there(address)
+        config, listen = os.path.join(cluster.dir, "prometheus.yml"), f"127.0.0.1:{free_port()}"
+        with open(config, "w") as file:
+            file.write(f"global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: [{RULES}]\nscrape_configs:\n"
+                       f"  - {{job_name: muster, honor_labels: true, static_configs: [{{targets: ['{address[0]}:{address[1]}']}}]}}\n")
+        prometheus = Process(cluster, "prometheus", ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={cluster.dir}/tsdb",
+                                                     f"--web.listen-address={listen}"])
+        try:
+            def asks(expression):
+                try:
+                    return query(listen, "query?query=" + urllib.parse.quote(expression))["result"]
+                except (OSError, ValueError):
+                    return []
+            cluster.wait_until(lambda: asks('muster_job_workers_lost_total{job="tiny"} == 1'), 40, "Prometheus has not scraped the job", watch=prometheus)
+            rules = [rule for group in query(listen, "rules")["groups"] for rule in group["rules"]]
+            check(len(rules) == len(re.findall("alert:", text_of(RULES))) and all(r["health"] != "err" for r in rules), f"{[r for r in rules if r['health'] == 'err']}")
+            page = metrics(address)
+            check(float(asks("muster_events_total")[0]["value"][1]) <= page["muster_events_total"], "Prometheus knows more than there is")
+        finally:
+            prometheus.kill()
+            prometheus.wait()
+
+
+if __name__ == "__main__":
+    main([value for name, value in list(globals().items()) if name.startswith("test_")])
