@@ -54,15 +54,35 @@ static void clean(char text[MU_ERROR_TEXT_SIZE])
     }
 }
 
+static void fill(struct mu_error *err, enum mu_status status, enum mu_reason reason, uint64_t value, const char *fmt,
+                 va_list args)
+{
+    err->status = status;
+    err->reason = reason;
+    err->value = value;
+    vsnprintf(err->text, sizeof err->text, fmt, args);
+    clean(err->text);
+}
+
 enum mu_status mu_fail(struct mu_error *err, enum mu_status status, const char *fmt, ...)
 {
     if (err) {
         va_list args;
         va_start(args, fmt);
-        err->status = status;
-        vsnprintf(err->text, sizeof err->text, fmt, args);
+        fill(err, status, MU_REASON_NONE, 0, fmt, args);
         va_end(args);
-        clean(err->text);
+    }
+    return status;
+}
+
+enum mu_status mu_fail_for(struct mu_error *err, enum mu_status status, enum mu_reason reason, uint64_t value,
+                           const char *fmt, ...)
+{
+    if (err) {
+        va_list args;
+        va_start(args, fmt);
+        fill(err, status, reason, value, fmt, args);
+        va_end(args);
     }
     return status;
 }
@@ -96,8 +116,7 @@ enum mu_status mu_fail_errno(struct mu_error *err, int errno_value, const char *
     if (err) {
         va_list args;
         va_start(args, fmt);
-        err->status = status;
-        vsnprintf(err->text, sizeof err->text, fmt, args);
+        fill(err, status, MU_REASON_NONE, 0, fmt, args);
         va_end(args);
         size_t length = strlen(err->text);
         char reason[128];
@@ -121,6 +140,16 @@ enum mu_status mu_error_prefix(struct mu_error *err, const char *fmt, ...)
     clean(text);
     memcpy(err->text, text, sizeof text);
     return err->status;
+}
+
+bool mu_error_field(const struct mu_error *err, char ret_field[MU_ERROR_FIELD_SIZE])
+{
+    size_t length = strspn(err->text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.[]");
+    if (length == 0 || length >= MU_ERROR_FIELD_SIZE || strncmp(err->text + length, ": ", 2) != 0)
+        return false;
+    memcpy(ret_field, err->text, length);
+    ret_field[length] = 0;
+    return true;
 }
 
 void mu_assert_failed(const char *expr, const char *file, int line)

@@ -113,6 +113,10 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
     case MU_WA_SNAPSHOT:
         write_piece(worker, &action->snapshot.snapshot);
         break;
+    case MU_WA_KEEP:
+        new_answer(worker, MU_WE_KEPT)->kept =
+            (struct mu_kept_report){.kind = action->keep->kind, .checkpoint = action->keep->checkpoint};
+        break;
     case MU_WA_FEED:
         feed(worker, action);
         break;
