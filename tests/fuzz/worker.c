@@ -118,7 +118,6 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
             (struct mu_kept_report){.kind = action->keep->kind, .checkpoint = action->keep->checkpoint};
         break;
     case MU_WA_FEED:
-    case MU_WA_KEEP:
         feed(worker, action);
         break;
     case MU_WA_FORGET:
