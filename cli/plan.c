@@ -10,9 +10,12 @@
 
 #include "cli/cluster_file.h"
 #include "cli/job_file.h"
-#include "plan/search.h"
+#include "plan/contention.h"
 
-enum { TOP_MAX = 100 };
+enum {
+    TOP_MAX = 100,
+    PLACED_MIN = 8, /* so many of the best by the closed form are placed and ranked again */
+};
 
 /* Mean error against published runs, untuned (tests/unit/test_forecast.c): what a forecast may be off by. */
 #define FORECAST_ERROR 0.12
@@ -187,16 +190,134 @@ static void say_notes(const struct question *q, const struct mu_candidate *best)
         "restart %.0f s\n",
         q->cluster.name, q->cluster.nodes, q->cluster.device.per_node, q->cluster.device.name, q->cluster.spare_nodes,
         g->mtbf_s / 3600, g->interval_s, g->stall_s, g->state_bytes * 1e-9, g->restart_s);
-    printf("Not modelled: slow devices, other jobs on the fabric, data loading, congestion between unlike groups.\n");
+    printf("Not modelled: slow devices, other jobs on the fabric, data loading, unlike exchanges at the same time.\n");
+    for (uint32_t i = 0; q->cluster.topology && i < q->cluster.topology->note_count; i++)
+        printf("Topology: %s.\n", q->cluster.topology->notes[i]);
+    if (q->cluster.device.islands > 1)
+        printf("Topology: NVLink joins a node's devices in %u groups: tensor groups are kept within one.\n",
+               q->cluster.device.islands);
 }
 
-/* ---- the command ---- */
+/* ---- the answer ---- */
 
-static enum mu_status ask(const struct question *q, struct mu_candidate *found, uint32_t capacity,
+/* The topology that the candidates are placed on: the file's, or a regular one of the cluster's levels. */
+struct site {
+    struct mu_topology *own;
+    struct mu_node_map *map;
+};
+
+static void site_fini(struct site *site)
+{
+    mu_node_map_free(site->map);
+    mu_topology_free(site->own);
+}
+
+static enum mu_status site_init(struct site *site, const struct mu_cluster *c, struct mu_error *err)
+{
+    const struct mu_topology *t = c->topology;
+    *site = (struct site){.own = NULL};
+    if (!t || t->present_count != c->nodes) {
+        uint32_t per_switch[MU_FABRIC_LEVELS_MAX];
+        for (uint32_t i = 0; i < c->level_count; i++)
+            per_switch[i] = c->levels[i].nodes;
+        t = site->own = mu_topology_regular(c->nodes, per_switch, c->level_count);
+    }
+    site->map = t ? mu_node_map_new(t) : NULL;
+    if (site->map)
+        return MU_OK;
+    site_fini(site);
+    return mu_fail(err, MU_ERR_LIMIT, "%u nodes are too many for memory, or stand under more than %d switches",
+                   c->nodes, MU_TOPOLOGY_SWITCHES_MAX);
+}
+
+/* The best layouts by the closed form, placed on the topology and ranked again. found[TOP_MAX]. */
+static enum mu_status ask(const struct question *q, struct mu_candidate *found, uint32_t top,
                           struct mu_search_result *ret_result, struct mu_error *err)
 {
-    return mu_search(&q->model, &q->cluster, &q->rates, &q->limits, found, capacity, ret_result, err);
+    struct site site;
+    uint32_t capacity = top > PLACED_MIN ? top : PLACED_MIN;
+    enum mu_status status = mu_search(&q->model, &q->cluster, &q->rates, &q->limits, found, capacity, ret_result, err);
+    if (status == MU_OK)
+        status = site_init(&site, &q->cluster, err);
+    if (status != MU_OK)
+        return status;
+    status = mu_contention_rank(&q->model, &q->cluster, &q->rates, site.map, found, ret_result->count);
+    site_fini(&site);
+    if (status != MU_OK)
+        return mu_fail(err, status, "out of memory for the flows of %u nodes", q->cluster.nodes);
+    ret_result->count = ret_result->count < top ? ret_result->count : top;
+    return MU_OK;
 }
+
+/* Where the best layout goes, and what that gains. `order` (free it) holds the nodes, the first ranks first. */
+struct placement {
+    struct mu_contention_gain gain;
+    uint32_t *order, count;
+};
+
+static enum mu_status place(const struct question *q, const struct mu_candidate *best, struct placement *ret,
+                            struct mu_error *err)
+{
+    struct mu_candidate candidate = *best;
+    struct site site;
+    enum mu_node_way way;
+    enum mu_status status = site_init(&site, &q->cluster, err);
+    if (status != MU_OK)
+        return status;
+    uint32_t devices = best->plan.tp * best->plan.pp * best->plan.dp, per_node = q->cluster.device.per_node;
+    *ret = (struct placement){.order = malloc(((size_t)q->cluster.nodes + 1) * sizeof *ret->order),
+                              .count = (devices + per_node - 1) / per_node};
+    status = ret->order ? mu_contention_place(&q->model, &q->cluster, &q->rates, site.map, &candidate, &way, ret->order)
+                        : MU_ERR_NO_MEMORY;
+    if (status == MU_OK)
+        status = mu_contention_compare(&q->model, &q->cluster, &q->rates, site.map, &candidate, way, &ret->gain);
+    site_fini(&site);
+    if (status == MU_OK)
+        return MU_OK;
+    free(ret->order);
+    return mu_fail(err, status, "out of memory for the flows of %u nodes", q->cluster.nodes);
+}
+
+static const char *const way_names[MU_WAY_COUNT] = {
+    [MU_WAY_DENSE] = "dense",   [MU_WAY_PACKED] = "packed",   [MU_WAY_FITTED] = "fitted",
+    [MU_WAY_ACROSS] = "across", [MU_WAY_BY_NAME] = "by name", [MU_WAY_RANDOM] = "random",
+};
+
+static const char *node_name(const struct question *q, uint32_t node)
+{
+    return q->cluster.topology ? q->cluster.topology->node_names.names[node] : NULL;
+}
+
+static void print_placement(const struct question *q, const struct placement *p)
+{
+    const struct mu_contention_gain *g = &p->gain;
+    printf("Placement of the first: %s, %.4g s a step; nodes in the order of their names %.4g s (%+.1f %%), in random "
+           "order %.4g s (%+.1f %%).\n",
+           way_names[g->way], g->step_s, g->by_name_s, 100 * (g->by_name_s / g->step_s - 1), g->random_s,
+           100 * (g->random_s / g->step_s - 1));
+    if (!q->cluster.topology)
+        return;
+    enum { SHOWN = 6 };
+    printf("Ranks go to");
+    for (uint32_t i = 0; i < p->count && i < SHOWN; i++)
+        printf(" %s", node_name(q, p->order[i]));
+    printf("%s (-o json has all %u)\n", p->count > SHOWN ? " ..." : "", p->count);
+}
+
+static json_t *placement_json(const struct question *q, const struct placement *p)
+{
+    const struct mu_contention_gain *g = &p->gain;
+    json_t *nodes = json_array(), *notes = json_array();
+    for (uint32_t i = 0; q->cluster.topology && i < p->count; i++)
+        json_array_append_new(nodes, json_string(node_name(q, p->order[i])));
+    for (uint32_t i = 0; q->cluster.topology && i < q->cluster.topology->note_count; i++)
+        json_array_append_new(notes, json_string(q->cluster.topology->notes[i]));
+    return json_pack("{s:s, s:f, s:f, s:f, s:o, s:o}", "way", way_names[g->way], "step_seconds", g->step_s,
+                     "step_seconds_by_name", g->by_name_s, "step_seconds_random", g->random_s, "nodes", nodes, "notes",
+                     notes);
+}
+
+/* ---- changes ---- */
 
 /* All changes are judged before anything is printed. */
 static int judge_changes(const struct question *q, const char *text)
@@ -244,37 +365,38 @@ static void add_change(struct mu_cli_table *table, const char *item, const struc
 static void what_if(const struct question *q, const struct mu_candidate *base, char *list, struct mu_cli_table *table,
                     json_t *json)
 {
+    struct mu_candidate found[TOP_MAX];
     for (char *rest = list, *item; (item = strsep(&rest, ",")) != NULL;) {
         struct question other = *q;
-        struct mu_candidate found;
         struct mu_search_result result;
         struct mu_error err;
         MU_ASSERT(apply_change(item, &other) == MU_EXIT_OK);
-        bool fits = ask(&other, &found, 1, &result, &err) == MU_OK;
+        bool fits = ask(&other, found, 1, &result, &err) == MU_OK;
         if (json)
-            json_array_append_new(json, change_json(item, base, &found, fits ? NULL : err.text));
+            json_array_append_new(json, change_json(item, base, found, fits ? NULL : err.text));
         else
-            add_change(table, item, base, fits ? &found : NULL);
+            add_change(table, item, base, fits ? found : NULL);
     }
 }
 
 static void print_json(const struct question *q, const struct mu_candidate *found,
-                       const struct mu_search_result *result, char *changes_list)
+                       const struct mu_search_result *result, const struct placement *placed, char *changes_list)
 {
     json_t *plans = json_array(), *others = json_array();
     for (uint32_t i = 0; i < result->count; i++)
         json_array_append_new(plans, candidate_json(&found[i]));
     what_if(q, &found[0], changes_list, NULL, others);
-    json_t *all = json_pack("{s:s, s:i, s:i, s:i, s:o, s:o}", "cluster", q->cluster.name, "devices",
-                            (int)mu_cluster_devices(&q->cluster), "tried", (int)result->tried, "fitting",
-                            (int)result->fitting, "plans", plans, "what_if", others);
+    json_t *all =
+        json_pack("{s:s, s:i, s:i, s:i, s:o, s:o, s:o}", "cluster", q->cluster.name, "devices",
+                  (int)mu_cluster_devices(&q->cluster), "tried", (int)result->tried, "fitting", (int)result->fitting,
+                  "plans", plans, "placement", placement_json(q, placed), "what_if", others);
     json_dumpf(all, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
     printf("\n");
     json_decref(all);
 }
 
 static void print_tables(const struct question *q, const struct mu_candidate *found,
-                         const struct mu_search_result *result, char *changes_list)
+                         const struct mu_search_result *result, const struct placement *placed, char *changes_list)
 {
     static const char *const names[CHANGE_COLUMNS] = {"WHAT IF", "TP x PP x DP", "STEP",
                                                       "GOODPUT", "TOKENS/DAY",   "DIFFERENCE"};
@@ -284,6 +406,7 @@ static void print_tables(const struct question *q, const struct mu_candidate *fo
         add_row(table, &found[i]);
     mu_cli_table_print_free(table);
     say_notes(q, &found[0]);
+    print_placement(q, placed);
     if (!changes_list)
         return;
     printf("\n");
@@ -299,46 +422,70 @@ static void fill_question(const struct mu_job_spec *spec, struct question *q)
     q->model = (struct mu_forecast_model){
         .config = spec->model, .sequences = spec->batch.sequences, .length = spec->batch.length};
     mu_forecast_rates_init(&q->rates);
-    mu_search_limits_init(&q->limits);
+}
+
+/* --tp and so on, --top. */
+static bool read_numbers(const char *const texts[5], uint64_t *ret_top, struct mu_search_limits *limits)
+{
+    static const char *const names[] = {"--tp", "--pp", "--dp", "--micro"};
+    uint32_t *degrees[] = {&limits->tp, &limits->pp, &limits->dp, &limits->micro};
+    uint64_t value;
+    for (int i = 0; i < 4; i++) {
+        if (!mu_cli_number("plan", names[i], texts[i], 0, UINT32_MAX, &value))
+            return false;
+        *degrees[i] = (uint32_t)value;
+    }
+    return mu_cli_number("plan", "--top", texts[4], 1, TOP_MAX, ret_top);
+}
+
+static int answer(struct mu_cli *cli, const struct question *q, uint32_t top, const char *change_text)
+{
+    struct mu_candidate found[TOP_MAX];
+    struct mu_search_result result;
+    struct placement placed;
+    struct mu_error err;
+    int code = change_text ? judge_changes(q, change_text) : MU_EXIT_OK;
+    if (code != MU_EXIT_OK)
+        return code;
+    if (ask(q, found, top, &result, &err) != MU_OK || place(q, &found[0], &placed, &err) != MU_OK)
+        return mu_cli_fail(&err);
+    char *list = change_text ? strdup(change_text) : NULL;
+    (cli->json ? print_json : print_tables)(q, found, &result, &placed, list);
+    free(placed.order);
+    free(list);
+    return MU_EXIT_OK;
 }
 
 int mu_cmd_plan(struct mu_cli *cli, int argc, char **argv)
 {
-    const char *top_text = "5", *change_text = NULL, *tp = "0", *pp = "0", *dp = "0", *micro = "0";
+    const char *change_text = NULL, *numbers[5] = {"0", "0", "0", "0", "5"};
     bool fp32 = false;
-    const struct mu_cli_option options[] = {
-        {"--top", &top_text, NULL}, {"--what-if", &change_text, NULL}, {"--tp", &tp, NULL},    {"--pp", &pp, NULL},
-        {"--dp", &dp, NULL},        {"--micro", &micro, NULL},         {"--fp32", NULL, &fp32}};
+    const struct mu_cli_option options[] = {{"--what-if", &change_text, NULL},
+                                            {"--tp", &numbers[0], NULL},
+                                            {"--pp", &numbers[1], NULL},
+                                            {"--dp", &numbers[2], NULL},
+                                            {"--micro", &numbers[3], NULL},
+                                            {"--top", &numbers[4], NULL},
+                                            {"--fp32", NULL, &fp32}};
     struct question q;
     struct mu_job_spec spec;
-    struct mu_candidate found[TOP_MAX];
-    struct mu_search_result result;
     struct mu_error err;
-    uint64_t top, degrees[4];
-    const char *const names[] = {"--tp", "--pp", "--dp", "--micro"};
+    uint64_t top;
     if (mu_cli_parse("plan", argc, argv, options, (int)(sizeof options / sizeof options[0]), 2, 2) < 0)
         return MU_EXIT_USAGE;
-    const char *const given[] = {tp, pp, dp, micro};
-    if (!mu_cli_number("plan", "--top", top_text, 1, TOP_MAX, &top))
+    mu_search_limits_init(&q.limits);
+    if (!read_numbers(numbers, &top, &q.limits))
         return MU_EXIT_USAGE;
-    for (int i = 0; i < 4; i++)
-        if (!mu_cli_number("plan", names[i], given[i], 0, UINT32_MAX, &degrees[i]))
-            return MU_EXIT_USAGE;
-    if (mu_cluster_file_read(argv[0], &q.cluster, &err) != MU_OK || mu_job_file_read(argv[1], &spec, &err) != MU_OK)
+    if (mu_cluster_file_read(argv[0], &q.cluster, &err) != MU_OK)
         return mu_cli_fail(&err);
-    fill_question(&spec, &q);
-    q.limits.bf16 = !fp32;
-    q.limits.tp = (uint32_t)degrees[0];
-    q.limits.pp = (uint32_t)degrees[1];
-    q.limits.dp = (uint32_t)degrees[2];
-    q.limits.micro = (uint32_t)degrees[3];
-    int code = change_text ? judge_changes(&q, change_text) : MU_EXIT_OK;
-    if (code != MU_EXIT_OK)
-        return code;
-    if (ask(&q, found, (uint32_t)top, &result, &err) != MU_OK)
-        return mu_cli_fail(&err);
-    char *list = change_text ? strdup(change_text) : NULL;
-    (cli->json ? print_json : print_tables)(&q, found, &result, list);
-    free(list);
-    return MU_EXIT_OK;
+    int code = MU_EXIT_OK;
+    if (mu_job_file_read(argv[1], &spec, &err) == MU_OK) {
+        fill_question(&spec, &q);
+        q.limits.bf16 = !fp32;
+        code = answer(cli, &q, (uint32_t)top, change_text);
+    } else {
+        code = mu_cli_fail(&err);
+    }
+    mu_cluster_fini(&q.cluster);
+    return code;
 }

@@ -34,6 +34,10 @@ struct mu_candidate {
     double tokens_per_day; /* by the cautious step time */
 };
 
+/* Fills goodput and tokens_per_day by plan and forecast. */
+void mu_search_weigh(const struct mu_forecast_model *model, const struct mu_cluster *cluster, struct mu_candidate *c);
+bool mu_search_better(const struct mu_candidate *a, const struct mu_candidate *b);
+
 struct mu_search_result {
     uint32_t tried, fitting, count; /* candidates written: the best first */
     struct mu_candidate nearest;    /* of those that do not fit, the one that needs least memory; if fitting is 0 */

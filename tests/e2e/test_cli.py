@@ -586,5 +586,27 @@ def test_plan_answers_and_judges_what_if():
         check("--what-if" in said and text in said, said)
 
 
+def test_plan_places_on_a_topology_file():
+    with tempfile.TemporaryDirectory() as dir:
+        def write(name, text):
+            with open(os.path.join(dir, name), "w") as file:
+                file.write(text)
+            return os.path.join(dir, name)
+        # Names deal the nodes to the leaves in turn, so their order is the worst.
+        write("topology.conf", "".join(f"SwitchName=leaf{i} Nodes={','.join(f'n{k}' for k in range(i, 32, 4))}\n" for i in range(4)) + "SwitchName=top Switches=leaf[0-3]\n")
+        head = "device: {type: h100-sxm}\n"
+        cluster = write("cluster.yaml", head + "topology: {slurm: topology.conf, hosts: 'n[0-30],late'}\nfabric: {oversubscription: [8]}\n")
+        job = os.path.join(ROOT, "examples", "gpt-70b.yaml")
+        placed = json.loads(run("plan", cluster, job, "-o", "json"))["placement"]
+        check(sorted(set(placed["nodes"])) == sorted(placed["nodes"]) and len(placed["nodes"]) <= 32, f"{placed}")
+        check(placed["step_seconds_by_name"] > 1.05 * placed["step_seconds"] and placed["step_seconds_random"] > 1.02 * placed["step_seconds"], f"{placed}")
+        check(any("(n31): not in the cluster" in note for note in placed["notes"]) and any("(late): under no switch" in note for note in placed["notes"]), f"{placed}")
+        said = run("plan", cluster, job)
+        check("Placement of the first: " in said and "Ranks go to n" in said and "(late): under no switch" in said, said)
+        write("topology.conf", "SwitchName=a Switches=b\nSwitchName=b Switches=a\n")
+        said = run("plan", cluster, job, code=1)
+        check("topology.conf:1: switch a is in a circle" in said, said)
+
+
 if __name__ == "__main__":
     main([value for name, value in list(globals().items()) if name.startswith("test_")])

@@ -14,7 +14,7 @@ static struct mu_cluster cluster_from(const char *text)
 {
     struct mu_cluster c;
     struct mu_error err = {0};
-    if (mu_cluster_file_parse("c.yaml", text, strlen(text), &c, &err) != MU_OK)
+    if (mu_cluster_file_parse("c.yaml", "/", text, strlen(text), &c, &err) != MU_OK)
         fail_msg("%s", err.text);
     return c;
 }
@@ -23,7 +23,7 @@ static void refused(const char *text, const char *want)
 {
     struct mu_cluster c = {.nodes = 77};
     struct mu_error err = {0};
-    enum mu_status status = mu_cluster_file_parse("c.yaml", text, strlen(text), &c, &err);
+    enum mu_status status = mu_cluster_file_parse("c.yaml", "/", text, strlen(text), &c, &err);
     if (status == MU_OK || !strstr(err.text, want))
         fail_msg("'%s' is not in '%s'", want, status == MU_OK ? "accepted" : err.text);
     assert_null(strchr(err.text, '\n'));
@@ -105,7 +105,7 @@ static void test_search_finds_the_best_of_all_degrees(void **state)
                         p.sequence_parallel = tp > 1, p.sharded = dp > 1;
                         if (mu_forecast_check(&m, &c, &p, &err) != MU_OK)
                             continue;
-                        struct mu_forecast forecast = mu_forecast_of(&m, &c, &p, &rates);
+                        struct mu_forecast forecast = mu_forecast_of(&m, &c, &p, &rates, NULL);
                         struct mu_goodput g = mu_goodput_of(&m, &c, &p, &forecast);
                         double tokens = 64.0 * 2048 / forecast.cautious_s * 86400 * g.share;
                         if (forecast.memory_bytes <= 0.9 * c.device.memory_bytes && tokens > best)
