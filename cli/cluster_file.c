@@ -23,7 +23,8 @@ struct storage_text {
     char *write_rate, *read_rate;
 };
 struct failures_text {
-    char *device_mtbf_hours, *restart_s;
+    char *device_mtbf_hours, *restart_s, *weibull_shape, *repair_hours, *transient_share, *switch_mtbf_hours,
+        *power_mtbf_hours, *power_nodes;
 };
 struct topology_text {
     char *slurm, *topograph, *nccl, *hosts;
@@ -55,7 +56,14 @@ static const cyaml_schema_field_t fabric_schema[] = {LIST(fabric_text, nodes), L
 static const cyaml_schema_field_t storage_schema[] = {TEXT(storage_text, write_rate), TEXT(storage_text, read_rate),
                                                       CYAML_FIELD_END};
 static const cyaml_schema_field_t failures_schema[] = {TEXT(failures_text, device_mtbf_hours),
-                                                       TEXT(failures_text, restart_s), CYAML_FIELD_END};
+                                                       TEXT(failures_text, restart_s),
+                                                       TEXT(failures_text, weibull_shape),
+                                                       TEXT(failures_text, repair_hours),
+                                                       TEXT(failures_text, transient_share),
+                                                       TEXT(failures_text, switch_mtbf_hours),
+                                                       TEXT(failures_text, power_mtbf_hours),
+                                                       TEXT(failures_text, power_nodes),
+                                                       CYAML_FIELD_END};
 static const cyaml_schema_field_t topology_schema[] = {TEXT(topology_text, slurm), TEXT(topology_text, topograph),
                                                        TEXT(topology_text, nccl), TEXT(topology_text, hosts),
                                                        CYAML_FIELD_END};
@@ -238,6 +246,26 @@ static enum mu_status read_topology(struct mu_yaml_reader *r, const struct clust
     return status;
 }
 
+static enum mu_status read_failures(struct mu_yaml_reader *r, const struct failures_text *t, struct mu_cluster *c)
+{
+    const struct {
+        const char *field, *text;
+        double *value;
+    } numbers[] = {{"failures.device_mtbf_hours", t->device_mtbf_hours, &c->device_mtbf_hours},
+                   {"failures.restart_s", t->restart_s, &c->restart_s},
+                   {"failures.weibull_shape", t->weibull_shape, &c->weibull_shape},
+                   {"failures.repair_hours", t->repair_hours, &c->repair_hours},
+                   {"failures.transient_share", t->transient_share, &c->transient_share},
+                   {"failures.switch_mtbf_hours", t->switch_mtbf_hours, &c->switch_mtbf_hours},
+                   {"failures.power_mtbf_hours", t->power_mtbf_hours, &c->power_mtbf_hours}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        enum mu_status status = mu_yaml_read_real(r, numbers[i].field, numbers[i].text, numbers[i].value);
+        if (status != MU_OK)
+            return status;
+    }
+    return mu_yaml_read_positive(r, "failures.power_nodes", t->power_nodes, NULL, &c->power_nodes);
+}
+
 static enum mu_status read_rest(struct mu_yaml_reader *r, const struct cluster_text *t, struct mu_cluster *c)
 {
     static const struct storage_text no_storage;
@@ -258,9 +286,7 @@ static enum mu_status read_rest(struct mu_yaml_reader *r, const struct cluster_t
         (status =
              mu_yaml_read_real(r, "storage.write_rate", storage->write_rate, &c->storage_write_bytes_per_second)) ||
         (status = mu_yaml_read_real(r, "storage.read_rate", storage->read_rate, &c->storage_read_bytes_per_second)) ||
-        (status =
-             mu_yaml_read_real(r, "failures.device_mtbf_hours", failures->device_mtbf_hours, &c->device_mtbf_hours)) ||
-        (status = mu_yaml_read_real(r, "failures.restart_s", failures->restart_s, &c->restart_s)))
+        (status = read_failures(r, failures, c)))
         return status;
     return MU_OK;
 }

@@ -43,6 +43,9 @@ static const struct command commands[] = {
     {"plan", mu_cmd_plan,
      "CLUSTER.yaml JOB.yaml [--top N] [--tp N] [--pp N] [--dp N] [--micro N] [--fp32] [--what-if NAME=NUMBER,..]",
      "which layout, how fast, what failures cost; before anything runs"},
+    {"simulate", mu_cmd_simulate,
+     "CLUSTER.yaml JOB.yaml [--days N] [--seed S] [--runs N] [--svg FILE] [--tp N] [--pp N] [--dp N] [--micro N]",
+     "weeks of a job on nodes that fail: what is lost to what, with the coordinator's own decisions"},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 

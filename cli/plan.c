@@ -8,72 +8,58 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/cluster_file.h"
-#include "cli/job_file.h"
-#include "plan/contention.h"
-
-enum {
-    TOP_MAX = 100,
-    PLACED_MIN = 8, /* so many of the best by the closed form are placed and ranked again */
-};
+#include "cli/plan_question.h"
 
 /* Mean error against published runs, untuned (tests/unit/test_forecast.c): what a forecast may be off by. */
 #define FORECAST_ERROR 0.12
-
-struct question {
-    struct mu_forecast_model model;
-    struct mu_cluster cluster;
-    struct mu_search_limits limits;
-    struct mu_forecast_rates rates;
-};
 
 /* ---- --what-if name=value,... ---- */
 
 struct change {
     const char *name;
     double most; /* of a whole number; 0: any number, judged with the cluster */
-    void (*apply)(struct question *q, double value);
+    void (*apply)(struct plan_question *q, double value);
 };
 
-static void change_oversubscription(struct question *q, double value)
+static void change_oversubscription(struct plan_question *q, double value)
 {
     if (q->cluster.level_count == 0)
         q->cluster.levels[q->cluster.level_count++].nodes = 1;
     q->cluster.levels[0].oversubscription = value;
 }
-static void change_nodes(struct question *q, double value)
+static void change_nodes(struct plan_question *q, double value)
 {
     q->cluster.nodes = (uint32_t)value;
 }
-static void change_spares(struct question *q, double value)
+static void change_spares(struct plan_question *q, double value)
 {
     q->cluster.spare_nodes = (uint32_t)value;
 }
-static void change_nic(struct question *q, double value)
+static void change_nic(struct plan_question *q, double value)
 {
     q->cluster.device.nic_bytes_per_second = value;
 }
-static void change_flops(struct question *q, double value)
+static void change_flops(struct plan_question *q, double value)
 {
     q->cluster.device.flops_bf16 = value;
 }
-static void change_memory(struct question *q, double value)
+static void change_memory(struct plan_question *q, double value)
 {
     q->cluster.device.memory_bytes = value;
 }
-static void change_mtbf(struct question *q, double value)
+static void change_mtbf(struct plan_question *q, double value)
 {
     q->cluster.device_mtbf_hours = value;
 }
-static void change_restart(struct question *q, double value)
+static void change_restart(struct plan_question *q, double value)
 {
     q->cluster.restart_s = value;
 }
-static void change_batch(struct question *q, double value)
+static void change_batch(struct plan_question *q, double value)
 {
     q->model.sequences = (uint32_t)value;
 }
-static void change_storage(struct question *q, double value)
+static void change_storage(struct plan_question *q, double value)
 {
     q->cluster.storage_write_bytes_per_second = q->cluster.storage_read_bytes_per_second = value;
 }
@@ -107,7 +93,7 @@ static const struct change *change_named(const char *name, size_t length)
 }
 
 /* Applies "name=value" to a copy of the question. */
-static int apply_change(const char *item, struct question *q)
+static int apply_change(const char *item, struct plan_question *q)
 {
     struct mu_error err;
     const char *equals = strchr(item, '=');
@@ -182,7 +168,7 @@ static json_t *candidate_json(const struct mu_candidate *c)
         "checkpoint_write_seconds", g->write_s, "restart_seconds", g->restart_s);
 }
 
-static void say_notes(const struct question *q, const struct mu_candidate *best)
+static void say_notes(const struct plan_question *q, const struct mu_candidate *best)
 {
     const struct mu_goodput *g = &best->goodput;
     printf(
@@ -198,56 +184,7 @@ static void say_notes(const struct question *q, const struct mu_candidate *best)
                q->cluster.device.islands);
 }
 
-/* ---- the answer ---- */
-
-/* The topology that the candidates are placed on: the file's, or a regular one of the cluster's levels. */
-struct site {
-    struct mu_topology *own;
-    struct mu_node_map *map;
-};
-
-static void site_fini(struct site *site)
-{
-    mu_node_map_free(site->map);
-    mu_topology_free(site->own);
-}
-
-static enum mu_status site_init(struct site *site, const struct mu_cluster *c, struct mu_error *err)
-{
-    const struct mu_topology *t = c->topology;
-    *site = (struct site){.own = NULL};
-    if (!t || t->present_count != c->nodes) {
-        uint32_t per_switch[MU_FABRIC_LEVELS_MAX];
-        for (uint32_t i = 0; i < c->level_count; i++)
-            per_switch[i] = c->levels[i].nodes;
-        t = site->own = mu_topology_regular(c->nodes, per_switch, c->level_count);
-    }
-    site->map = t ? mu_node_map_new(t) : NULL;
-    if (site->map)
-        return MU_OK;
-    site_fini(site);
-    return mu_fail(err, MU_ERR_LIMIT, "%u nodes are too many for memory, or stand under more than %d switches",
-                   c->nodes, MU_TOPOLOGY_SWITCHES_MAX);
-}
-
-/* The best layouts by the closed form, placed on the topology and ranked again. found[TOP_MAX]. */
-static enum mu_status ask(const struct question *q, struct mu_candidate *found, uint32_t top,
-                          struct mu_search_result *ret_result, struct mu_error *err)
-{
-    struct site site;
-    uint32_t capacity = top > PLACED_MIN ? top : PLACED_MIN;
-    enum mu_status status = mu_search(&q->model, &q->cluster, &q->rates, &q->limits, found, capacity, ret_result, err);
-    if (status == MU_OK)
-        status = site_init(&site, &q->cluster, err);
-    if (status != MU_OK)
-        return status;
-    status = mu_contention_rank(&q->model, &q->cluster, &q->rates, site.map, found, ret_result->count);
-    site_fini(&site);
-    if (status != MU_OK)
-        return mu_fail(err, status, "out of memory for the flows of %u nodes", q->cluster.nodes);
-    ret_result->count = ret_result->count < top ? ret_result->count : top;
-    return MU_OK;
-}
+/* ---- placement ---- */
 
 /* Where the best layout goes, and what that gains. `order` (free it) holds the nodes, the first ranks first. */
 struct placement {
@@ -255,13 +192,13 @@ struct placement {
     uint32_t *order, count;
 };
 
-static enum mu_status place(const struct question *q, const struct mu_candidate *best, struct placement *ret,
+static enum mu_status place(const struct plan_question *q, const struct mu_candidate *best, struct placement *ret,
                             struct mu_error *err)
 {
     struct mu_candidate candidate = *best;
-    struct site site;
+    struct plan_site site;
     enum mu_node_way way;
-    enum mu_status status = site_init(&site, &q->cluster, err);
+    enum mu_status status = plan_site_init(&site, &q->cluster, err);
     if (status != MU_OK)
         return status;
     uint32_t devices = best->plan.tp * best->plan.pp * best->plan.dp, per_node = q->cluster.device.per_node;
@@ -271,7 +208,7 @@ static enum mu_status place(const struct question *q, const struct mu_candidate 
                         : MU_ERR_NO_MEMORY;
     if (status == MU_OK)
         status = mu_contention_compare(&q->model, &q->cluster, &q->rates, site.map, &candidate, way, &ret->gain);
-    site_fini(&site);
+    plan_site_fini(&site);
     if (status == MU_OK)
         return MU_OK;
     free(ret->order);
@@ -283,12 +220,12 @@ static const char *const way_names[MU_WAY_COUNT] = {
     [MU_WAY_ACROSS] = "across", [MU_WAY_BY_NAME] = "by name", [MU_WAY_RANDOM] = "random",
 };
 
-static const char *node_name(const struct question *q, uint32_t node)
+static const char *node_name(const struct plan_question *q, uint32_t node)
 {
     return q->cluster.topology ? q->cluster.topology->node_names.names[node] : NULL;
 }
 
-static void print_placement(const struct question *q, const struct placement *p)
+static void print_placement(const struct plan_question *q, const struct placement *p)
 {
     const struct mu_contention_gain *g = &p->gain;
     printf("Placement of the first: %s, %.4g s a step; nodes in the order of their names %.4g s (%+.1f %%), in random "
@@ -304,7 +241,7 @@ static void print_placement(const struct question *q, const struct placement *p)
     printf("%s (-o json has all %u)\n", p->count > SHOWN ? " ..." : "", p->count);
 }
 
-static json_t *placement_json(const struct question *q, const struct placement *p)
+static json_t *placement_json(const struct plan_question *q, const struct placement *p)
 {
     const struct mu_contention_gain *g = &p->gain;
     json_t *nodes = json_array(), *notes = json_array();
@@ -320,12 +257,12 @@ static json_t *placement_json(const struct question *q, const struct placement *
 /* ---- changes ---- */
 
 /* All changes are judged before anything is printed. */
-static int judge_changes(const struct question *q, const char *text)
+static int judge_changes(const struct plan_question *q, const char *text)
 {
     char *list = strdup(text), *rest = list, *item;
     int code = list ? MU_EXIT_OK : MU_EXIT_FAILURE;
     while (code == MU_EXIT_OK && (item = strsep(&rest, ",")) != NULL) {
-        struct question other = *q;
+        struct plan_question other = *q;
         code = apply_change(item, &other);
     }
     free(list);
@@ -362,16 +299,16 @@ static void add_change(struct mu_cli_table *table, const char *item, const struc
 
 /* One line (of the table, or of the list) for each change, which have been judged: the best layout then, against the
  * best of the question as it is. */
-static void what_if(const struct question *q, const struct mu_candidate *base, char *list, struct mu_cli_table *table,
-                    json_t *json)
+static void what_if(const struct plan_question *q, const struct mu_candidate *base, char *list,
+                    struct mu_cli_table *table, json_t *json)
 {
-    struct mu_candidate found[TOP_MAX];
+    struct mu_candidate found[PLAN_TOP_MAX];
     for (char *rest = list, *item; (item = strsep(&rest, ",")) != NULL;) {
-        struct question other = *q;
+        struct plan_question other = *q;
         struct mu_search_result result;
         struct mu_error err;
         MU_ASSERT(apply_change(item, &other) == MU_EXIT_OK);
-        bool fits = ask(&other, found, 1, &result, &err) == MU_OK;
+        bool fits = plan_ask(&other, found, 1, &result, &err) == MU_OK;
         if (json)
             json_array_append_new(json, change_json(item, base, found, fits ? NULL : err.text));
         else
@@ -379,7 +316,7 @@ static void what_if(const struct question *q, const struct mu_candidate *base, c
     }
 }
 
-static void print_json(const struct question *q, const struct mu_candidate *found,
+static void print_json(const struct plan_question *q, const struct mu_candidate *found,
                        const struct mu_search_result *result, const struct placement *placed, char *changes_list)
 {
     json_t *plans = json_array(), *others = json_array();
@@ -395,7 +332,7 @@ static void print_json(const struct question *q, const struct mu_candidate *foun
     json_decref(all);
 }
 
-static void print_tables(const struct question *q, const struct mu_candidate *found,
+static void print_tables(const struct plan_question *q, const struct mu_candidate *found,
                          const struct mu_search_result *result, const struct placement *placed, char *changes_list)
 {
     static const char *const names[CHANGE_COLUMNS] = {"WHAT IF", "TP x PP x DP", "STEP",
@@ -417,37 +354,16 @@ static void print_tables(const struct question *q, const struct mu_candidate *fo
     mu_cli_table_print_free(table);
 }
 
-static void fill_question(const struct mu_job_spec *spec, struct question *q)
+static int answer(struct mu_cli *cli, const struct plan_question *q, uint32_t top, const char *change_text)
 {
-    q->model = (struct mu_forecast_model){
-        .config = spec->model, .sequences = spec->batch.sequences, .length = spec->batch.length};
-    mu_forecast_rates_init(&q->rates);
-}
-
-/* --tp and so on, --top. */
-static bool read_numbers(const char *const texts[5], uint64_t *ret_top, struct mu_search_limits *limits)
-{
-    static const char *const names[] = {"--tp", "--pp", "--dp", "--micro"};
-    uint32_t *degrees[] = {&limits->tp, &limits->pp, &limits->dp, &limits->micro};
-    uint64_t value;
-    for (int i = 0; i < 4; i++) {
-        if (!mu_cli_number("plan", names[i], texts[i], 0, UINT32_MAX, &value))
-            return false;
-        *degrees[i] = (uint32_t)value;
-    }
-    return mu_cli_number("plan", "--top", texts[4], 1, TOP_MAX, ret_top);
-}
-
-static int answer(struct mu_cli *cli, const struct question *q, uint32_t top, const char *change_text)
-{
-    struct mu_candidate found[TOP_MAX];
+    struct mu_candidate found[PLAN_TOP_MAX];
     struct mu_search_result result;
     struct placement placed;
     struct mu_error err;
     int code = change_text ? judge_changes(q, change_text) : MU_EXIT_OK;
     if (code != MU_EXIT_OK)
         return code;
-    if (ask(q, found, top, &result, &err) != MU_OK || place(q, &found[0], &placed, &err) != MU_OK)
+    if (plan_ask(q, found, top, &result, &err) != MU_OK || place(q, &found[0], &placed, &err) != MU_OK)
         return mu_cli_fail(&err);
     char *list = change_text ? strdup(change_text) : NULL;
     (cli->json ? print_json : print_tables)(q, found, &result, &placed, list);
@@ -458,34 +374,29 @@ static int answer(struct mu_cli *cli, const struct question *q, uint32_t top, co
 
 int mu_cmd_plan(struct mu_cli *cli, int argc, char **argv)
 {
-    const char *change_text = NULL, *numbers[5] = {"0", "0", "0", "0", "5"};
+    const char *change_text = NULL, *top_text = "5", *degrees[4] = {"0", "0", "0", "0"};
     bool fp32 = false;
     const struct mu_cli_option options[] = {{"--what-if", &change_text, NULL},
-                                            {"--tp", &numbers[0], NULL},
-                                            {"--pp", &numbers[1], NULL},
-                                            {"--dp", &numbers[2], NULL},
-                                            {"--micro", &numbers[3], NULL},
-                                            {"--top", &numbers[4], NULL},
+                                            {"--tp", &degrees[0], NULL},
+                                            {"--pp", &degrees[1], NULL},
+                                            {"--dp", &degrees[2], NULL},
+                                            {"--micro", &degrees[3], NULL},
+                                            {"--top", &top_text, NULL},
                                             {"--fp32", NULL, &fp32}};
-    struct question q;
+    struct plan_question q;
     struct mu_job_spec spec;
     struct mu_error err;
     uint64_t top;
     if (mu_cli_parse("plan", argc, argv, options, (int)(sizeof options / sizeof options[0]), 2, 2) < 0)
         return MU_EXIT_USAGE;
     mu_search_limits_init(&q.limits);
-    if (!read_numbers(numbers, &top, &q.limits))
+    q.limits.bf16 = !fp32;
+    if (!plan_read_degrees("plan", degrees, &q.limits) ||
+        !mu_cli_number("plan", "--top", top_text, 1, PLAN_TOP_MAX, &top))
         return MU_EXIT_USAGE;
-    if (mu_cluster_file_read(argv[0], &q.cluster, &err) != MU_OK)
+    if (plan_question_read(argv[0], argv[1], &q, &spec, &err) != MU_OK)
         return mu_cli_fail(&err);
-    int code = MU_EXIT_OK;
-    if (mu_job_file_read(argv[1], &spec, &err) == MU_OK) {
-        fill_question(&spec, &q);
-        q.limits.bf16 = !fp32;
-        code = answer(cli, &q, (uint32_t)top, change_text);
-    } else {
-        code = mu_cli_fail(&err);
-    }
-    mu_cluster_fini(&q.cluster);
+    int code = answer(cli, &q, (uint32_t)top, change_text);
+    plan_question_fini(&q);
     return code;
 }

@@ -56,7 +56,12 @@ struct mu_cluster {
     double storage_write_bytes_per_second, storage_read_bytes_per_second; /* of all nodes together */
     double device_mtbf_hours; /* mean time between failures that stop a job, of one device and its part of the node */
     double restart_s;         /* from a failure until state is loaded, without the loading */
-    uint32_t spare_nodes;     /* of `nodes`: not used while nothing fails */
+    double weibull_shape;     /* of the times between failures of a node; 1: exponential */
+    double repair_hours;      /* until a node or switch is back, but for the transient_share of nodes: restart_s */
+    double transient_share;
+    double switch_mtbf_hours, power_mtbf_hours; /* of a leaf switch, of a power domain: all nodes there; 0: never */
+    uint32_t power_nodes;                       /* neighbours by name that share a power domain */
+    uint32_t spare_nodes;                       /* of `nodes`: not used while nothing fails */
     struct mu_topology *topology; /* of `nodes` present nodes, which `levels` sum up; NULL: `levels` say all. Shared by
                                      copies; mu_cluster_fini of one of them frees it */
 };
