@@ -208,7 +208,7 @@ static int answer(struct mu_cli *cli, const struct plan_question *q, const struc
 
 int mu_cmd_simulate(struct mu_cli *cli, int argc, char **argv)
 {
-    const char *days = "54", *seed = "1", *count = "5", *picture = NULL, *degrees[4] = {"0", "0", "0", "0"};
+    const char *days = "54", *seed = "1", *count = "3", *picture = NULL, *degrees[4] = {"0", "0", "0", "0"};
     const struct mu_cli_option options[] = {{"--days", &days, NULL},     {"--seed", &seed, NULL},
                                             {"--runs", &count, NULL},    {"--tp", &degrees[0], NULL},
                                             {"--pp", &degrees[1], NULL}, {"--dp", &degrees[2], NULL},

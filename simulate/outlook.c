@@ -113,6 +113,13 @@ static void count(struct run *r, enum mu_outlook_class class, double seconds)
         r->out->seconds[class] += seconds;
 }
 
+/* When the core wants to hear of time, on a clock of microseconds. */
+static double deadline_of(const struct run *r)
+{
+    double at_s = (double)mu_fleet_deadline(r->fleet) / MICROS;
+    return at_s > r->now_s ? at_s : r->now_s;
+}
+
 static void go_to(struct run *r, double to_s)
 {
     r->now_s = to_s;
@@ -264,7 +271,7 @@ static void take_change(struct run *r)
 /* Until `limit_s` or until something changes by itself. */
 static void let_step(struct run *r, double limit_s)
 {
-    double deadline_s = (double)mu_fleet_deadline(r->fleet) / MICROS;
+    double deadline_s = deadline_of(r);
     if (!r->stretch.open) { /* members are gone, the core waits for them to come back */
         double to_s = deadline_s < limit_s ? deadline_s : limit_s;
         count(r, MU_OUTLOOK_DETECTION, to_s - r->now_s);
@@ -306,7 +313,7 @@ static void turn(struct run *r)
         next_s = BOOT_S;
     else
         next_s += r->start_s;
-    double limit_s = next_s < r->end_s ? next_s : r->end_s, deadline_s = (double)mu_fleet_deadline(r->fleet) / MICROS;
+    double limit_s = next_s < r->end_s ? next_s : r->end_s, deadline_s = deadline_of(r);
     double to_s = deadline_s < limit_s ? deadline_s : limit_s;
     switch (mu_fleet_state(r->fleet)) {
     case MU_FLEET_STEPPING:

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
+import xml.etree.ElementTree
 
 from harness import BUILD, ROOT, SLOW, Cluster, Failure, check, main, pb, tiny_job, undisturbed
 
@@ -606,6 +607,31 @@ def test_plan_places_on_a_topology_file():
         write("topology.conf", "SwitchName=a Switches=b\nSwitchName=b Switches=a\n")
         said = run("plan", cluster, job, code=1)
         check("topology.conf:1: switch a is in a circle" in said, said)
+
+
+def test_simulate_divides_the_time():
+    with tempfile.TemporaryDirectory() as dir:
+        cluster, job, picture = (os.path.join(dir, name) for name in ("cluster.yaml", "job.yaml", "run.svg"))
+        with open(cluster, "w") as file:
+            file.write("cluster: 'a<b'\ndevice: {type: h100-sxm}\nnodes: 20\nspare_nodes: 4\nfailures: {device_mtbf_hours: 500, weibull_shape: 0.8, repair_hours: 12, transient_share: 0.5}\n")
+        with open(os.path.join(ROOT, "examples", "gpt-70b.yaml")) as file:
+            text = file.read().replace("sequences: 2016", "sequences: 2048") + "parallel: {optimizer_sharding: true, redundancy: buddy}\n"
+        with open(job, "w") as file:
+            file.write(text)
+        args = ("simulate", cluster, job, "--days", "10", "--runs", "2", "--seed", "5")
+        answer = json.loads(run(*args, "--svg", picture, "-o", "json"))
+        check([one["seed"] for one in answer["runs"]] == [5, 6] and answer["nodes"] == 16, f"{answer}")
+        for one in answer["runs"]:
+            check(abs(sum(one["seconds"].values()) - 10 * 86400) < 1 and 0.5 < one["goodput"] < 1, f"{one}")
+            check(one["recoveries"]["mirrors"] > 5 and one["interruptions"] > 5 and not one["failed"], f"{one}")
+        check(answer == json.loads(run(*args, "-o", "json")), "the same seeds, another history")
+        tags = [element.tag.split("}")[1] for element in xml.etree.ElementTree.parse(picture).getroot()]
+        check(tags.count("polyline") == 1 and tags.count("rect") > 8, f"{tags}")
+        check("closed form" in run(*args), "no table")
+        said = run(*args, "--svg", os.path.join(dir, "none", "run.svg"), code=4)
+        check("cannot write the picture" in said, said)
+        for wrong in (("--days", "0"), ("--runs", "101"), ("--days", "nan")):
+            check(wrong[0] in run("simulate", cluster, job, *wrong, code=2), f"{wrong}")
 
 
 if __name__ == "__main__":
