@@ -154,31 +154,24 @@ static void print_json(const struct plan_question *q, const struct mu_candidate 
 /* ---- the command ---- */
 
 static enum mu_status run_all(const struct plan_question *q, const struct mu_job_spec *spec,
-                              struct mu_candidate *candidate, struct runs *runs, uint32_t wanted, struct mu_error *err)
+                              const struct mu_candidate *candidate, struct runs *runs, uint32_t wanted,
+                              struct mu_error *err)
 {
     struct plan_site site;
-    enum mu_node_way way;
     enum mu_status status = plan_site_init(&site, &q->cluster, err);
     if (status != MU_OK)
         return status;
-    uint32_t *order = malloc(((size_t)q->cluster.nodes + 1) * sizeof *order);
-    status = order ? mu_contention_place(&q->model, &q->cluster, &q->rates, site.map, candidate, &way, order)
-                   : MU_ERR_NO_MEMORY;
-    if (status != MU_OK)
-        mu_fail(err, status, "out of memory for %u nodes", q->cluster.nodes);
     for (uint32_t i = 0; i < wanted && status == MU_OK; i++) {
         const struct mu_outlook_question question = {.cluster = &q->cluster,
-                                                     .topology = mu_node_map_topology(site.map),
+                                                     .map = site.map,
                                                      .spec = spec,
                                                      .model = &q->model,
                                                      .candidate = candidate,
-                                                     .order = order,
                                                      .days = runs->days,
                                                      .seed = runs->seed + i};
         status = mu_outlook_run(&question, &runs->list[i], err);
         runs->count += status == MU_OK;
     }
-    free(order);
     plan_site_fini(&site);
     return status;
 }

@@ -84,6 +84,22 @@ enum mu_status mu_topology_file_read(const char *path, enum mu_topology_format f
     return status;
 }
 
+enum mu_status mu_topology_file_load(const char *path, struct mu_topology **ret_topology, struct mu_error *err)
+{
+    struct mu_topology *t;
+    enum mu_status status =
+        mu_topology_file_read(path, ends_with(path, ".json") ? MU_TOPOLOGY_TOPOGRAPH : MU_TOPOLOGY_SLURM, &t, err);
+    if (status != MU_OK)
+        return status;
+    status = mu_topology_finish(t, err);
+    if (status == MU_OK) {
+        *ret_topology = t;
+        return MU_OK;
+    }
+    mu_topology_free(t);
+    return topology_located(path, err);
+}
+
 enum mu_status mu_node_file_read(const char *path, struct mu_node_file *ret_node, struct mu_error *err)
 {
     char *directory, *text;

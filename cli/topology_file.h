@@ -19,6 +19,9 @@ enum mu_topology_format { MU_TOPOLOGY_SLURM = 1, MU_TOPOLOGY_SLURM_YAML, MU_TOPO
  * ends in .yaml or .yml. */
 enum mu_status mu_topology_file_read(const char *path, enum mu_topology_format format,
                                      struct mu_topology **ret_topology, struct mu_error *err) MU_WARN_UNUSED;
+/* A finished one, by the file's name: .json is topograph's, everything else Slurm's. */
+enum mu_status mu_topology_file_load(const char *path, struct mu_topology **ret_topology,
+                                     struct mu_error *err) MU_WARN_UNUSED;
 /* The same for text in memory; `name` stands for FILE in messages. */
 enum mu_status mu_topology_file_parse(const char *name, enum mu_topology_format format, const char *text,
                                       size_t size_bytes, struct mu_topology **ret_topology,

@@ -24,6 +24,7 @@ struct mu_node_map {
     uint32_t *children;   /* switches by parent, in order */
     uint32_t *own;        /* present nodes by parent */
     uint32_t *packed;     /* present nodes as the tree stands */
+    uint32_t *position;   /* by node: in `packed` */
     uint32_t *by_name;    /* present nodes */
     uint32_t packed_count;
 };
@@ -163,7 +164,8 @@ struct mu_node_map *mu_node_map_new(const struct mu_topology *t)
     m->own = calloc((size_t)t->node_count + 1, sizeof *m->own);
     m->packed = calloc((size_t)t->present_count + 1, sizeof *m->packed);
     m->by_name = calloc((size_t)t->present_count + 1, sizeof *m->by_name);
-    bool good = m->places && m->children && m->own && m->packed && m->by_name;
+    m->position = calloc((size_t)t->node_count + 1, sizeof *m->position);
+    bool good = m->places && m->children && m->own && m->packed && m->by_name && m->position;
     if (good) {
         find_shapes(m);
         sort_own(m);
@@ -174,6 +176,8 @@ struct mu_node_map *mu_node_map_new(const struct mu_topology *t)
         return NULL;
     }
     pack(m, t->switch_count);
+    for (uint32_t i = 0; i < m->packed_count; i++)
+        m->position[m->packed[i]] = i;
     return m;
 }
 
@@ -186,12 +190,24 @@ void mu_node_map_free(struct mu_node_map *m)
     free(m->own);
     free(m->packed);
     free(m->by_name);
+    free(m->position);
     free(m);
 }
 
 const struct mu_topology *mu_node_map_topology(const struct mu_node_map *map)
 {
     return map->topology;
+}
+
+bool mu_node_site_of(const struct mu_node_map *m, const char *name, struct mu_node_site *ret_site)
+{
+    const struct mu_topology *t = m->topology;
+    uint32_t node = mu_topology_find_node(t, name);
+    if (node == NONE || t->nodes[node].absent)
+        return false;
+    uint32_t parent = t->nodes[node].parent;
+    *ret_site = (struct mu_node_site){m->position[node], parent == NONE ? t->switch_count + node : parent};
+    return true;
 }
 
 /* ---- orders ---- */

@@ -31,6 +31,14 @@ struct mu_node_map *mu_node_map_new(const struct mu_topology *topology);
 void mu_node_map_free(struct mu_node_map *map);
 const struct mu_topology *mu_node_map_topology(const struct mu_node_map *map);
 
+/* Where a node is: its number in the packed order, and the switch that it hangs under (a number for each; nodes under
+ * none have one of their own). */
+struct mu_node_site {
+    uint32_t place, domain;
+};
+/* False: no node that is present has this name. */
+bool mu_node_site_of(const struct mu_node_map *map, const char *name, struct mu_node_site *ret_site);
+
 /* order[present nodes] receives indices of nodes. `stages` of `stage_nodes` nodes each, which are no more than there
  * are (FITTED, ACROSS); `seed` (RANDOM). MU_ERR_NO_MEMORY. */
 enum mu_status mu_node_order(const struct mu_node_map *map, enum mu_node_way way, uint32_t used, uint32_t stages,

@@ -232,7 +232,7 @@ static void say_hello(struct mu_fleet *f, const struct node *n)
     hello->incarnation = n->incarnation;
     memcpy(hello->job, f->job, sizeof hello->job);
     snprintf(hello->name, sizeof hello->name, "n%u", (unsigned)(n - f->nodes));
-    snprintf(hello->host, sizeof hello->host, "%.60s", name);
+    snprintf(hello->host, sizeof hello->host, "%.63s", name);
     snprintf(hello->address, sizeof hello->address, "%s:1", hello->name);
     snprintf(hello->backend, sizeof hello->backend, "simulated");
     hello->threads = 1;
@@ -392,7 +392,7 @@ static void settle(struct mu_fleet *f)
 
 /* ---- life ---- */
 
-struct mu_fleet *mu_fleet_new(const char *const *names, uint32_t node_count)
+struct mu_fleet *mu_fleet_new(const char *const *names, uint32_t node_count, const struct mu_node_map *map)
 {
     struct mu_fleet *f = calloc(1, sizeof *f);
     struct mu_coord_config config;
@@ -404,6 +404,7 @@ struct mu_fleet *mu_fleet_new(const char *const *names, uint32_t node_count)
     config.max_workers = config.max_members = 2 * node_count; /* the lost keep their place until the next generation */
     config.suspect_ms = config.lost_ms = config.hang_floor_ms = config.prepare_limit_ms = UINT32_MAX / 2;
     config.rebalance_ms = 0;
+    config.nodes = map;
     config.crash_limit = UINT32_MAX; /* nodes are repaired before they come back */
     f->names = names;
     f->node_count = node_count;
@@ -508,6 +509,11 @@ bool mu_fleet_is_member(const struct mu_fleet *f, uint32_t node)
 {
     enum mu_worker_phase phase = f->nodes[node].phase;
     return f->nodes[node].session != 0 && phase != MU_PHASE_SPARE && phase != MU_PHASE_PARKED;
+}
+
+uint32_t mu_fleet_rank(const struct mu_fleet *f, uint32_t node)
+{
+    return f->nodes[node].rank;
 }
 
 uint32_t mu_fleet_attached(const struct mu_fleet *f)

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "plan/node_order.h"
 #include "plan/plan.h"
 
 enum { MU_FLEET_NODES_MAX = 4096 }; /* a checkpoint of the core has at most so many pieces */
@@ -34,8 +35,8 @@ struct mu_fleet_generation {
     uint32_t receivers; /* to so many of them */
 };
 
-/* `names`: of the nodes, by index; they must stay. NULL: no memory. */
-struct mu_fleet *mu_fleet_new(const char *const *names, uint32_t node_count);
+/* `names`: of the nodes, by index; `map`: what the core knows of them, or NULL. Both must stay. NULL: no memory. */
+struct mu_fleet *mu_fleet_new(const char *const *names, uint32_t node_count, const struct mu_node_map *map);
 void mu_fleet_free(struct mu_fleet *fleet);
 
 /* MU_ERR_*: what the coordinator says of the job. */
@@ -52,6 +53,7 @@ void mu_fleet_attach(struct mu_fleet *fleet, uint32_t node);
 void mu_fleet_kill(struct mu_fleet *fleet, uint32_t node); /* its stream is reset */
 bool mu_fleet_is_attached(const struct mu_fleet *fleet, uint32_t node);
 bool mu_fleet_is_member(const struct mu_fleet *fleet, uint32_t node); /* of the generation that runs or prepares */
+uint32_t mu_fleet_rank(const struct mu_fleet *fleet, uint32_t node);  /* of a member */
 uint32_t mu_fleet_attached(const struct mu_fleet *fleet);
 
 /* Everybody who prepares is ready. */

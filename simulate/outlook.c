@@ -356,13 +356,14 @@ static void fill_plan(struct run *r)
 
 static enum mu_status begin(struct run *r, const char **names, struct mu_error *err)
 {
-    const struct mu_topology *t = r->q->topology;
-    r->node_count = t->present_count;
-    for (uint32_t i = 0; i < r->node_count; i++) {
-        names[i] = t->node_names.names[r->q->order[i]];
-        r->index_of[r->q->order[i]] = i;
+    const struct mu_topology *t = mu_node_map_topology(r->q->map);
+    for (uint32_t i = 0; i < t->node_count; i++) {
+        if (t->nodes[i].absent)
+            continue;
+        r->index_of[i] = r->node_count;
+        names[r->node_count++] = t->node_names.names[i];
     }
-    r->fleet = mu_fleet_new(names, r->node_count);
+    r->fleet = mu_fleet_new(names, r->node_count, r->q->map);
     r->failures = mu_failures_new(r->q->cluster, t, r->q->seed);
     if (!r->fleet || !r->failures)
         return mu_fail(err, MU_ERR_NO_MEMORY, "out of memory for %u nodes", r->node_count);
@@ -390,7 +391,7 @@ static void sum_up(struct run *r)
 enum mu_status mu_outlook_run(const struct mu_outlook_question *question, struct mu_outlook *ret_outlook,
                               struct mu_error *err)
 {
-    const struct mu_topology *t = question->topology;
+    const struct mu_topology *t = mu_node_map_topology(question->map);
     struct mu_outlook out = {.goodput = 0};
     struct run r = {.q = question, .out = &out, .start_s = -1, .end_s = BOOT_S, .failed_s = -1};
     const char **names = calloc(t->present_count + (size_t)1, sizeof *names);

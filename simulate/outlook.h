@@ -28,11 +28,10 @@ extern const char *const mu_outlook_source_names[MU_FLEET_SOURCES];
 
 struct mu_outlook_question {
     const struct mu_cluster *cluster;
-    const struct mu_topology *topology; /* of the cluster: names, and which nodes a switch takes down */
-    const struct mu_job_spec *spec;     /* what survives a loss is its business: sharding, redundancy, checkpoints */
+    const struct mu_node_map *map;  /* of the cluster: the core knows it, and a switch takes its nodes down */
+    const struct mu_job_spec *spec; /* what survives a loss is its business: sharding, redundancy, checkpoints */
     const struct mu_forecast_model *model;
     const struct mu_candidate *candidate; /* mu_outlook_check */
-    const uint32_t *order; /* [present nodes]: plan/node_order.h; those after the working ones are spares */
     double days;
     uint64_t seed;
 };

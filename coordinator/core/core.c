@@ -80,10 +80,11 @@ struct mu_coord *mu_coord_new(const struct mu_coord_config *config)
     coord->plan_members = calloc(config->max_members, sizeof coord->plan_members[0]);
     coord->assign_moves = calloc(MU_MOVES_MAX, sizeof coord->assign_moves[0]);
     coord->shares = calloc((size_t)config->max_workers * MU_HELD_SHARES_MAX, sizeof coord->shares[0]);
+    coord->newcomers = calloc(config->max_workers, sizeof coord->newcomers[0]);
     coord->holders = calloc(config->max_workers, sizeof coord->holders[0]);
     coord->column_holders = calloc(MU_SLICES_MAX * MU_STAGES_MAX, sizeof coord->column_holders[0]);
     bool ok = coord->workers && coord->member_records && coord->plan_members && coord->assign_moves && coord->shares &&
-              coord->holders && coord->column_holders && allocate_jobs(coord);
+              coord->newcomers && coord->holders && coord->column_holders && allocate_jobs(coord);
     ok = map_init(&coord->by_session, config->max_workers) && ok;
     ok = map_init(&coord->by_name, config->max_workers) && ok;
     if (!ok) {
@@ -112,6 +113,7 @@ void mu_coord_free(struct mu_coord *coord)
     free(coord->assign_moves);
     free(coord->shares);
     free(coord->holders);
+    free(coord->newcomers);
     free(coord->column_holders);
     map_fini(&coord->by_session);
     map_fini(&coord->by_name);

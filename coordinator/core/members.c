@@ -368,6 +368,17 @@ static struct worker *identify(struct mu_coord *coord, struct job *job, uint64_t
     return worker;
 }
 
+static void locate(const struct mu_coord *coord, struct worker *worker)
+{
+    struct mu_node_site site = {NONE,
+                                (uint32_t)mu_xxh3_64(worker->host, strnlen(worker->host, sizeof worker->host), 0)};
+    worker->host_number = site.domain;
+    if (coord->config.nodes && !mu_node_site_of(coord->config.nodes, worker->host, &site))
+        site.place = NONE;
+    worker->place = site.place;
+    worker->domain = site.domain;
+}
+
 static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_hello *hello)
 {
     struct job *job = judge_hello(coord, session, hello);
@@ -388,6 +399,7 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     coord->last_attach_us = lease_now(coord);
     map_put(&coord->by_session, session, (uint32_t)(worker - coord->workers));
     memcpy(worker->host, hello->host, sizeof worker->host);
+    locate(coord, worker);
     memcpy(worker->address, hello->address, sizeof worker->address);
     memcpy(worker->backend, hello->backend, sizeof worker->backend);
     worker->pid = hello->pid;

@@ -15,7 +15,7 @@ import tempfile
 import time
 import xml.etree.ElementTree
 
-from harness import BUILD, ROOT, SLOW, Cluster, Failure, check, main, pb, tiny_job, undisturbed
+from harness import BUILD, FAST, ROOT, SLOW, Cluster, Failure, check, main, pb, tiny_job, undisturbed
 
 MUSTER = os.path.join(BUILD, "cli/muster")
 OK, FAILURE, USAGE, CONNECT, NOT_FOUND, CONFLICT = 0, 1, 2, 3, 4, 5
@@ -632,6 +632,28 @@ def test_simulate_divides_the_time():
         check("cannot write the picture" in said, said)
         for wrong in (("--days", "0"), ("--runs", "101"), ("--days", "nan")):
             check(wrong[0] in run("simulate", cluster, job, *wrong, code=2), f"{wrong}")
+
+
+def test_coordinator_gives_ranks_by_topology():
+    with Cluster() as cluster:
+        path = os.path.join(cluster.dir, "topology.conf")
+        def write(text):
+            with open(path, "w") as file:
+                file.write(text)
+        write("SwitchName=a Nodes=h0\nSwitchName=b Nodes=h0\n")
+        refused = subprocess.run([os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen", "127.0.0.1:0", "--topology", path],
+                                 capture_output=True, text=True, timeout=30)
+        check(refused.returncode == 1 and "topology.conf:2: node h0 is under b, but at line 1 under a" in refused.stderr, f"{refused}")
+        write("SwitchName=a Nodes=h0,h2\nSwitchName=b Nodes=h1,h3\nSwitchName=top Switches=a,b\n")
+        cluster.start_coordinator(flags=(*FAST, "--topology", path))
+        cluster.submit(tiny_job(cluster, steps=100000, workers__min=4, workers__max=4))
+        for host in ("h0", "h1", "h2", "h3"): # by age they would alternate
+            cluster.start_worker(name=host, flags=("--host-id", host))
+            cluster.wait_event(lambda e: e.kind == "worker_attached" and e.worker == host)
+        cluster.wait_step(3)
+        ranks = {one.name: one.rank for one in cluster.list_workers("tiny")}
+        under = [{"h0": "a", "h2": "a", "h1": "b", "h3": "b"}[name] for name in sorted(ranks, key=ranks.get)]
+        check(under in (["a", "a", "b", "b"], ["b", "b", "a", "a"]), f"{ranks}")
 
 
 if __name__ == "__main__":

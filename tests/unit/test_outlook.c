@@ -18,10 +18,10 @@
 struct world {
     struct mu_cluster cluster;
     struct mu_topology *topology;
+    struct mu_node_map *map;
     struct mu_forecast_model model;
     struct mu_job_spec spec;
     struct mu_candidate candidate;
-    uint32_t order[64];
 };
 
 static struct world world_of(uint32_t nodes, uint32_t spares, double device_mtbf_hours)
@@ -47,6 +47,8 @@ static struct world world_of(uint32_t nodes, uint32_t spares, double device_mtbf
     w.cluster.restart_s = 100;
     w.cluster.repair_hours = 1;
     w.topology = mu_topology_regular(nodes, per_switch, 1);
+    w.map = mu_node_map_new(w.topology);
+    assert_non_null(w.map);
     mu_job_spec_init(&w.spec);
     strcpy(w.spec.name, "job");
     w.spec.model = w.model.config;
@@ -58,9 +60,13 @@ static struct world world_of(uint32_t nodes, uint32_t spares, double device_mtbf
     w.spec.parallel.optimizer_sharding = true;
     strcpy(w.spec.checkpoint.path, "/checkpoints");
     w.spec.checkpoint.every = MU_EVERY_AUTO;
-    for (uint32_t i = 0; i < nodes; i++)
-        w.order[i] = i;
     return w;
+}
+
+static void world_fini(struct world *w)
+{
+    mu_node_map_free(w->map);
+    mu_topology_free(w->topology);
 }
 
 static void choose(struct world *w, uint32_t pp)
@@ -93,8 +99,7 @@ static struct mu_outlook run(const struct world *w, double days, uint64_t seed)
 {
     struct mu_outlook o;
     struct mu_error err = {0};
-    const struct mu_outlook_question q = {&w->cluster,   w->topology, &w->spec, &w->model,
-                                          &w->candidate, w->order,    days,     seed};
+    const struct mu_outlook_question q = {&w->cluster, w->map, &w->spec, &w->model, &w->candidate, days, seed};
     if (mu_outlook_run(&q, &o, &err) != MU_OK)
         fail_msg("%s", err.text);
     double sum = 0;
@@ -137,7 +142,7 @@ static void test_outlook_agrees_with_the_closed_form_within_a_point(void **state
         double closed = w.candidate.goodput.share;
         print_message("mtbf %g h: goodput %.2f %%, closed form %.2f %%\n", mtbf[i], 100 * goodput, 100 * closed);
         assert_true(goodput > closed - 0.01 && goodput < closed + 0.01);
-        mu_topology_free(w.topology);
+        world_fini(&w);
     }
 }
 
@@ -154,7 +159,7 @@ static void test_outlook_without_failures_loses_the_stalls_alone(void **state)
     assert_true(o.goodput > 1 - 1.02 * o.stall_s / cycle - o.step_s / 86400);
     assert_true((double)o.steps * o.step_s > 0.999 * o.seconds[MU_OUTLOOK_PROGRESS]);
     mu_outlook_fini(&o);
-    mu_topology_free(w.topology);
+    world_fini(&w);
 }
 
 /* ---- what the core decides ---- */
@@ -172,7 +177,7 @@ static void test_outlook_same_seed_same_history(void **state)
     mu_outlook_fini(&a);
     mu_outlook_fini(&b);
     mu_outlook_fini(&other);
-    mu_topology_free(w.topology);
+    world_fini(&w);
 }
 
 /* Whose state has a second holder loses less than half a step each time, whoever has none what came after the newest
@@ -199,7 +204,7 @@ static void test_outlook_state_comes_from_where_the_job_keeps_it(void **state)
     mu_outlook_fini(&saved);
     mu_outlook_fini(&mirrored);
     mu_outlook_fini(&held);
-    mu_topology_free(w.topology);
+    world_fini(&w);
 }
 
 /* Without spares the job goes on with fewer nodes and grows again when they are repaired; with spares it need not. */
@@ -220,8 +225,8 @@ static void test_outlook_shrinks_and_grows_unless_there_are_spares(void **state)
     assert_true(shrunk);
     mu_outlook_fini(&a);
     mu_outlook_fini(&b);
-    mu_topology_free(none.topology);
-    mu_topology_free(some.topology);
+    world_fini(&none);
+    world_fini(&some);
 }
 
 static void test_outlook_waits_when_too_few_are_left(void **state)
@@ -238,7 +243,7 @@ static void test_outlook_waits_when_too_few_are_left(void **state)
     assert_true(waited > 4.5 && waited < 5.1);
     assert_true(o.recoveries[MU_FLEET_CHECKPOINT] > 3);
     mu_outlook_fini(&o);
-    mu_topology_free(w.topology);
+    world_fini(&w);
 }
 
 /* Nothing saved, nobody left: the core starts from the seed again, or says that it cannot. */
@@ -254,7 +259,7 @@ static void test_outlook_without_checkpoints_starts_again(void **state)
     assert_true(o.failed || o.recoveries[MU_FLEET_SEED] > 0);
     assert_true(share(&o, MU_OUTLOOK_LOST, 10) + share(&o, MU_OUTLOOK_WAITING, 10) > 0.3);
     mu_outlook_fini(&o);
-    mu_topology_free(w.topology);
+    world_fini(&w);
 }
 
 static void test_outlook_what_the_core_cannot_be_given_is_refused(void **state)
@@ -272,7 +277,78 @@ static void test_outlook_what_the_core_cannot_be_given_is_refused(void **state)
     w.candidate.plan.dp = 16;
     w.cluster.nodes = MU_FLEET_NODES_MAX + 1;
     assert_int_equal(mu_outlook_check(&w.cluster, &w.model, &w.candidate, &nodes, &err), MU_ERR_LIMIT);
-    mu_topology_free(w.topology);
+    world_fini(&w);
+}
+
+/* ---- ranks by topology ---- */
+
+static void wait_for_steps(struct mu_fleet *fleet)
+{
+    while (mu_fleet_state(fleet) != MU_FLEET_STEPPING) {
+        if (mu_fleet_state(fleet) == MU_FLEET_PREPARING)
+            mu_fleet_prepared(fleet);
+        else
+            mu_fleet_advance(fleet, mu_fleet_deadline(fleet));
+    }
+}
+
+/* The core gives ranks by place, not by the order of attaching; buddies are under another switch; of two spares the one
+ * closer to the lost node takes over, and nobody else gets another rank. */
+static void test_core_places_by_topology(void **state)
+{
+    (void)state;
+    enum { NODES = 18, WORKING = 16, PER_SWITCH = 6 };
+    struct world w = world_of(NODES, 2, 1e9);
+    world_fini(&w);
+    const uint32_t per_switch[] = {PER_SWITCH};
+    const char *names[NODES];
+    struct mu_error err = {0};
+    w.topology = mu_topology_regular(NODES, per_switch, 1);
+    w.map = mu_node_map_new(w.topology);
+    for (uint32_t i = 0; i < NODES; i++)
+        names[i] = w.topology->node_names.names[mu_permute(3, 0, i, NODES)];
+    struct mu_fleet *fleet = mu_fleet_new(names, NODES, w.map);
+    assert_non_null(fleet);
+    w.spec.parallel.redundancy = MU_REDUNDANCY_BUDDY;
+    w.spec.parallel.pp = 1;
+    w.spec.workers.max = WORKING;
+    if (mu_fleet_submit(fleet, &w.spec, &err) != MU_OK)
+        fail_msg("%s", err.text);
+    for (uint32_t i = 0; i < NODES; i++)
+        mu_fleet_attach(fleet, i);
+    wait_for_steps(fleet);
+    const struct mu_layout layout = mu_fleet_generation(fleet)->layout;
+    assert_int_equal(mu_layout_working(&layout), WORKING);
+    uint32_t place_of[WORKING], rank_of[NODES], spare_place = UINT32_MAX, lost = UINT32_MAX;
+    struct mu_node_site site;
+    for (uint32_t i = 0; i < NODES; i++) {
+        assert_true(mu_node_site_of(w.map, names[i], &site));
+        rank_of[i] = mu_fleet_is_member(fleet, i) ? mu_fleet_rank(fleet, i) : UINT32_MAX;
+        if (rank_of[i] != UINT32_MAX)
+            place_of[rank_of[i]] = site.place;
+        else
+            spare_place = site.place < spare_place ? site.place : spare_place;
+    }
+    for (uint32_t rank = 0; rank < WORKING; rank++) {
+        assert_true(rank == 0 || place_of[rank] > place_of[rank - 1]);
+        assert_int_not_equal(place_of[rank] / PER_SWITCH, place_of[mu_layout_buddy(&layout, rank)] / PER_SWITCH);
+    }
+    for (uint32_t i = 0; i < NODES; i++)
+        lost = rank_of[i] == 5 ? i : lost;
+    mu_fleet_kill(fleet, lost);
+    uint64_t generation = mu_fleet_generations(fleet);
+    while (mu_fleet_generations(fleet) == generation)
+        mu_fleet_advance(fleet, mu_fleet_deadline(fleet));
+    wait_for_steps(fleet);
+    for (uint32_t i = 0; i < NODES; i++) {
+        if (!mu_fleet_is_member(fleet, i))
+            continue;
+        assert_true(mu_node_site_of(w.map, names[i], &site));
+        uint32_t rank = mu_fleet_rank(fleet, i);
+        assert_true(rank == 5 ? site.place == spare_place : rank == rank_of[i]);
+    }
+    mu_fleet_free(fleet);
+    world_fini(&w);
 }
 
 /* ---- failures ---- */
@@ -347,6 +423,7 @@ int main(void)
         cmocka_unit_test(test_outlook_waits_when_too_few_are_left),
         cmocka_unit_test(test_outlook_without_checkpoints_starts_again),
         cmocka_unit_test(test_outlook_what_the_core_cannot_be_given_is_refused),
+        cmocka_unit_test(test_core_places_by_topology),
         cmocka_unit_test(test_failures_are_drawn_from_their_distribution),
         cmocka_unit_test(test_failures_come_at_their_rates),
     };
