@@ -95,11 +95,11 @@ enum mu_status mu_cluster_check(const struct mu_cluster *c, struct mu_error *err
         {"storage.read_rate", c->storage_read_bytes_per_second, 1e3, 1e15},
         {"failures.device_mtbf_hours", c->device_mtbf_hours, 1e-3, 1e9},
         {"failures.restart_s", c->restart_s, 0, 1e6},
-        {"failures.weibull_shape", c->weibull_shape, 0.2, 10},
+        {"failures.weibull_shape", c->weibull_shape, 0.3, 10},
         {"failures.repair_hours", c->repair_hours, 0, 1e6},
         {"failures.transient_share", c->transient_share, 0, 1},
-        {"failures.switch_mtbf_hours", c->switch_mtbf_hours, 0, 1e9},
-        {"failures.power_mtbf_hours", c->power_mtbf_hours, 0, 1e9},
+        {"failures.switch_mtbf_hours", c->switch_mtbf_hours, c->switch_mtbf_hours == 0 ? 0 : 1, 1e9}, /* 0: never */
+        {"failures.power_mtbf_hours", c->power_mtbf_hours, c->power_mtbf_hours == 0 ? 0 : 1, 1e9},
         {"failures.power_nodes", c->power_nodes, 1, MU_CLUSTER_NODES_MAX},
         {"spare_nodes", c->spare_nodes, 0, c->nodes > 0 ? c->nodes - 1.0 : 0},
     };

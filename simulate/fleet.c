@@ -18,6 +18,7 @@ struct node {
     uint64_t session; /* 0: not attached */
     struct mu_id incarnation;
     bool knows_job;
+    bool retries; /* told to come again: its name is still somebody's who was not declared lost yet */
     enum mu_worker_phase phase;
     enum mu_park_reason park_reason;
     enum mu_state_source source;
@@ -40,6 +41,7 @@ struct task {
     enum mu_command_kind command;
     uint32_t piece;
     bool writes; /* a piece */
+    bool again;  /* rejected for now */
 };
 
 struct mu_fleet {
@@ -48,7 +50,7 @@ struct mu_fleet {
     struct node *nodes;
     uint32_t *node_of; /* [session_room]: by session, which are numbered from 1 on */
     uint64_t session_count, session_room;
-    uint32_t node_count, attached, preparing, feeding;
+    uint32_t node_count, attached, preparing, feeding, retrying;
     uint64_t now_us, next_id, messages, generations, restless_until_us;
     char job[MU_JOB_NAME_SIZE];
     struct mu_id uid;
@@ -124,7 +126,9 @@ static void on_send(struct mu_fleet *f, uint64_t session, const struct mu_coord_
     struct task *task = add_task(f, TASK_MESSAGE);
     task->message = message->kind;
     task->session = session;
-    if (message->kind == MU_CM_WELCOME) {
+    if (message->kind == MU_CM_REJECT) {
+        task->again = message->reject.reason == MU_REJECT_BUSY;
+    } else if (message->kind == MU_CM_WELCOME) {
         f->uid = message->welcome.job_uid;
     } else if (message->kind == MU_CM_ASSIGN) {
         note_assign(f, n, message);
@@ -327,7 +331,8 @@ static void on_message(struct mu_fleet *f, struct node *n, const struct task *ta
     case MU_CM_REJECT:
     case MU_CM_RELEASE:
         f->attached--;
-        n->session = 0;
+        f->retrying += task->again;
+        *n = (struct node){.retries = task->again};
         break;
     case MU_CM_PIECE_ACK:
     case MU_CM_COUNT:
@@ -459,6 +464,9 @@ void mu_fleet_advance(struct mu_fleet *f, uint64_t now_us)
         return;
     step_core(f, &(struct mu_coord_event){.kind = MU_CE_TICK});
     settle(f);
+    for (uint32_t i = 0; f->retrying > 0 && i < f->node_count; i++)
+        if (f->nodes[i].retries)
+            mu_fleet_attach(f, i);
 }
 
 uint64_t mu_fleet_deadline(const struct mu_fleet *f)
@@ -472,6 +480,7 @@ void mu_fleet_attach(struct mu_fleet *f, uint32_t node)
 {
     struct node *n = &f->nodes[node];
     MU_ASSERT(n->session == 0);
+    f->retrying -= n->retries;
     if (++f->session_count >= f->session_room) {
         f->session_room = 2 * f->session_count + f->node_count;
         f->node_of = realloc(f->node_of, f->session_room * sizeof *f->node_of);
@@ -489,7 +498,11 @@ void mu_fleet_kill(struct mu_fleet *f, uint32_t node)
 {
     struct node *n = &f->nodes[node];
     uint64_t session = n->session;
-    MU_ASSERT(session);
+    if (session == 0) { /* it was about to come again */
+        f->retrying -= n->retries;
+        n->retries = false;
+        return;
+    }
     f->preparing -= n->phase == MU_PHASE_PREPARING;
     f->feeding -= n->feed_state != MU_FEED_NONE;
     *n = (struct node){.session = 0};
@@ -498,11 +511,6 @@ void mu_fleet_kill(struct mu_fleet *f, uint32_t node)
     step_core(f, &(struct mu_coord_event){.kind = MU_CE_DISCONNECTED,
                                           .disconnected = {.session = session, .reason = "stream reset"}});
     settle(f);
-}
-
-bool mu_fleet_is_attached(const struct mu_fleet *f, uint32_t node)
-{
-    return f->nodes[node].session != 0;
 }
 
 bool mu_fleet_is_member(const struct mu_fleet *f, uint32_t node)

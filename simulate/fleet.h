@@ -50,8 +50,7 @@ void mu_fleet_advance(struct mu_fleet *fleet, uint64_t now_us);
 uint64_t mu_fleet_deadline(const struct mu_fleet *fleet);
 
 void mu_fleet_attach(struct mu_fleet *fleet, uint32_t node);
-void mu_fleet_kill(struct mu_fleet *fleet, uint32_t node); /* its stream is reset */
-bool mu_fleet_is_attached(const struct mu_fleet *fleet, uint32_t node);
+void mu_fleet_kill(struct mu_fleet *fleet, uint32_t node);            /* its stream is reset */
 bool mu_fleet_is_member(const struct mu_fleet *fleet, uint32_t node); /* of the generation that runs or prepares */
 uint32_t mu_fleet_rank(const struct mu_fleet *fleet, uint32_t node);  /* of a member */
 uint32_t mu_fleet_attached(const struct mu_fleet *fleet);

@@ -256,8 +256,7 @@ static void take_change(struct run *r)
             continue;
         }
         hit = hit || mu_fleet_is_member(r->fleet, node);
-        if (mu_fleet_is_attached(r->fleet, node))
-            mu_fleet_kill(r->fleet, node);
+        mu_fleet_kill(r->fleet, node);
         r->out->nodes_lost++;
     }
     if (!hit)

@@ -280,6 +280,26 @@ static void test_outlook_what_the_core_cannot_be_given_is_refused(void **state)
     world_fini(&w);
 }
 
+/* A node that is back before its loss was declared is told to come again, and does. */
+static void test_outlook_nodes_that_are_back_at_once_come_again(void **state)
+{
+    (void)state;
+    struct world w = world_of(8, 0, 300);
+    w.cluster.transient_share = 1;
+    w.cluster.restart_s = 0.3;
+    choose(&w, 2);
+    struct mu_outlook o = run(&w, 10, 1);
+    assert_true(o.interruptions > 30 && o.goodput > 0.98);
+    assert_true(o.seconds[MU_OUTLOOK_FEWER] < 0.001 * 10 * 86400);
+    mu_outlook_fini(&o);
+    w.cluster.restart_s = 0;
+    w.cluster.repair_hours = w.cluster.transient_share = 0;
+    o = run(&w, 10, 2);
+    assert_true(o.interruptions > 30 && o.goodput > 0.98);
+    mu_outlook_fini(&o);
+    world_fini(&w);
+}
+
 /* ---- ranks by topology ---- */
 
 static void wait_for_steps(struct mu_fleet *fleet)
@@ -423,6 +443,7 @@ int main(void)
         cmocka_unit_test(test_outlook_waits_when_too_few_are_left),
         cmocka_unit_test(test_outlook_without_checkpoints_starts_again),
         cmocka_unit_test(test_outlook_what_the_core_cannot_be_given_is_refused),
+        cmocka_unit_test(test_outlook_nodes_that_are_back_at_once_come_again),
         cmocka_unit_test(test_core_places_by_topology),
         cmocka_unit_test(test_failures_are_drawn_from_their_distribution),
         cmocka_unit_test(test_failures_come_at_their_rates),

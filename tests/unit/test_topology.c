@@ -334,6 +334,16 @@ static void test_cluster_file_takes_its_files(void **state)
                  "c.yaml:1: device.per_node: value 8 is not allowed: the file of topology.nccl has another");
     cluster_says(dir, "device: {type: h100-sxm}\ntopology: {slurm: t.conf}\nfailures: {device_mtbf_hours: nan}\n",
                  "c.yaml:3: failures.device_mtbf_hours: value nan");
+    static const char *const nonsense[] = {
+        "weibull_shape: 0",        "weibull_shape: -1",     "repair_hours: -1",        "transient_share: 1.1",
+        "switch_mtbf_hours: 1e-9", "switch_mtbf_hours: -2", "power_mtbf_hours: 0.001", "power_nodes: 0",
+        "restart_s: inf",          "device_mtbf_hours: -50"};
+    for (size_t i = 0; i < sizeof nonsense / sizeof nonsense[0]; i++) {
+        char text[160], want[80];
+        snprintf(text, sizeof text, "device: {type: h100-sxm}\nnodes: 1\nfailures: {%s}\n", nonsense[i]);
+        snprintf(want, sizeof want, "c.yaml:3: failures.%.*s: value", (int)strcspn(nonsense[i], ":"), nonsense[i]);
+        cluster_says(dir, text, want);
+    }
     cluster_says(dir, "cluster: ''\ndevice: {type: h100-sxm}\nnodes: 1\n", "c.yaml:1: cluster: value (empty)");
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         snprintf(file, sizeof file, "%s/%s", dir, names[i]);
