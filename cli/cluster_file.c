@@ -17,7 +17,7 @@ struct device_text {
 struct fabric_text {
     char **nodes, **oversubscription;
     uint32_t nodes_count, oversubscription_count;
-    char *routing, *flows_per_pair;
+    char *routing, *flows_per_pair, *fat_tree;
 };
 struct storage_text {
     char *write_rate, *read_rate;
@@ -50,9 +50,9 @@ static const cyaml_schema_field_t device_schema[] = {TEXT(device_text, type),   
                                                      TEXT(device_text, memory),     TEXT(device_text, memory_rate),
                                                      TEXT(device_text, link_rate),  TEXT(device_text, nic_rate),
                                                      TEXT(device_text, host_rate),  CYAML_FIELD_END};
-static const cyaml_schema_field_t fabric_schema[] = {LIST(fabric_text, nodes), LIST(fabric_text, oversubscription),
-                                                     TEXT(fabric_text, routing), TEXT(fabric_text, flows_per_pair),
-                                                     CYAML_FIELD_END};
+static const cyaml_schema_field_t fabric_schema[] = {LIST(fabric_text, nodes),    LIST(fabric_text, oversubscription),
+                                                     TEXT(fabric_text, routing),  TEXT(fabric_text, flows_per_pair),
+                                                     TEXT(fabric_text, fat_tree), CYAML_FIELD_END};
 static const cyaml_schema_field_t storage_schema[] = {TEXT(storage_text, write_rate), TEXT(storage_text, read_rate),
                                                       CYAML_FIELD_END};
 static const cyaml_schema_field_t failures_schema[] = {TEXT(failures_text, device_mtbf_hours),
@@ -143,6 +143,39 @@ static enum mu_status read_device(struct mu_yaml_reader *r, const struct device_
     return MU_OK;
 }
 
+/* Of switches with k ports: k/2 nodes at an edge switch, k/2 of these in a pod, k pods; nothing blocks (Al-Fares et
+ * al., SIGCOMM 2008). */
+static enum mu_status read_fat_tree(struct mu_yaml_reader *r, const struct fabric_text *t, bool topology,
+                                    struct mu_cluster *c)
+{
+    uint32_t ports = 0;
+    if (!t->fat_tree)
+        return MU_OK;
+    enum mu_status status = mu_yaml_read_positive(r, "fabric.fat_tree", t->fat_tree, NULL, &ports);
+    if (status != MU_OK)
+        return status;
+    if (topology || t->nodes_count + t->oversubscription_count > 0)
+        return mu_yaml_refuse(r, "fabric.fat_tree", t->fat_tree, "it stands for the lists of levels and for a topology",
+                              "leave one of them out");
+    if (ports % 2 != 0 || ports < 4 || ports > 256)
+        return mu_yaml_refuse(r, "fabric.fat_tree", t->fat_tree, "an even number of ports, 4 to 256",
+                              "give the ports of a switch");
+    c->levels[0] = (struct mu_fabric_level){ports / 2, 1};
+    c->levels[1] = (struct mu_fabric_level){ports * ports / 4, 1};
+    c->level_count = 2;
+    return MU_OK;
+}
+
+static enum mu_status check_fat_tree(struct mu_yaml_reader *r, const struct fabric_text *t, const struct mu_cluster *c)
+{
+    char allowed[64];
+    uint64_t most = t && t->fat_tree ? (uint64_t)c->levels[0].nodes * 2 * c->levels[1].nodes : UINT64_MAX;
+    if (c->nodes <= most)
+        return MU_OK;
+    snprintf(allowed, sizeof allowed, "a tree of such switches joins %llu nodes", (unsigned long long)most);
+    return mu_yaml_refuse(r, "fabric.fat_tree", t->fat_tree, allowed, "give more ports or fewer nodes");
+}
+
 static enum mu_status read_fabric(struct mu_yaml_reader *r, const struct fabric_text *t, bool topology,
                                   struct mu_cluster *c)
 {
@@ -169,6 +202,8 @@ static enum mu_status read_fabric(struct mu_yaml_reader *r, const struct fabric_
         if (status == MU_OK)
             status = mu_yaml_read_real(r, field, t->oversubscription[i], &c->levels[i].oversubscription);
     }
+    if (status == MU_OK)
+        status = read_fat_tree(r, t, topology, c);
     if (status == MU_OK)
         status = mu_yaml_read_choice(r, "fabric.routing", t->routing, routings, "adaptive or static", &routing);
     if (status == MU_OK)
@@ -305,7 +340,8 @@ enum mu_status mu_cluster_file_parse(const char *name, const char *directory, co
     mu_cluster_init(&cluster);
     if (!(status = read_device(&r, t->device, t->topology ? t->topology->nccl : NULL, &cluster.device)) &&
         !(status = read_fabric(&r, t->fabric, has_file(t->topology), &cluster)) &&
-        !(status = read_rest(&r, t, &cluster)) && !(status = read_topology(&r, t, &cluster))) {
+        !(status = read_rest(&r, t, &cluster)) && !(status = check_fat_tree(&r, t->fabric, &cluster)) &&
+        !(status = read_topology(&r, t, &cluster))) {
         status = mu_cluster_check(&cluster, r.err);
         if (status != MU_OK)
             mu_yaml_locate(&r);

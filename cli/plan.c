@@ -27,6 +27,17 @@ static void change_oversubscription(struct plan_question *q, double value)
         q->cluster.levels[q->cluster.level_count++].nodes = 1;
     q->cluster.levels[0].oversubscription = value;
 }
+static void change_link_loss(struct plan_question *q, double value)
+{
+    if (q->cluster.level_count == 0)
+        q->cluster.levels[q->cluster.level_count++] = (struct mu_fabric_level){1, 1};
+    double left = value >= 0 ? 1 - value : 0; /* what is no share is refused with the cluster */
+    q->cluster.levels[0].oversubscription /= left > 0 ? left : 0;
+}
+static void change_slow_device(struct plan_question *q, double value)
+{
+    q->cluster.slow_device = value;
+}
 static void change_nodes(struct plan_question *q, double value)
 {
     q->cluster.nodes = (uint32_t)value;
@@ -65,6 +76,8 @@ static void change_storage(struct plan_question *q, double value)
 }
 
 static const struct change changes[] = {{"oversubscription", 0, change_oversubscription},
+                                        {"link_loss", 0, change_link_loss},
+                                        {"slow_device", 0, change_slow_device},
                                         {"nodes", MU_CLUSTER_NODES_MAX, change_nodes},
                                         {"spare_nodes", MU_CLUSTER_NODES_MAX, change_spares},
                                         {"nic_rate", 0, change_nic},

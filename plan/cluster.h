@@ -52,6 +52,7 @@ struct mu_cluster {
     uint32_t level_count; /* 0: one switch that blocks nothing */
     struct mu_fabric_level levels[MU_FABRIC_LEVELS_MAX];
     enum mu_routing routing;
+    double slow_device;      /* one device takes so many times as long, >= 1; 1: none */
     uint32_t flows_per_pair; /* queue pairs of one connection, which STATIC routing spreads; >= 1 */
     double storage_write_bytes_per_second, storage_read_bytes_per_second; /* of all nodes together */
     double device_mtbf_hours; /* mean time between failures that stop a job, of one device and its part of the node */

@@ -84,6 +84,18 @@ struct site {
     double tokens, micros, layers; /* of a micro-batch; in a step; of a stage */
 };
 
+/* Micro-batches of the busiest replica when one device is slow: the others take over what they can, whole ones. */
+static double busiest_micros(const struct mu_cluster *cluster, const struct mu_forecast_plan *plan, double micros)
+{
+    double slow = cluster->slow_device;
+    if (slow <= 1 || plan->dp == 1)
+        return micros * slow;
+    double others = plan->dp - 1.0, least = micros * plan->dp / (others + 1 / slow), most = (double)(uint64_t)least;
+    while (others * most + (double)(uint64_t)(most / slow) < micros * plan->dp)
+        most++;
+    return most;
+}
+
 static struct site site_of(const struct mu_forecast_model *model, const struct mu_cluster *cluster,
                            const struct mu_forecast_plan *plan, const struct mu_forecast_rates *rates)
 {
@@ -100,7 +112,7 @@ static struct site site_of(const struct mu_forecast_model *model, const struct m
                          .link_rate = device->link_bytes_per_second * rates->link_share,
                          .element_bytes = plan->bf16 ? 2 : 4,
                          .tokens = (double)plan->micro * model->length,
-                         .micros = model->sequences / ((double)plan->micro * plan->dp),
+                         .micros = busiest_micros(cluster, plan, model->sequences / ((double)plan->micro * plan->dp)),
                          .layers = (double)model->config.layers / plan->pp};
 }
 

@@ -581,6 +581,11 @@ def test_plan_answers_and_judges_what_if():
     fewer, failing = answer["what_if"]
     check(-0.9 < fewer["difference"] < 0 and "no layout makes progress" in failing["error"], f"{answer['what_if']}")
     check("TOKENS/DAY" in run("plan", *files), "no table")
+    slow, few = json.loads(run("plan", *files, "--what-if", "slow_device=2,link_loss=0.9", "-o", "json"))["what_if"]
+    check(-0.1 < slow["difference"] < 0 and few["difference"] < 0, f"{slow} {few}")
+    for change in ("link_loss=1", "link_loss=-1", "link_loss=nan", "slow_device=0.5"):
+        said = run("plan", *files, "--what-if", change, code=1)
+        check("is not allowed" in said, said)
     for change, text in (("batch=4294967295", "a whole number, 0 to 16777216"), ("nodes=1e18", "a whole number"), ("spare_nodes=1.5", "a whole number"),
                          ("batch=0", "at least 1"), ("wings=2", "NAME one of oversubscription"), ("nodes", "NAME=NUMBER"), ("nodes=nan", "a whole number")):
         said = run("plan", *files, "--what-if", change, code=2)
