@@ -98,6 +98,7 @@ int mu_cmd_export(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_import(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_cert(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_plan(struct mu_cli *cli, int argc, char **argv);
+int mu_cmd_probe(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_simulate(struct mu_cli *cli, int argc, char **argv);
 
 /* watch.c: follows a job until it is over; survives restarts of the coordinator. `stop` (may be NULL) ends it early. */

@@ -639,6 +639,23 @@ def test_simulate_divides_the_time():
             check(wrong[0] in run("simulate", cluster, job, *wrong, code=2), f"{wrong}")
 
 
+def test_probe_writes_a_cluster_that_plan_reads():
+    with tempfile.TemporaryDirectory() as dir:
+        measured = json.loads(run("probe", "--threads", "1", "--dir", dir, "--mib", "8", "-o", "json"))
+        check(measured["threads"] == 1 and [one["size"] for one in measured["products"]] == [64, 128, 256, 512, 1024], f"{measured}")
+        for name in ("memory", "memory_rate", "link_rate", "message_seconds", "write_rate", "read_rate"):
+            check(measured[name] > 0, f"{name}: {measured}")
+        check(os.listdir(dir) == [], "the probe leaves files behind")
+        path = os.path.join(dir, "here.yaml")
+        with open(path, "w") as file:
+            file.write(run("probe", "--threads", "1", "--dir", dir, "--mib", "8"))
+        answer = json.loads(run("plan", path, os.path.join(ROOT, "examples", "tiny.yaml"), "--fp32", "-o", "json"))
+        check(answer["plans"][0]["tokens_per_day"] > 0, f"{answer}")
+        said = run("probe", "--dir", os.path.join(dir, "none"), code=4)
+        check("cannot write there" in said, said)
+        check("--mib" in run("probe", "--mib", "0", code=2), "0 MiB")
+
+
 def test_coordinator_gives_ranks_by_topology():
     with Cluster() as cluster:
         path = os.path.join(cluster.dir, "topology.conf")
