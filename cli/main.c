@@ -41,7 +41,8 @@ static const struct command commands[] = {
     {"cert", mu_cmd_cert, "ca DIR | issue DIR ROLE/NAME [--hosts A,B] [--valid 365d]",
      "a CA for mutual TLS, and certificates: coordinator, worker, viewer, operator or admin"},
     {"plan", mu_cmd_plan,
-     "CLUSTER.yaml JOB.yaml [--top N] [--tp N] [--pp N] [--dp N] [--micro N] [--fp32] [--what-if NAME=NUMBER,..]",
+     "CLUSTER.yaml JOB.yaml [--top N] [--tp N] [--pp N] [--dp N] [--micro N] [--fp32] "
+     "[--what-if NAME=NUMBER,..] [--measured FILE]",
      "which layout, how fast, what failures cost; before anything runs"},
     {"probe", mu_cmd_probe, "[--threads N] [--dir D] [--mib N]",
      "what this host can do, as a cluster file for plan: products, memory, messages, storage"},

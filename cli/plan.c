@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/plan_question.h"
+#include "cli/measured.h"
 
 /* Mean error against published runs, untuned (tests/unit/test_forecast.c): what a forecast may be off by. */
 #define FORECAST_ERROR 0.12
@@ -387,15 +387,12 @@ static int answer(struct mu_cli *cli, const struct plan_question *q, uint32_t to
 
 int mu_cmd_plan(struct mu_cli *cli, int argc, char **argv)
 {
-    const char *change_text = NULL, *top_text = "5", *degrees[4] = {"0", "0", "0", "0"};
+    const char *change_text = NULL, *measured = NULL, *top_text = "5", *degrees[4] = {"0", "0", "0", "0"};
     bool fp32 = false;
-    const struct mu_cli_option options[] = {{"--what-if", &change_text, NULL},
-                                            {"--tp", &degrees[0], NULL},
-                                            {"--pp", &degrees[1], NULL},
-                                            {"--dp", &degrees[2], NULL},
-                                            {"--micro", &degrees[3], NULL},
-                                            {"--top", &top_text, NULL},
-                                            {"--fp32", NULL, &fp32}};
+    const struct mu_cli_option options[] = {{"--what-if", &change_text, NULL}, {"--tp", &degrees[0], NULL},
+                                            {"--pp", &degrees[1], NULL},       {"--dp", &degrees[2], NULL},
+                                            {"--micro", &degrees[3], NULL},    {"--top", &top_text, NULL},
+                                            {"--fp32", NULL, &fp32},           {"--measured", &measured, NULL}};
     struct plan_question q;
     struct mu_job_spec spec;
     struct mu_error err;
@@ -409,7 +406,13 @@ int mu_cmd_plan(struct mu_cli *cli, int argc, char **argv)
         return MU_EXIT_USAGE;
     if (plan_question_read(argv[0], argv[1], &q, &spec, &err) != MU_OK)
         return mu_cli_fail(&err);
-    int code = answer(cli, &q, (uint32_t)top, change_text);
+    struct plan_measured fit = {.count = 0};
+    int code = !measured || plan_calibrate(measured, &q, &fit, &err) == MU_OK ? MU_EXIT_OK : mu_cli_fail(&err);
+    if (code == MU_EXIT_OK)
+        code = answer(cli, &q, (uint32_t)top, change_text);
+    if (code == MU_EXIT_OK && fit.count > 0 && !cli->json)
+        printf("Calibrated on %u measured step%s: mean error %.1f %%, before %.1f %%.\n", fit.count,
+               fit.count == 1 ? "" : "s", 100 * fit.error_after, 100 * fit.error_before);
     plan_question_fini(&q);
     return code;
 }

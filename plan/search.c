@@ -9,6 +9,22 @@ void mu_search_limits_init(struct mu_search_limits *limits)
     *limits = (struct mu_search_limits){.bf16 = true, .fused_attention = true, .data_overlap = 0.5, .headroom = 0.1};
 }
 
+struct mu_forecast_plan mu_search_plan(const struct mu_search_limits *limits, uint32_t tp, uint32_t pp, uint32_t dp,
+                                       uint32_t micro, enum mu_recompute recompute)
+{
+    return (struct mu_forecast_plan){.tp = tp,
+                                     .pp = pp,
+                                     .dp = dp,
+                                     .micro = micro,
+                                     .virtual = 1,
+                                     .recompute = recompute,
+                                     .sequence_parallel = tp > 1,
+                                     .sharded = dp > 1,
+                                     .fused_attention = limits->fused_attention,
+                                     .bf16 = limits->bf16,
+                                     .data_overlap = limits->data_overlap};
+}
+
 /* ---- failures ---- */
 
 struct mu_goodput mu_goodput_of(const struct mu_forecast_model *model, const struct mu_cluster *cluster,
@@ -130,15 +146,7 @@ static void try_grids(struct search *s)
             uint32_t dp = s->limits->dp ? s->limits->dp : replicas_for(s, mu_cluster_groups(s->cluster, tp) / pp);
             if (dp == 0 || (uint64_t)tp * pp * dp > devices)
                 continue;
-            try_micro_batches(s, (struct mu_forecast_plan){.tp = tp,
-                                                           .pp = pp,
-                                                           .dp = dp,
-                                                           .virtual = 1,
-                                                           .sequence_parallel = tp > 1,
-                                                           .sharded = dp > 1,
-                                                           .fused_attention = s->limits->fused_attention,
-                                                           .bf16 = s->limits->bf16,
-                                                           .data_overlap = s->limits->data_overlap});
+            try_micro_batches(s, mu_search_plan(s->limits, tp, pp, dp, 1, MU_RECOMPUTE_NONE));
         }
 }
 

@@ -17,6 +17,10 @@ struct mu_search_limits {
 };
 void mu_search_limits_init(struct mu_search_limits *limits);
 
+/* What is run in these degrees. */
+struct mu_forecast_plan mu_search_plan(const struct mu_search_limits *limits, uint32_t tp, uint32_t pp, uint32_t dp,
+                                       uint32_t micro, enum mu_recompute recompute);
+
 /* What failures leave. Checkpoints are copied at a boundary (stall), written in the background, and loaded again. */
 struct mu_goodput {
     double mtbf_s, state_bytes;

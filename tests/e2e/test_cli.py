@@ -592,6 +592,33 @@ def test_plan_answers_and_judges_what_if():
         check("--what-if" in said and text in said, said)
 
 
+def test_plan_is_calibrated_by_measured_steps():
+    with tempfile.TemporaryDirectory() as dir:
+        files = [os.path.join(ROOT, "examples", name) for name in ("cluster.yaml", "gpt-70b.yaml")]
+        path = os.path.join(dir, "steps.csv")
+        def plans(*more):
+            return json.loads(run("plan", *files, "--top", "40", "-o", "json", *more))["plans"]
+        def key(plan):
+            return tuple(plan[name] for name in ("tp", "pp", "dp", "micro", "recompute"))
+        plain = {key(plan): plan["step_seconds"] for plan in plans()}
+        with open(path, "w") as file: # a machine that is a fifth slower than forecast
+            file.write("tp,pp,dp,micro,recompute,seconds\n# measured\n\n")
+            file.writelines(",".join(map(str, layout)) + f", {seconds * 1.2}\n" for layout, seconds in list(plain.items())[:30])
+        fitted = {key(plan): plan["step_seconds"] for plan in plans("--measured", path)}
+        ratios = [fitted[layout] / plain[layout] for layout in fitted if layout in plain]
+        check(len(ratios) > 20 and 1.12 < sum(ratios) / len(ratios) < 1.25, f"{ratios}")
+        said = run("plan", *files, "--measured", path)
+        check("Calibrated on 30 measured steps: mean error " in said, said)
+        for line, want in (("4,2,126,1,none", "steps.csv:1: six values"), ("4,2,126,1,some,3", "recompute: value some"), ("0,2,126,1,none,3", "tp: value 0"),
+                           ("4,2,126,1,none,nan", "seconds: value nan"), ("4,2,126,1,none,-3", "seconds: value -3"), ("4,2,127,1,none,3", "steps.csv:1: "),
+                           ("4,2,126,1,none,3,4", "six values"), ("# nothing", "no measured step")):
+            with open(path, "w") as file:
+                file.write(line + "\n")
+            said = run("plan", *files, "--measured", path, code=1)
+            check(want in said, said)
+        check("none.csv" in run("plan", *files, "--measured", os.path.join(dir, "none.csv"), code=4), "absent")
+
+
 def test_plan_places_on_a_topology_file():
     with tempfile.TemporaryDirectory() as dir:
         def write(name, text):
