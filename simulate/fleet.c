@@ -335,6 +335,7 @@ static void on_message(struct mu_fleet *f, struct node *n, const struct task *ta
         *n = (struct node){.retries = task->again};
         break;
     case MU_CM_PIECE_ACK:
+    case MU_CM_KEEP:
     case MU_CM_COUNT:
         break;
     }
@@ -446,6 +447,7 @@ enum mu_status mu_fleet_submit(struct mu_fleet *f, const struct mu_job_spec *giv
     struct mu_job_spec spec = *given;
     spec.checkpoint.every = 0; /* ordered when time has been skipped up to one */
     spec.checkpoint.keep = CHECKPOINTS_KEPT;
+    spec.checkpoint.kind = MU_CHECKPOINT_SHARED; /* the directories of hosts are not simulated */
     enum mu_status status = mu_job_spec_check(&spec, err);
     if (status != MU_OK)
         return status;
