@@ -259,32 +259,30 @@ static void take_change(struct run *r)
         mu_fleet_kill(r->fleet, node);
         r->out->nodes_lost++;
     }
+    if (was_open && (hit || mu_fleet_state(r->fleet) != MU_FLEET_STEPPING))
+        close_stretch(r, p);
     if (!hit)
         return;
     r->failed_s = r->now_s;
     r->out->interruptions++;
-    if (was_open)
-        close_stretch(r, p);
 }
 
 /* Until `limit_s` or until something changes by itself. */
 static void let_step(struct run *r, double limit_s)
 {
-    double deadline_s = deadline_of(r);
+    double deadline_s = deadline_of(r), to_s = deadline_s < limit_s ? deadline_s : limit_s;
+    bool core_acts = deadline_s < limit_s + 2 / MICROS; /* its clock is rounded */
+    struct place p = {0};
     if (!r->stretch.open) { /* members are gone, the core waits for them to come back */
-        double to_s = deadline_s < limit_s ? deadline_s : limit_s;
         count(r, MU_OUTLOOK_DETECTION, to_s - r->now_s);
         go_to(r, to_s);
         return;
     }
-    if (deadline_s >= limit_s) {
-        go_to(r, limit_s);
-        return;
-    }
-    r->now_s = deadline_s;
-    struct place p = sync(r);
-    go_to(r, deadline_s);
-    if (mu_fleet_state(r->fleet) != MU_FLEET_STEPPING)
+    r->now_s = to_s;
+    if (core_acts)
+        p = sync(r);
+    go_to(r, to_s);
+    if (core_acts && mu_fleet_state(r->fleet) != MU_FLEET_STEPPING)
         close_stretch(r, p);
 }
 

@@ -280,6 +280,36 @@ static void test_outlook_what_the_core_cannot_be_given_is_refused(void **state)
     world_fini(&w);
 }
 
+/* All kinds of failures at once, often enough to meet each other and every phase of a change. */
+static void test_outlook_parts_are_the_whole_whatever_happens(void **state)
+{
+    (void)state;
+    uint32_t interruptions = 0, planned = 0;
+    double waited = 0;
+    for (uint64_t seed = 1; seed <= 20; seed++) {
+        uint64_t random = seed;
+        uint32_t spares = (uint32_t)(mu_splitmix64(&random) % 3) * 2;
+        struct world w = world_of(8 + spares, spares, 40 + (double)(mu_splitmix64(&random) % 400));
+        w.cluster.restart_s = (double)(mu_splitmix64(&random) % 300);
+        w.cluster.repair_hours = (double)(mu_splitmix64(&random) % 30) / 10;
+        w.cluster.transient_share = (double)(mu_splitmix64(&random) % 3) / 2;
+        w.cluster.weibull_shape = seed % 2 ? 0.6 : 1.4;
+        w.cluster.switch_mtbf_hours = seed % 3 ? 20 : 0;
+        w.cluster.power_mtbf_hours = seed % 4 ? 15 : 0;
+        w.cluster.power_nodes = 3;
+        w.spec.parallel.optimizer_sharding = seed % 5 != 0;
+        w.spec.parallel.redundancy = seed % 5 == 1 ? MU_REDUNDANCY_BUDDY : MU_REDUNDANCY_NONE;
+        choose(&w, seed % 2 ? 2 : 4);
+        struct mu_outlook o = run(&w, 6, seed);
+        interruptions += o.interruptions;
+        planned += o.planned_changes;
+        waited += o.seconds[MU_OUTLOOK_WAITING];
+        mu_outlook_fini(&o);
+        world_fini(&w);
+    }
+    assert_true(interruptions > 300 && planned > 30 && waited > 20000);
+}
+
 /* A node that is back before its loss was declared is told to come again, and does. */
 static void test_outlook_nodes_that_are_back_at_once_come_again(void **state)
 {
@@ -443,6 +473,7 @@ int main(void)
         cmocka_unit_test(test_outlook_waits_when_too_few_are_left),
         cmocka_unit_test(test_outlook_without_checkpoints_starts_again),
         cmocka_unit_test(test_outlook_what_the_core_cannot_be_given_is_refused),
+        cmocka_unit_test(test_outlook_parts_are_the_whole_whatever_happens),
         cmocka_unit_test(test_outlook_nodes_that_are_back_at_once_come_again),
         cmocka_unit_test(test_core_places_by_topology),
         cmocka_unit_test(test_failures_are_drawn_from_their_distribution),
