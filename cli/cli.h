@@ -116,6 +116,8 @@ int mu_cmd_token(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_node(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_launch(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_plan(struct mu_cli *cli, int argc, char **argv);
+int mu_cmd_probe(struct mu_cli *cli, int argc, char **argv);
+int mu_cmd_simulate(struct mu_cli *cli, int argc, char **argv);
 
 /* watch.c: follows a job until it is over; survives restarts of the coordinator. `stop` (may be NULL) ends it early. */
 int mu_cli_follow(struct mu_cli *cli, const char *job, uint64_t after_event, const atomic_bool *stop);

@@ -55,8 +55,14 @@ static const struct command commands[] = {
     {"token", mu_cmd_token, "create [--worker NAME] [--valid 1h] [--reusable] | ls | revoke ID",
      "join tokens, for which workers without a certificate get one from a coordinator with --ca-key"},
     {"plan", mu_cmd_plan,
-     "CLUSTER.yaml JOB.yaml [--top N] [--tp N] [--pp N] [--dp N] [--micro N] [--fp32] [--what-if NAME=NUMBER,..]",
+     "CLUSTER.yaml JOB.yaml [--top N] [--tp N] [--pp N] [--dp N] [--micro N] [--fp32] "
+     "[--what-if NAME=NUMBER,..] [--measured FILE]",
      "which layout, how fast, what failures cost; before anything runs"},
+    {"probe", mu_cmd_probe, "[--threads N] [--dir D] [--mib N]",
+     "what this host can do, as a cluster file for plan: products, memory, messages, storage"},
+    {"simulate", mu_cmd_simulate,
+     "CLUSTER.yaml JOB.yaml [--days N] [--seed S] [--runs N] [--svg FILE] [--tp N] [--pp N] [--dp N] [--micro N]",
+     "weeks of a job on nodes that fail: what is lost to what, with the coordinator's own decisions"},
 };
 enum { COMMAND_COUNT = sizeof commands / sizeof commands[0] };
 

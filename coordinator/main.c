@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "cli/topology_file.h"
 #include "common/log.h"
 #include "common/notify.h"
 #include "coordinator/driver.h"
@@ -35,6 +36,9 @@ static const char usage_text[] =
     "  --ca-key FILE            private key of a CA in --tls-ca: workers that bring a join token (muster token) get a\n"
     "                           certificate\n"
     "  --insecure-listen        listen where other hosts can reach it although there is no TLS (--http has none)\n"
+    "  --topology FILE          which host is under which switch (topology.conf, topology.yaml, topograph's .json): "
+    "who is\n"
+    "                           new gets ranks by it, and a buddy is under another switch (default: not known)\n"
     "  --address-file FILE      write the address that was bound into FILE, once it can be used\n"
     "\n"
     "  --heartbeat-ms N         workers give a sign of life at least this often (default %u)\n"
@@ -68,7 +72,7 @@ static const char usage_text[] =
 
 struct options {
     struct mu_driver_config driver;
-    const char *address_file;
+    const char *address_file, *topology;
     enum mu_log_level log_level;
     bool is_volatile;
     bool is_insecure_wanted; /* reachable by others, without TLS */
@@ -93,12 +97,13 @@ enum {
     OPT_CA_KEY,
     OPT_INSECURE_LISTEN,
     OPT_ADDRESS_FILE,
+    OPT_TOPOLOGY,
     OPT_LOG_LEVEL,
     OPT_VOLATILE,
     OPT_VERSION,
     OPT_HELP
 };
-enum { NUMBER_OPTIONS = 20, TEXT_OPTIONS = 14, MS_MAX = 24 * 3600 * 1000 };
+enum { NUMBER_OPTIONS = 20, TEXT_OPTIONS = 15, MS_MAX = 24 * 3600 * 1000 };
 
 static void print_usage(const struct options *options, FILE *to)
 {
@@ -174,6 +179,9 @@ static void parse_one(struct options *options, int choice, const struct number_o
         break;
     case OPT_ADDRESS_FILE:
         options->address_file = optarg;
+        break;
+    case OPT_TOPOLOGY:
+        options->topology = optarg;
         break;
     case OPT_LOG_LEVEL:
         if (!parse_level(optarg, &options->log_level))
@@ -278,6 +286,7 @@ static void parse_options(struct options *options, int argc, char **argv)
         {"ca-key", required_argument, NULL, OPT_CA_KEY},
         {"insecure-listen", no_argument, NULL, OPT_INSECURE_LISTEN},
         {"address-file", required_argument, NULL, OPT_ADDRESS_FILE},
+        {"topology", required_argument, NULL, OPT_TOPOLOGY},
         {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
         {"volatile", no_argument, NULL, OPT_VOLATILE},
         {"version", no_argument, NULL, OPT_VERSION},
@@ -356,6 +365,22 @@ static void *signal_thread(void *arg)
     return NULL;
 }
 
+struct network {
+    struct mu_topology *topology;
+    struct mu_node_map *nodes;
+};
+
+static enum mu_status read_network(const char *path, struct network *network, struct mu_error *err)
+{
+    enum mu_status status = path ? mu_topology_file_load(path, &network->topology, err) : MU_OK;
+    if (status != MU_OK || !path)
+        return status;
+    for (uint32_t i = 0; i < network->topology->note_count; i++)
+        MU_LOGW("%s: %s", path, network->topology->notes[i]);
+    network->nodes = mu_node_map_new(network->topology);
+    return network->nodes ? MU_OK : mu_fail(err, MU_ERR_NO_MEMORY, "%s: out of memory", path);
+}
+
 static int run(const struct options *options, struct mu_driver *driver)
 {
     pthread_t signals;
@@ -408,12 +433,17 @@ int main(int argc, char **argv)
     raise_file_limit(options.driver.core.max_workers);
 
     struct mu_driver *driver = NULL;
+    struct network network = {NULL, NULL};
     struct mu_error err = {0};
-    if (mu_driver_new(&options.driver, &driver, &err) != MU_OK) {
+    enum mu_status status = read_network(options.topology, &network, &err);
+    options.driver.core.nodes = network.nodes;
+    if (status == MU_OK)
+        status = mu_driver_new(&options.driver, &driver, &err);
+    if (status != MU_OK)
         fprintf(stderr, "musterd: %s\n", err.text);
-        return EXIT_FAILED;
-    }
-    int code = run(&options, driver);
+    int code = status == MU_OK ? run(&options, driver) : EXIT_FAILED;
     mu_driver_free(driver);
+    mu_node_map_free(network.nodes);
+    mu_topology_free(network.topology);
     return code;
 }

@@ -8,10 +8,10 @@
  * (2,250, 80, 180 GB at 8,000 GB/s, 1,800 GB/s). Network: one 200 Gb/s card for each A100 (DGX A100), 400 Gb/s for the
  * others (DGX H100, B200). PCIe 4.0 and 5.0 x16: about 25 and 50 GB/s in practice. */
 static const struct mu_device_type types[] = {
-    {"a100-80g", 312e12, 19.5e12, 80e9, 2.039e12, 300e9, 25e9, 25e9, 8},
-    {"h100-sxm", 989.4e12, 67e12, 80e9, 3.35e12, 450e9, 50e9, 50e9, 8},
-    {"h200-sxm", 989.4e12, 67e12, 141e9, 4.8e12, 450e9, 50e9, 50e9, 8},
-    {"b200-sxm", 2250e12, 80e12, 180e9, 8e12, 900e9, 50e9, 50e9, 8},
+    {"a100-80g", 312e12, 19.5e12, 80e9, 2.039e12, 300e9, 25e9, 25e9, 8, 1},
+    {"h100-sxm", 989.4e12, 67e12, 80e9, 3.35e12, 450e9, 50e9, 50e9, 8, 1},
+    {"h200-sxm", 989.4e12, 67e12, 141e9, 4.8e12, 450e9, 50e9, 50e9, 8, 1},
+    {"b200-sxm", 2250e12, 80e12, 180e9, 8e12, 900e9, 50e9, 50e9, 8, 1},
 };
 
 const struct mu_device_type *mu_device_type_named(const char *name)
@@ -32,10 +32,14 @@ void mu_cluster_init(struct mu_cluster *cluster)
     *cluster = (struct mu_cluster){.name = "cluster",
                                    .routing = MU_ROUTING_ADAPTIVE,
                                    .flows_per_pair = 1,
+                                   .slow_device = 1,
                                    .storage_write_bytes_per_second = 100e9,
                                    .storage_read_bytes_per_second = 100e9,
                                    .device_mtbf_hours = 50677,
-                                   .restart_s = 120};
+                                   .restart_s = 120,
+                                   .weibull_shape = 1,
+                                   .repair_hours = 24,
+                                   .power_nodes = 1};
 }
 
 /* ---- what is allowed ---- */
@@ -67,7 +71,7 @@ static enum mu_status check_levels(const struct mu_cluster *c, struct mu_error *
             return mu_fail(err, MU_ERR_INVALID,
                            "fabric.oversubscription[%u]: value %g is not allowed: a number from 1 to 1000", i,
                            level->oversubscription);
-        below = level->nodes + 1;
+        below = level->nodes + !c->topology;
     }
     return MU_OK;
 }
@@ -87,11 +91,18 @@ enum mu_status mu_cluster_check(const struct mu_cluster *c, struct mu_error *err
         {"nodes", c->nodes, 1, MU_CLUSTER_NODES_MAX},
         {"devices", (double)c->nodes * d->per_node, 1, MU_CLUSTER_DEVICES_MAX},
         {"fabric.levels", c->level_count, 0, MU_FABRIC_LEVELS_MAX},
+        {"slow_device", c->slow_device, 1, 1000},
         {"fabric.flows_per_pair", c->flows_per_pair, 1, 1024},
         {"storage.write_rate", c->storage_write_bytes_per_second, 1e3, 1e15},
         {"storage.read_rate", c->storage_read_bytes_per_second, 1e3, 1e15},
         {"failures.device_mtbf_hours", c->device_mtbf_hours, 1e-3, 1e9},
         {"failures.restart_s", c->restart_s, 0, 1e6},
+        {"failures.weibull_shape", c->weibull_shape, 0.3, 10},
+        {"failures.repair_hours", c->repair_hours, 0, 1e6},
+        {"failures.transient_share", c->transient_share, 0, 1},
+        {"failures.switch_mtbf_hours", c->switch_mtbf_hours, c->switch_mtbf_hours == 0 ? 0 : 1, 1e9}, /* 0: never */
+        {"failures.power_mtbf_hours", c->power_mtbf_hours, c->power_mtbf_hours == 0 ? 0 : 1, 1e9},
+        {"failures.power_nodes", c->power_nodes, 1, MU_CLUSTER_NODES_MAX},
         {"spare_nodes", c->spare_nodes, 0, c->nodes > 0 ? c->nodes - 1.0 : 0},
     };
     enum mu_status status = check_bounds(bounds, sizeof bounds / sizeof bounds[0], err);
@@ -103,6 +114,46 @@ enum mu_status mu_cluster_check(const struct mu_cluster *c, struct mu_error *err
 uint32_t mu_cluster_devices(const struct mu_cluster *cluster)
 {
     return (cluster->nodes - cluster->spare_nodes) * cluster->device.per_node;
+}
+
+uint32_t mu_cluster_groups(const struct mu_cluster *cluster, uint32_t tp)
+{
+    uint32_t nodes = cluster->nodes - cluster->spare_nodes, per_node = cluster->device.per_node;
+    return tp <= per_node ? nodes * (per_node / tp) : nodes / ((tp + per_node - 1) / per_node);
+}
+
+/* Mean number of nodes under the switches of a level, absent ones too. */
+static uint32_t mean_nodes(const struct mu_topology *t, uint32_t level)
+{
+    uint64_t nodes = 0, switches = 0;
+    for (uint32_t i = 0; i < t->switch_count; i++)
+        if (t->switches[i].level == level && t->switches[i].nodes > 0) {
+            nodes += t->switches[i].nodes;
+            switches++;
+        }
+    return switches ? (uint32_t)((nodes + switches / 2) / switches) : 0;
+}
+
+enum mu_status mu_cluster_set_topology(struct mu_cluster *c, struct mu_topology *topology, struct mu_error *err)
+{
+    if (c->level_count > topology->level_count)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "fabric.oversubscription: %u levels are not allowed: the topology has %u levels of switches",
+                       c->level_count, topology->level_count);
+    for (uint32_t i = 0; i < topology->level_count; i++) {
+        uint32_t nodes = mean_nodes(topology, i), below = i > 0 ? c->levels[i - 1].nodes : 1;
+        c->levels[i] = (struct mu_fabric_level){nodes > below ? nodes : below,
+                                                i < c->level_count ? c->levels[i].oversubscription : 1};
+    }
+    c->level_count = topology->level_count;
+    c->topology = topology;
+    return MU_OK;
+}
+
+void mu_cluster_fini(struct mu_cluster *cluster)
+{
+    mu_topology_free(cluster->topology);
+    cluster->topology = NULL;
 }
 
 /* 32 connections of q flows each, hashed to 32 uplinks: 3.53, 2.15, 1.55, 1.26 for q = 1, 4, 16, 64, the mean of

@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "common/status.h"
+#include "plan/topology.h"
 
 enum {
     MU_CLUSTER_NAME_SIZE = 64, /* with the terminating 0 */
@@ -27,6 +28,7 @@ struct mu_device_type {
     double nic_bytes_per_second;    /* its share of the node's network cards */
     double host_bytes_per_second;   /* to the host's memory (PCIe) */
     uint32_t per_node;
+    uint32_t islands; /* groups of a node's devices that NVLink joins; 0 or 1: all of them */
 };
 
 /* Profiles by name ("a100-80g", "h100-sxm", "h200-sxm", "b200-sxm"); the sources stand in cluster.c. NULL: none. */
@@ -50,11 +52,19 @@ struct mu_cluster {
     uint32_t level_count; /* 0: one switch that blocks nothing */
     struct mu_fabric_level levels[MU_FABRIC_LEVELS_MAX];
     enum mu_routing routing;
+    double slow_device;      /* one device takes so many times as long, >= 1; 1: none */
     uint32_t flows_per_pair; /* queue pairs of one connection, which STATIC routing spreads; >= 1 */
     double storage_write_bytes_per_second, storage_read_bytes_per_second; /* of all nodes together */
     double device_mtbf_hours; /* mean time between failures that stop a job, of one device and its part of the node */
     double restart_s;         /* from a failure until state is loaded, without the loading */
-    uint32_t spare_nodes;     /* of `nodes`: not used while nothing fails */
+    double weibull_shape;     /* of the times between failures of a node; 1: exponential */
+    double repair_hours;      /* until a node or switch is back, but for the transient_share of nodes: restart_s */
+    double transient_share;
+    double switch_mtbf_hours, power_mtbf_hours; /* of a leaf switch, of a power domain: all nodes there; 0: never */
+    uint32_t power_nodes;                       /* neighbours by name that share a power domain */
+    uint32_t spare_nodes;                       /* of `nodes`: not used while nothing fails */
+    struct mu_topology *topology; /* of `nodes` present nodes, which `levels` sum up; NULL: `levels` say all. Shared by
+                                     copies; mu_cluster_fini of one of them frees it */
 };
 
 /* Adaptive routing, one level, H100 failure rate of Llama 3 (arXiv 2407.21783: 419 interruptions in 54 days on 16,384
@@ -64,7 +74,18 @@ void mu_cluster_init(struct mu_cluster *cluster);
  * more spares than nodes) is refused. */
 enum mu_status mu_cluster_check(const struct mu_cluster *cluster, struct mu_error *err) MU_WARN_UNUSED;
 
+/* Takes over a finished topology: its levels become those of the cluster, with the mean number of nodes under a switch
+ * each (they need not ascend then). Before it, level_count and the oversubscription of each level are set (0 levels:
+ * nothing blocks); above them nothing blocks. MU_ERR_INVALID: more levels are given than the topology has; then the
+ * topology stays the caller's. */
+enum mu_status mu_cluster_set_topology(struct mu_cluster *cluster, struct mu_topology *topology,
+                                       struct mu_error *err) MU_WARN_UNUSED;
+void mu_cluster_fini(struct mu_cluster *cluster);
+
 uint32_t mu_cluster_devices(const struct mu_cluster *cluster); /* in use: without spares */
+
+/* Tensor groups of `tp` devices that fit into the nodes in use, none of them on more nodes than it must be. */
+uint32_t mu_cluster_groups(const struct mu_cluster *cluster, uint32_t tp);
 
 /* What one device gets through the fabric in a ring (or between two) of `members` nodes, `stride` nodes apart, while
  * every other device of the cluster does the same in a ring of its own. Of each switch's nodes, `inside` belong to the

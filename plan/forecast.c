@@ -78,10 +78,23 @@ struct site {
     const struct mu_device_type *device;
     const struct mu_forecast_plan *plan;
     const struct mu_forecast_rates *rates;
+    struct mu_forecast_network network; /* zero: the closed form */
     struct layer_weights weights;
     double peak, memory_rate, link_rate, element_bytes;
     double tokens, micros, layers; /* of a micro-batch; in a step; of a stage */
 };
+
+/* Micro-batches of the busiest replica when one device is slow: the others take over what they can, whole ones. */
+static double busiest_micros(const struct mu_cluster *cluster, const struct mu_forecast_plan *plan, double micros)
+{
+    double slow = cluster->slow_device;
+    if (slow <= 1 || plan->dp == 1)
+        return micros * slow;
+    double others = plan->dp - 1.0, least = micros * plan->dp / (others + 1 / slow), most = (double)(uint64_t)least;
+    while (others * most + (double)(uint64_t)(most / slow) < micros * plan->dp)
+        most++;
+    return most;
+}
 
 static struct site site_of(const struct mu_forecast_model *model, const struct mu_cluster *cluster,
                            const struct mu_forecast_plan *plan, const struct mu_forecast_rates *rates)
@@ -99,7 +112,7 @@ static struct site site_of(const struct mu_forecast_model *model, const struct m
                          .link_rate = device->link_bytes_per_second * rates->link_share,
                          .element_bytes = plan->bf16 ? 2 : 4,
                          .tokens = (double)plan->micro * model->length,
-                         .micros = model->sequences / ((double)plan->micro * plan->dp),
+                         .micros = busiest_micros(cluster, plan, model->sequences / ((double)plan->micro * plan->dp)),
                          .layers = (double)model->config.layers / plan->pp};
 }
 
@@ -166,11 +179,16 @@ static double half_ring_s(double bytes, double n, double rate, double hop_s)
     return bytes * (n - 1) / n / rate + (tree < ring ? tree : ring) * hop_s;
 }
 
-/* The fewer of `n` members (1 where `inner` devices of a node belong to somebody else) that share a node. */
+uint32_t mu_forecast_in_node(const struct mu_device_type *device, uint32_t n, uint32_t inner)
+{
+    uint32_t joined = device->per_node / (device->islands > 1 ? device->islands : 1);
+    uint32_t room = inner < joined ? joined / inner : 1;
+    return n < room ? n : room;
+}
+
 static uint32_t in_node(const struct site *s, uint32_t n, uint32_t inner)
 {
-    uint32_t room = inner < s->device->per_node ? s->device->per_node / inner : 1;
-    return n < room ? n : room;
+    return mu_forecast_in_node(s->device, n, inner);
 }
 
 static uint32_t nodes_of(const struct site *s, uint32_t devices)
@@ -178,23 +196,26 @@ static uint32_t nodes_of(const struct site *s, uint32_t devices)
     return (devices + s->device->per_node - 1) / s->device->per_node;
 }
 
-static double nic_rate(const struct site *s, uint32_t members, uint32_t stride)
+/* `placed`: what contention leaves of it, or 0. */
+static double nic_rate(const struct site *s, uint32_t members, uint32_t stride, double placed)
 {
-    return mu_cluster_nic_rate(s->cluster, members, stride > 0 ? stride : 1) * s->rates->nic_share;
+    double rate = placed > 0 ? placed : mu_cluster_nic_rate(s->cluster, members, stride > 0 ? stride : 1);
+    return rate * s->rates->nic_share;
 }
 
 /* An all-reduce of `bytes` over n ranks, `inner` devices apart: inside the nodes, then by rails between them. */
-static double all_reduce_s(const struct site *s, double bytes, uint32_t n, uint32_t inner)
+static double all_reduce_s(const struct site *s, double bytes, uint32_t n, uint32_t inner, double placed)
 {
     uint32_t inside = in_node(s, n, inner), outside = (n + inside - 1) / inside;
     double links = half_ring_s(bytes, inside, s->link_rate, s->rates->hop_s * LINK_HOP);
-    double rails = half_ring_s(bytes / inside, outside, nic_rate(s, outside, nodes_of(s, inner)), s->rates->hop_s);
+    double rails =
+        half_ring_s(bytes / inside, outside, nic_rate(s, outside, nodes_of(s, inner), placed), s->rates->hop_s);
     return 2 * (links + rails);
 }
 
 static double tensor_s(const struct site *s)
 {
-    return 2 * all_reduce_s(s, s->element_bytes * s->tokens * s->config->channels, s->plan->tp, 1);
+    return 2 * all_reduce_s(s, s->element_bytes * s->tokens * s->config->channels, s->plan->tp, 1, s->network.tensor);
 }
 
 /* One boundary of stages, one way: each rank of the tensor group sends its part, the node gathers. */
@@ -205,8 +226,9 @@ static double boundary_s(const struct site *s)
         return 0;
     double bytes = s->element_bytes * s->tokens * s->config->channels;
     uint32_t parts = in_node(s, plan->tp, 1), apart = plan->tp * plan->dp; /* devices from stage to stage */
-    double rate = (uint64_t)plan->tp * plan->dp * plan->pp <= s->device->per_node ? s->link_rate
-                                                                                  : nic_rate(s, 2, nodes_of(s, apart));
+    double rate = (uint64_t)plan->tp * plan->dp * plan->pp <= s->device->per_node
+                      ? s->link_rate
+                      : nic_rate(s, 2, nodes_of(s, apart), s->network.stage);
     return bytes / parts / rate + bytes * (parts - 1) / parts / s->link_rate + s->rates->hop_s;
 }
 
@@ -216,7 +238,7 @@ static double zero3_s(const struct site *s)
     double n = s->plan->dp, bytes = mu_forecast_parameters(s->config) * s->element_bytes;
     double tensors = (double)s->config->layers * TENSORS_OF_LAYER;
     uint32_t nodes = nodes_of(s, s->plan->dp);
-    double rate = nodes > 1 ? nic_rate(s, nodes, 1) * s->device->per_node : s->link_rate;
+    double rate = nodes > 1 ? nic_rate(s, nodes, 1, 0) * s->device->per_node : s->link_rate;
     rate = rate < s->link_rate ? rate : s->link_rate;
     return 3 * (bytes * (n - 1) / n / rate + tensors * (n - 1) * s->rates->hop_s);
 }
@@ -298,20 +320,23 @@ static void fill_data(const struct site *s, struct mu_forecast *f)
 {
     const struct mu_forecast_plan *plan = s->plan;
     double bytes = parameters_here(s) * s->element_bytes;
-    f->data_s = plan->zero3 ? zero3_s(s) : all_reduce_s(s, bytes, plan->dp, plan->tp);
+    f->data_s = plan->zero3 ? zero3_s(s) : all_reduce_s(s, bytes, plan->dp, plan->tp, s->network.data);
     f->data_s *= 1 - plan->data_overlap;
     double owned = parameters_here(s) / (plan->sharded ? plan->dp : 1);
     f->update_s = owned * (plan->bf16 ? 34 : 28) / s->memory_rate;
     if (plan->pp > 1 && !gated(s->config)) {
         double tied = embedding_parameters(s->config) / plan->tp * s->element_bytes;
-        f->tied_s = 2 * tied / nic_rate(s, 2, nodes_of(s, plan->tp * plan->dp));
+        f->tied_s = 2 * tied / nic_rate(s, 2, nodes_of(s, plan->tp * plan->dp), s->network.stage);
     }
 }
 
 struct mu_forecast mu_forecast_of(const struct mu_forecast_model *model, const struct mu_cluster *cluster,
-                                  const struct mu_forecast_plan *plan, const struct mu_forecast_rates *rates)
+                                  const struct mu_forecast_plan *plan, const struct mu_forecast_rates *rates,
+                                  const struct mu_forecast_network *network)
 {
     struct site site = site_of(model, cluster, plan, rates), *s = &site;
+    if (network)
+        site.network = *network;
     struct mu_forecast f = {.bottleneck = "products"};
     struct pair attention = attention_s(s);
     double products = products_s(s), rows = rows_s(s), tensor = tensor_s(s), head = head_s(s);
@@ -353,6 +378,10 @@ enum mu_status mu_forecast_check(const struct mu_forecast_model *model, const st
     if (devices > mu_cluster_devices(cluster))
         return mu_fail(err, MU_ERR_INVALID, "tp x pp x dp = %llu is not allowed: the cluster has %u devices",
                        (unsigned long long)devices, mu_cluster_devices(cluster));
+    if (plan->pp * plan->dp > mu_cluster_groups(cluster, plan->tp))
+        return mu_fail(err, MU_ERR_INVALID,
+                       "%u tensor groups of %u are not allowed: whole ones on nodes of %u devices are %u",
+                       plan->pp * plan->dp, plan->tp, cluster->device.per_node, mu_cluster_groups(cluster, plan->tp));
     if (c->kv_heads % plan->tp != 0 || c->hidden % plan->tp != 0)
         return mu_fail(err, MU_ERR_INVALID, "tp %u is not allowed: it must divide %u heads of keys and an MLP of %u",
                        plan->tp, c->kv_heads, c->hidden);
@@ -398,7 +427,7 @@ static double misfit(const struct mu_forecast_sample *samples, uint32_t count, s
 {
     double off = 0, moved = 0;
     for (uint32_t i = 0; i < count; i++) {
-        struct mu_forecast f = mu_forecast_of(&samples[i].model, samples[i].cluster, &samples[i].plan, rates);
+        struct mu_forecast f = mu_forecast_of(&samples[i].model, samples[i].cluster, &samples[i].plan, rates, NULL);
         double ln = mu_fmath_log(f.step_s / samples[i].step_s);
         ln = ln < 0 ? -ln : ln;
         off += ln < OUTLIER ? ln : OUTLIER;

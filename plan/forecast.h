@@ -74,12 +74,23 @@ struct mu_forecast {
     double parameter_bytes, gradient_bytes, optimizer_bytes, activation_bytes, memory_bytes; /* of the fullest device */
 };
 
-/* `plan` must fit: mu_forecast_check. */
+/* What a device's network card gets in an exchange of all groups of a kind at once, bytes per second; 0: as the closed
+ * form says (mu_cluster_nic_rate). plan/contention.h works it out for a placement. */
+struct mu_forecast_network {
+    double tensor, stage, data;
+};
+
+/* `plan` must fit: mu_forecast_check. `network` NULL: the closed form. */
 struct mu_forecast mu_forecast_of(const struct mu_forecast_model *model, const struct mu_cluster *cluster,
-                                  const struct mu_forecast_plan *plan, const struct mu_forecast_rates *rates);
+                                  const struct mu_forecast_plan *plan, const struct mu_forecast_rates *rates,
+                                  const struct mu_forecast_network *network);
 /* MU_ERR_INVALID: degrees that do not divide heads, layers, batch or devices. */
 enum mu_status mu_forecast_check(const struct mu_forecast_model *model, const struct mu_cluster *cluster,
                                  const struct mu_forecast_plan *plan, struct mu_error *err) MU_WARN_UNUSED;
+
+/* How many of the `n` members of a group share a node (or what NVLink joins of it) when each of them stands for `inner`
+ * neighbouring devices. */
+uint32_t mu_forecast_in_node(const struct mu_device_type *device, uint32_t n, uint32_t inner);
 
 /* Parameters of the model, embeddings included. */
 double mu_forecast_parameters(const struct mu_model_config *config);

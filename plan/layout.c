@@ -154,17 +154,29 @@ uint32_t mu_layout_guarded(const struct mu_layout *layout, uint32_t rank)
     return group_member(layout, rank, mu_layout_buddy_group(layout) - layout->buddy_shift);
 }
 
-uint32_t mu_layout_buddy_shift(const struct mu_layout *layout, const uint32_t *hosts, uint32_t *ret_apart)
+/* Ranks whose buddy by that shift has another number. */
+static uint32_t count_apart(const struct mu_layout *layout, const uint32_t *numbers, uint32_t shift)
 {
-    uint32_t group = mu_layout_buddy_group(layout), working = mu_layout_working(layout), best = 0;
+    uint32_t working = mu_layout_working(layout), apart = 0;
+    for (uint32_t rank = 0; rank < working; rank++)
+        apart += numbers[rank] != numbers[group_member(layout, rank, shift)];
+    return apart;
+}
+
+uint32_t mu_layout_buddy_shift(const struct mu_layout *layout, const uint32_t *hosts, const uint32_t *domains,
+                               uint32_t *ret_apart)
+{
+    uint32_t group = mu_layout_buddy_group(layout), working = mu_layout_working(layout), best = 0, farthest = 0;
     *ret_apart = 0;
-    for (uint32_t shift = 1; shift < group && *ret_apart < working; shift++) {
-        uint32_t apart = 0;
-        for (uint32_t rank = 0; rank < working; rank++)
-            apart += hosts[rank] != hosts[group_member(layout, rank, shift)];
-        if (best == 0 || apart > *ret_apart) {
+    for (uint32_t shift = 1; shift < group && (*ret_apart < working || farthest < working); shift++) {
+        uint32_t apart = count_apart(layout, hosts, shift);
+        if (best > 0 && apart < *ret_apart)
+            continue;
+        uint32_t far = count_apart(layout, domains, shift);
+        if (best == 0 || apart > *ret_apart || far > farthest) {
             best = shift;
             *ret_apart = apart;
+            farthest = far;
         }
     }
     return best;

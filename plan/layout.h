@@ -102,9 +102,11 @@ uint32_t mu_layout_guarded(const struct mu_layout *layout, uint32_t rank);
 /* How many ranks are guarded together: shifts go up to one less. 1: in this layout nobody can be guarded, or nobody
  * need be. */
 uint32_t mu_layout_buddy_group(const struct mu_layout *layout);
-/* The shift with most buddies on another host than whom they guard (the smallest one of several); 0 when the group
- * is 1. hosts[working]: equal numbers, same host. *ret_apart: the number of ranks whose buddy is on another host. */
-uint32_t mu_layout_buddy_shift(const struct mu_layout *layout, const uint32_t *hosts, uint32_t *ret_apart);
+/* The shift with most buddies on another host than whom they guard, of several the one with most in another domain, of
+ * these the smallest one; 0 when the group is 1. hosts[working], domains[working] (may be `hosts`): equal numbers, same
+ * one. *ret_apart: the number of ranks whose buddy is on another host. */
+uint32_t mu_layout_buddy_shift(const struct mu_layout *layout, const uint32_t *hosts, const uint32_t *domains,
+                               uint32_t *ret_apart);
 
 /* Runs of chunks of a rank's share, ascending, maximal, disjoint; none for an idle rank. `out` (MU_RUNS_MAX) may be
  * NULL: only counted. O(layers of the stage). */

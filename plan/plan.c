@@ -511,19 +511,21 @@ static enum mu_status choose_ranks(struct planning *p)
     return status;
 }
 
-/* With buddies: each one on another host than whom it guards, as far as hosts allow. */
+/* With buddies: each one on another host than whom it guards, and under another switch, as far as these allow. */
 static enum mu_status choose_buddies(struct planning *p)
 {
     struct mu_layout *layout = &p->plan->layout;
     uint32_t working = mu_layout_working(layout), apart;
     if (p->input->spec->parallel.redundancy != MU_REDUNDANCY_BUDDY)
         return MU_OK;
-    uint32_t *hosts = malloc(working * sizeof *hosts);
+    uint32_t *hosts = malloc(2 * (size_t)working * sizeof *hosts);
     if (!hosts)
         return MU_ERR_NO_MEMORY;
-    for (uint32_t rank = 0; rank < working; rank++)
+    for (uint32_t rank = 0; rank < working; rank++) {
         hosts[rank] = p->input->members[p->chosen[rank]].host;
-    layout->buddy_shift = mu_layout_buddy_shift(layout, hosts, &apart);
+        hosts[working + rank] = p->input->members[p->chosen[rank]].domain;
+    }
+    layout->buddy_shift = mu_layout_buddy_shift(layout, hosts, hosts + working, &apart);
     free(hosts);
     return MU_OK;
 }

@@ -15,6 +15,7 @@ struct mu_plan_member {
     uint32_t old_rank;        /* rank in the previous generation, or UINT32_MAX */
     uint32_t old_leaf_count;  /* leaves it had there */
     uint32_t host;            /* failure domain and memory: equal numbers share one */
+    uint32_t domain;          /* a larger failure domain (switch); where none is known, as the host */
     bool leaving; /* draining: only to copy from, where nobody else has what it holds; becomes an idle rank */
 };
 

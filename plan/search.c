@@ -9,6 +9,22 @@ void mu_search_limits_init(struct mu_search_limits *limits)
     *limits = (struct mu_search_limits){.bf16 = true, .fused_attention = true, .data_overlap = 0.5, .headroom = 0.1};
 }
 
+struct mu_forecast_plan mu_search_plan(const struct mu_search_limits *limits, uint32_t tp, uint32_t pp, uint32_t dp,
+                                       uint32_t micro, enum mu_recompute recompute)
+{
+    return (struct mu_forecast_plan){.tp = tp,
+                                     .pp = pp,
+                                     .dp = dp,
+                                     .micro = micro,
+                                     .virtual = 1,
+                                     .recompute = recompute,
+                                     .sequence_parallel = tp > 1,
+                                     .sharded = dp > 1,
+                                     .fused_attention = limits->fused_attention,
+                                     .bf16 = limits->bf16,
+                                     .data_overlap = limits->data_overlap};
+}
+
 /* ---- failures ---- */
 
 struct mu_goodput mu_goodput_of(const struct mu_forecast_model *model, const struct mu_cluster *cluster,
@@ -33,7 +49,7 @@ struct mu_goodput mu_goodput_of(const struct mu_forecast_model *model, const str
 
 /* Faster first; among equals what is simpler: fewer stages, a smaller tensor group, less recomputation, larger
  * micro-batches. */
-static bool better(const struct mu_candidate *a, const struct mu_candidate *b)
+bool mu_search_better(const struct mu_candidate *a, const struct mu_candidate *b)
 {
     if (a->tokens_per_day != b->tokens_per_day)
         return a->tokens_per_day > b->tokens_per_day;
@@ -59,7 +75,7 @@ struct search {
 static void insert(struct search *s, const struct mu_candidate *candidate)
 {
     uint32_t at = s->result.count;
-    while (at > 0 && better(candidate, &s->best[at - 1]))
+    while (at > 0 && mu_search_better(candidate, &s->best[at - 1]))
         at--;
     if (at == s->capacity)
         return;
@@ -70,10 +86,17 @@ static void insert(struct search *s, const struct mu_candidate *candidate)
     s->best[at] = *candidate;
 }
 
+void mu_search_weigh(const struct mu_forecast_model *model, const struct mu_cluster *cluster, struct mu_candidate *c)
+{
+    c->goodput = mu_goodput_of(model, cluster, &c->plan, &c->forecast);
+    double tokens = (double)model->sequences * model->length;
+    c->tokens_per_day = tokens / c->forecast.cautious_s * SECONDS_PER_DAY * c->goodput.share;
+}
+
 static void try_plan(struct search *s, const struct mu_forecast_plan *plan)
 {
     struct mu_candidate c = {.plan = *plan};
-    c.forecast = mu_forecast_of(s->model, s->cluster, plan, s->rates);
+    c.forecast = mu_forecast_of(s->model, s->cluster, plan, s->rates, NULL);
     s->result.tried++;
     if (c.forecast.memory_bytes > s->cluster->device.memory_bytes * (1 - s->limits->headroom)) {
         if (s->result.nearest.plan.tp == 0 || c.forecast.memory_bytes < s->result.nearest.forecast.memory_bytes)
@@ -81,18 +104,16 @@ static void try_plan(struct search *s, const struct mu_forecast_plan *plan)
         return;
     }
     s->result.fitting++;
-    c.goodput = mu_goodput_of(s->model, s->cluster, plan, &c.forecast);
-    double tokens = (double)s->model->sequences * s->model->length;
-    c.tokens_per_day = tokens / c.forecast.cautious_s * SECONDS_PER_DAY * c.goodput.share;
+    mu_search_weigh(s->model, s->cluster, &c);
     insert(s, &c);
 }
 
 /* ---- degrees ---- */
 
-/* The most replicas that `devices` / (tp pp) allow and that divide the batch. */
-static uint32_t replicas_for(const struct search *s, uint32_t devices)
+/* The most replicas that `most` allows and that divide the batch. */
+static uint32_t replicas_for(const struct search *s, uint32_t most)
 {
-    uint32_t dp = devices < s->model->sequences ? devices : s->model->sequences;
+    uint32_t dp = most < s->model->sequences ? most : s->model->sequences;
     while (dp > 0 && s->model->sequences % dp != 0)
         dp--;
     return dp;
@@ -122,18 +143,10 @@ static void try_grids(struct search *s)
         for (uint32_t pp = 1; pp <= s->model->config.layers && (uint64_t)tp * pp <= devices; pp++) {
             if (s->model->config.kv_heads % tp != 0 || !allowed(s->limits->tp, tp) || !allowed(s->limits->pp, pp))
                 continue;
-            uint32_t dp = s->limits->dp ? s->limits->dp : replicas_for(s, devices / (tp * pp));
+            uint32_t dp = s->limits->dp ? s->limits->dp : replicas_for(s, mu_cluster_groups(s->cluster, tp) / pp);
             if (dp == 0 || (uint64_t)tp * pp * dp > devices)
                 continue;
-            try_micro_batches(s, (struct mu_forecast_plan){.tp = tp,
-                                                           .pp = pp,
-                                                           .dp = dp,
-                                                           .virtual = 1,
-                                                           .sequence_parallel = tp > 1,
-                                                           .sharded = dp > 1,
-                                                           .fused_attention = s->limits->fused_attention,
-                                                           .bf16 = s->limits->bf16,
-                                                           .data_overlap = s->limits->data_overlap});
+            try_micro_batches(s, mu_search_plan(s->limits, tp, pp, dp, 1, MU_RECOMPUTE_NONE));
         }
 }
 

@@ -17,6 +17,10 @@ struct mu_search_limits {
 };
 void mu_search_limits_init(struct mu_search_limits *limits);
 
+/* What is run in these degrees. */
+struct mu_forecast_plan mu_search_plan(const struct mu_search_limits *limits, uint32_t tp, uint32_t pp, uint32_t dp,
+                                       uint32_t micro, enum mu_recompute recompute);
+
 /* What failures leave. Checkpoints are copied at a boundary (stall), written in the background, and loaded again. */
 struct mu_goodput {
     double mtbf_s, state_bytes;
@@ -33,6 +37,10 @@ struct mu_candidate {
     struct mu_goodput goodput;
     double tokens_per_day; /* by the cautious step time */
 };
+
+/* Fills goodput and tokens_per_day by plan and forecast. */
+void mu_search_weigh(const struct mu_forecast_model *model, const struct mu_cluster *cluster, struct mu_candidate *c);
+bool mu_search_better(const struct mu_candidate *a, const struct mu_candidate *b);
 
 struct mu_search_result {
     uint32_t tried, fitting, count; /* candidates written: the best first */

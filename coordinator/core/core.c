@@ -82,13 +82,14 @@ struct mu_coord *mu_coord_new(const struct mu_coord_config *config)
     coord->plan_members = calloc(config->max_members, sizeof coord->plan_members[0]);
     coord->assign_moves = calloc(MU_MOVES_MAX, sizeof coord->assign_moves[0]);
     coord->shares = calloc((size_t)config->max_workers * MU_HELD_SHARES_MAX, sizeof coord->shares[0]);
+    coord->newcomers = calloc(config->max_workers, sizeof coord->newcomers[0]);
     coord->holders = calloc(config->max_workers, sizeof coord->holders[0]);
     coord->column_holders = calloc(MU_SLICES_MAX * MU_STAGES_MAX, sizeof coord->column_holders[0]);
     coord->written = calloc(MU_PIECES_MAX, sizeof coord->written[0]);
     coord->assign_holders = calloc(MU_HOLDERS_MAX, sizeof coord->assign_holders[0]);
     bool ok = coord->written && coord->assign_holders && coord->workers && coord->member_records &&
-              coord->plan_members && coord->assign_moves && coord->shares && coord->holders && coord->column_holders &&
-              coord->accounts && allocate_jobs(coord);
+              coord->plan_members && coord->assign_moves && coord->shares && coord->newcomers && coord->holders &&
+              coord->column_holders && coord->accounts && allocate_jobs(coord);
     ok = map_init(&coord->by_session, config->max_workers) && ok;
     ok = map_init(&coord->by_name, config->max_workers) && ok;
     ok = map_init(&coord->by_account, coord->account_capacity) && ok;
@@ -123,6 +124,7 @@ void mu_coord_free(struct mu_coord *coord)
     free(coord->assign_moves);
     free(coord->shares);
     free(coord->holders);
+    free(coord->newcomers);
     free(coord->column_holders);
     map_fini(&coord->by_session);
     map_fini(&coord->by_name);

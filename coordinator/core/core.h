@@ -28,6 +28,7 @@
 
 #include "common/reason.h"
 #include "coordinator/core/goodput.h"
+#include "plan/node_order.h"
 #include "plan/plan.h"
 #include "plan/session.h"
 
@@ -60,6 +61,8 @@ struct mu_coord_config {
     uint32_t link_retry_ms;                /* a bad link is tried again after so long */
     uint32_t scrub_again_s;                /* a verified checkpoint is read again after so long */
     uint32_t crash_limit, crash_window_ms; /* more deaths than this within the window: quarantine */
+    const struct mu_node_map *nodes; /* by the hosts' names: who is new gets ranks by it, and buddies another switch;
+                                        NULL: not known; must stay */
 };
 
 void mu_coord_config_init(struct mu_coord_config *config);

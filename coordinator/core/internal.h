@@ -39,16 +39,17 @@ struct worker {
     uint32_t job;            /* slot of its job */
     uint32_t previous, next; /* workers of the same job, in order of attaching */
 
-    bool ready;    /* has loaded the job, identity accepted */
-    bool lost;     /* declared dead; the slot stays until the generation it belongs to is replaced */
-    bool draining; /* leaves as soon as a generation without it runs */
-    bool leaving;  /* by its own wish (SIGTERM): no undrain keeps it */
-    bool cordoned; /* its node is: it gets no rank while it holds nothing */
-    bool suspect;  /* observed late or its stream is gone */
-    bool awaited;  /* recorded as a member, not seen since the coordinator's start */
-    bool counted;  /* in the job's ready_count: ready, not lost, not draining */
-    bool arrived;  /* has reached what the phase of the job waits for: prepared, parked */
-    uint32_t rank; /* in the job's current generation; NONE: not a member */
+    bool ready;             /* has loaded the job, identity accepted */
+    bool lost;              /* declared dead; the slot stays until the generation it belongs to is replaced */
+    bool draining;          /* leaves as soon as a generation without it runs */
+    bool leaving;           /* by its own wish (SIGTERM): no undrain keeps it */
+    bool cordoned;          /* its node is: it gets no rank while it holds nothing */
+    bool suspect;           /* observed late or its stream is gone */
+    bool awaited;           /* recorded as a member, not seen since the coordinator's start */
+    bool counted;           /* in the job's ready_count: ready, not lost, not draining */
+    bool arrived;           /* has reached what the phase of the job waits for: prepared, parked */
+    uint32_t rank;          /* in the job's current generation; NONE: not a member */
+    uint32_t place, domain; /* of its host: struct mu_node_site; where it is not known NONE and host_number() */
     uint32_t leaf_count;
     uint32_t accuser;            /* slot of a member whose exchange with it failed in this generation; NONE */
     enum mu_state_source source; /* of its Assign */
@@ -68,6 +69,12 @@ struct worker {
     uint64_t timing_count;
     char reason[MU_TEXT_SIZE]; /* why it is draining, suspect or lost */
 };
+
+/* Equal for workers on one host. */
+static inline uint32_t host_number(const struct worker *worker)
+{
+    return (uint32_t)(worker->host_id >> 32);
+}
 
 struct checkpoint {
     bool unreadable;                    /* when it was last to be re-read; told */
@@ -207,6 +214,11 @@ struct node {
     uint64_t deadline_us; /* lease clock; 0: none, or over */
 };
 
+/* A worker without a rank, when it is put in line for one. */
+struct newcomer {
+    uint32_t distance, age, slot;
+};
+
 struct mu_coord {
     struct mu_coord_config config;
     uint64_t now_us, wall_us; /* of the event being handled */
@@ -258,6 +270,7 @@ struct mu_coord {
     struct mu_member_record *member_records;
     struct mu_plan_member *plan_members;
     uint64_t plan_count;
+    struct newcomer *newcomers;        /* [max_workers] */
     struct mu_move *assign_moves;      /* [MU_MOVES_MAX] */
     struct mu_held_share *shares;      /* [max_workers * MU_HELD_SHARES_MAX] */
     struct mu_reshard_holder *holders; /* [max_workers] */

@@ -383,6 +383,14 @@ static struct worker *identify(struct mu_coord *coord, struct job *job, uint64_t
     return worker;
 }
 
+static void locate(const struct mu_coord *coord, struct worker *worker)
+{
+    struct mu_node_site site;
+    bool known = coord->config.nodes && mu_node_site_of(coord->config.nodes, worker->host, &site);
+    worker->place = known ? site.place : NONE;
+    worker->domain = known ? site.domain : host_number(worker);
+}
+
 static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_hello *hello)
 {
     struct job *job = judge_hello(coord, session, hello);
@@ -407,6 +415,7 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     memcpy(worker->files_address, hello->files_address, sizeof worker->files_address);
     memcpy(worker->files_secret, hello->files_secret, sizeof worker->files_secret);
     worker->host_id = mu_host_id(worker->host);
+    locate(coord, worker);
     memcpy(worker->backend, hello->backend, sizeof worker->backend);
     worker->pid = hello->pid;
     worker->threads = hello->threads;

@@ -51,7 +51,8 @@ static void add_member(struct mu_coord *coord, struct job *job, const struct wor
     member->memory_bytes = worker->memory_bytes;
     member->old_rank = worker->rank;
     member->old_leaf_count = worker->rank == NONE ? 0 : worker->leaf_count;
-    member->host = (uint32_t)mu_xxh3_64(worker->host, strnlen(worker->host, sizeof worker->host), 0);
+    member->host = host_number(worker);
+    member->domain = worker->domain;
     member->leaving = leaving;
     job->plan_staying += !leaving;
     job->plan_slots[job->plan_count++] = (uint32_t)(worker - coord->workers);
@@ -70,7 +71,48 @@ static void consider(struct mu_coord *coord, struct job *job, const struct worke
         add_member(coord, job, worker, true);
 }
 
-/* Members keep their order, then the others by age: ranks move as little as they can. */
+/* How far from those that were lost, whose ranks they are likely to get; else where they stand. */
+static uint32_t distance_of(const struct worker *worker, const uint32_t *lost_places, uint32_t lost_count)
+{
+    uint32_t nearest = NONE;
+    for (uint32_t i = 0; i < lost_count && worker->place != NONE; i++) {
+        uint32_t a = worker->place, b = lost_places[i], apart = a > b ? a - b : b - a;
+        nearest = apart < nearest ? apart : nearest;
+    }
+    return lost_count ? nearest : worker->place;
+}
+
+static int compare_newcomers(const void *a, const void *b)
+{
+    const struct newcomer *x = a, *y = b;
+    if (x->distance != y->distance)
+        return x->distance < y->distance ? -1 : 1;
+    return x->age < y->age ? -1 : x->age > y->age;
+}
+
+/* Who has no rank: by the places of their hosts where these are known, then by age. */
+static uint32_t sort_newcomers(struct mu_coord *coord, struct job *job)
+{
+    enum { LOST_LOOKED_AT = 8 };
+    uint32_t lost_places[LOST_LOOKED_AT], lost_count = 0, count = 0;
+    for (uint32_t rank = 0; rank < job->world && lost_count < LOST_LOOKED_AT; rank++) {
+        const struct worker *worker = member_at(coord, job, rank);
+        if (worker && worker->lost && worker->place != NONE)
+            lost_places[lost_count++] = worker->place;
+    }
+    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
+        if (w->rank == NONE) {
+            coord->newcomers[count] =
+                (struct newcomer){distance_of(w, lost_places, lost_count), count, (uint32_t)(w - coord->workers)};
+            count++;
+        }
+    }
+    if (count > 0)
+        qsort(coord->newcomers, count, sizeof coord->newcomers[0], compare_newcomers);
+    return count;
+}
+
+/* Members keep their order, then the others: ranks move as little as they can. */
 static void collect_members(struct mu_coord *coord, struct job *job, bool draining_stay, bool trial)
 {
     job->plan_count = job->plan_staying = 0;
@@ -79,10 +121,9 @@ static void collect_members(struct mu_coord *coord, struct job *job, bool draini
         if (worker)
             consider(coord, job, worker, draining_stay, trial);
     }
-    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
-        if (w->rank == NONE)
-            consider(coord, job, w, draining_stay, trial);
-    }
+    uint32_t newcomers = sort_newcomers(coord, job);
+    for (uint32_t i = 0; i < newcomers; i++)
+        consider(coord, job, &coord->workers[coord->newcomers[i].slot], draining_stay, trial);
 }
 
 static uint32_t member_index(const struct mu_coord *coord, const struct job *job, struct mu_id incarnation)

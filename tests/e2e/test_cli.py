@@ -13,8 +13,9 @@ import socket
 import subprocess
 import tempfile
 import time
+import xml.etree.ElementTree
 
-from harness import BUILD, ROOT, SLOW, Cluster, Failure, check, main, pb, tiny_job, undisturbed
+from harness import BUILD, FAST, ROOT, SLOW, Cluster, Failure, check, main, pb, tiny_job, undisturbed
 
 MUSTER = os.path.join(BUILD, "cli/muster")
 OK, FAILURE, USAGE, CONNECT, NOT_FOUND, CONFLICT = 0, 1, 2, 3, 4, 5
@@ -593,10 +594,128 @@ def test_plan_answers_and_judges_what_if():
     fewer, failing = answer["what_if"]
     check(-0.9 < fewer["difference"] < 0 and "no layout makes progress" in failing["error"], f"{answer['what_if']}")
     check("TOKENS/DAY" in run("plan", *files), "no table")
+    slow, few = json.loads(run("plan", *files, "--what-if", "slow_device=2,link_loss=0.9", "-o", "json"))["what_if"]
+    check(-0.1 < slow["difference"] < 0 and few["difference"] < 0, f"{slow} {few}")
+    for change in ("link_loss=1", "link_loss=-1", "link_loss=nan", "slow_device=0.5"):
+        said = run("plan", *files, "--what-if", change, code=1)
+        check("is not allowed" in said, said)
     for change, text in (("batch=4294967295", "a whole number, 0 to 16777216"), ("nodes=1e18", "a whole number"), ("spare_nodes=1.5", "a whole number"),
                          ("batch=0", "at least 1"), ("wings=2", "NAME one of oversubscription"), ("nodes", "NAME=NUMBER"), ("nodes=nan", "a whole number")):
         said = run("plan", *files, "--what-if", change, code=2)
         check("--what-if" in said and text in said, said)
+
+
+def test_plan_is_calibrated_by_measured_steps():
+    with tempfile.TemporaryDirectory() as dir:
+        files = [os.path.join(ROOT, "examples", name) for name in ("cluster.yaml", "gpt-70b.yaml")]
+        path = os.path.join(dir, "steps.csv")
+        def plans(*more):
+            return json.loads(run("plan", *files, "--top", "40", "-o", "json", *more))["plans"]
+        def key(plan):
+            return tuple(plan[name] for name in ("tp", "pp", "dp", "micro", "recompute"))
+        plain = {key(plan): plan["step_seconds"] for plan in plans()}
+        with open(path, "w") as file: # a machine that is a fifth slower than forecast
+            file.write("tp,pp,dp,micro,recompute,seconds\n# measured\n\n")
+            file.writelines(",".join(map(str, layout)) + f", {seconds * 1.2}\n" for layout, seconds in list(plain.items())[:30])
+        fitted = {key(plan): plan["step_seconds"] for plan in plans("--measured", path)}
+        ratios = [fitted[layout] / plain[layout] for layout in fitted if layout in plain]
+        check(len(ratios) > 20 and 1.12 < sum(ratios) / len(ratios) < 1.25, f"{ratios}")
+        said = run("plan", *files, "--measured", path)
+        check("Calibrated on 30 measured steps: mean error " in said, said)
+        for line, want in (("4,2,126,1,none", "steps.csv:1: six values"), ("4,2,126,1,some,3", "recompute: value some"), ("0,2,126,1,none,3", "tp: value 0"),
+                           ("4,2,126,1,none,nan", "seconds: value nan"), ("4,2,126,1,none,-3", "seconds: value -3"), ("4,2,127,1,none,3", "steps.csv:1: "),
+                           ("4,2,126,1,none,3,4", "six values"), ("# nothing", "no measured step")):
+            with open(path, "w") as file:
+                file.write(line + "\n")
+            said = run("plan", *files, "--measured", path, code=1)
+            check(want in said, said)
+        check("none.csv" in run("plan", *files, "--measured", os.path.join(dir, "none.csv"), code=4), "absent")
+
+
+def test_plan_places_on_a_topology_file():
+    with tempfile.TemporaryDirectory() as dir:
+        def write(name, text):
+            with open(os.path.join(dir, name), "w") as file:
+                file.write(text)
+            return os.path.join(dir, name)
+        # Names deal the nodes to the leaves in turn, so their order is the worst.
+        write("topology.conf", "".join(f"SwitchName=leaf{i} Nodes={','.join(f'n{k}' for k in range(i, 32, 4))}\n" for i in range(4)) + "SwitchName=top Switches=leaf[0-3]\n")
+        head = "device: {type: h100-sxm}\n"
+        cluster = write("cluster.yaml", head + "topology: {slurm: topology.conf, hosts: 'n[0-30],late'}\nfabric: {oversubscription: [8]}\n")
+        job = os.path.join(ROOT, "examples", "gpt-70b.yaml")
+        placed = json.loads(run("plan", cluster, job, "-o", "json"))["placement"]
+        check(sorted(set(placed["nodes"])) == sorted(placed["nodes"]) and len(placed["nodes"]) <= 32, f"{placed}")
+        check(placed["step_seconds_by_name"] > 1.05 * placed["step_seconds"] and placed["step_seconds_random"] > 1.02 * placed["step_seconds"], f"{placed}")
+        check(any("(n31): not in the cluster" in note for note in placed["notes"]) and any("(late): under no switch" in note for note in placed["notes"]), f"{placed}")
+        said = run("plan", cluster, job)
+        check("Placement of the first: " in said and "Ranks go to n" in said and "(late): under no switch" in said, said)
+        write("topology.conf", "SwitchName=a Switches=b\nSwitchName=b Switches=a\n")
+        said = run("plan", cluster, job, code=1)
+        check("topology.conf:1: switch a is in a circle" in said, said)
+
+
+def test_simulate_divides_the_time():
+    with tempfile.TemporaryDirectory() as dir:
+        cluster, job, picture = (os.path.join(dir, name) for name in ("cluster.yaml", "job.yaml", "run.svg"))
+        with open(cluster, "w") as file:
+            file.write("cluster: 'a<b'\ndevice: {type: h100-sxm}\nnodes: 20\nspare_nodes: 4\nfailures: {device_mtbf_hours: 500, weibull_shape: 0.8, repair_hours: 12, transient_share: 0.5}\n")
+        with open(os.path.join(ROOT, "examples", "gpt-70b.yaml")) as file:
+            text = file.read().replace("sequences: 2016", "sequences: 2048") + "parallel: {optimizer_sharding: true, redundancy: buddy}\n"
+        with open(job, "w") as file:
+            file.write(text)
+        args = ("simulate", cluster, job, "--days", "10", "--runs", "2", "--seed", "5")
+        answer = json.loads(run(*args, "--svg", picture, "-o", "json"))
+        check([one["seed"] for one in answer["runs"]] == [5, 6] and answer["nodes"] == 16, f"{answer}")
+        for one in answer["runs"]:
+            check(abs(sum(one["seconds"].values()) - 10 * 86400) < 1 and 0.5 < one["goodput"] < 1, f"{one}")
+            check(one["recoveries"]["mirrors"] > 5 and one["interruptions"] > 5 and not one["failed"], f"{one}")
+        check(answer == json.loads(run(*args, "-o", "json")), "the same seeds, another history")
+        tags = [element.tag.split("}")[1] for element in xml.etree.ElementTree.parse(picture).getroot()]
+        check(tags.count("polyline") == 1 and tags.count("rect") > 8, f"{tags}")
+        check("closed form" in run(*args), "no table")
+        said = run(*args, "--svg", os.path.join(dir, "none", "run.svg"), code=4)
+        check("cannot write the picture" in said, said)
+        for wrong in (("--days", "0"), ("--runs", "101"), ("--days", "nan")):
+            check(wrong[0] in run("simulate", cluster, job, *wrong, code=2), f"{wrong}")
+
+
+def test_probe_writes_a_cluster_that_plan_reads():
+    with tempfile.TemporaryDirectory() as dir:
+        measured = json.loads(run("probe", "--threads", "1", "--dir", dir, "--mib", "8", "-o", "json"))
+        check(measured["threads"] == 1 and [one["size"] for one in measured["products"]] == [64, 128, 256, 512, 1024], f"{measured}")
+        for name in ("memory", "memory_rate", "link_rate", "message_seconds", "write_rate", "read_rate"):
+            check(measured[name] > 0, f"{name}: {measured}")
+        check(os.listdir(dir) == [], "the probe leaves files behind")
+        path = os.path.join(dir, "here.yaml")
+        with open(path, "w") as file:
+            file.write(run("probe", "--threads", "1", "--dir", dir, "--mib", "8"))
+        answer = json.loads(run("plan", path, os.path.join(ROOT, "examples", "tiny.yaml"), "--fp32", "-o", "json"))
+        check(answer["plans"][0]["tokens_per_day"] > 0, f"{answer}")
+        said = run("probe", "--dir", os.path.join(dir, "none"), code=4)
+        check("cannot write there" in said, said)
+        check("--mib" in run("probe", "--mib", "0", code=2), "0 MiB")
+
+
+def test_coordinator_gives_ranks_by_topology():
+    with Cluster() as cluster:
+        path = os.path.join(cluster.dir, "topology.conf")
+        def write(text):
+            with open(path, "w") as file:
+                file.write(text)
+        write("SwitchName=a Nodes=h0\nSwitchName=b Nodes=h0\n")
+        refused = subprocess.run([os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen", "127.0.0.1:0", "--topology", path],
+                                 capture_output=True, text=True, timeout=30)
+        check(refused.returncode == 1 and "topology.conf:2: node h0 is under b, but at line 1 under a" in refused.stderr, f"{refused}")
+        write("SwitchName=a Nodes=h0,h2\nSwitchName=b Nodes=h1,h3\nSwitchName=top Switches=a,b\n")
+        cluster.start_coordinator(flags=(*FAST, "--topology", path))
+        cluster.submit(tiny_job(cluster, steps=100000, workers__min=4, workers__max=4))
+        for host in ("h0", "h1", "h2", "h3"): # by age they would alternate
+            cluster.start_worker(name=host, flags=("--host-id", host))
+            cluster.wait_event(lambda e: e.kind == "worker_attached" and e.worker == host)
+        cluster.wait_step(3)
+        ranks = {one.name: one.rank for one in cluster.list_workers("tiny")}
+        under = [{"h0": "a", "h2": "a", "h1": "b", "h3": "b"}[name] for name in sorted(ranks, key=ranks.get)]
+        check(under in (["a", "a", "b", "b"], ["b", "b", "a", "a"]), f"{ranks}")
 
 
 if __name__ == "__main__":

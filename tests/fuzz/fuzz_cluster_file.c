@@ -7,6 +7,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size_bytes)
 {
     static struct mu_cluster cluster;
     struct mu_error err = {0};
-    fuzz_judge(mu_cluster_file_parse("cluster.yaml", data, size_bytes, &cluster, &err), &err);
+    enum mu_status status = mu_cluster_file_parse("cluster.yaml", "/", data, size_bytes, &cluster, &err);
+    fuzz_judge(status, &err);
+    if (status == MU_OK)
+        mu_cluster_fini(&cluster);
     return 0;
 }

@@ -78,7 +78,7 @@ static struct mu_forecast forecast(const struct mu_forecast_model *model, const 
     struct mu_error err = {0};
     if (mu_forecast_check(model, cluster, plan, &err) != MU_OK)
         fail_msg("%s", err.text);
-    return mu_forecast_of(model, cluster, plan, rates);
+    return mu_forecast_of(model, cluster, plan, rates, NULL);
 }
 
 /* Narayanan et al., SC'21, table 1: A100, 2048 tokens, vocabulary 51,200, full recomputation, interleaved stages. */

@@ -206,26 +206,34 @@ static void test_layout_buddies_are_on_other_hosts_where_a_shift_allows(void **s
         {1, 1, 2, 2, 3, 3}, {1, 2, 3, 1, 2, 3}, {1, 2, 2, 1, 3, 3}, {1, 1, 1, 2, 2, 2}, {1, 2, 1, 2, 1, 2}};
     struct mu_layout layout = {.tp = 1, .pp = 1, .dp = 6, .sharded = true, .stage_first = {0, 6}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        layout.buddy_shift = mu_layout_buddy_shift(&layout, cases[i], &apart);
+        layout.buddy_shift = mu_layout_buddy_shift(&layout, cases[i], cases[i], &apart);
         assert_int_equal(apart, 6);
         for (uint32_t rank = 0; rank < 6; rank++)
             assert_int_not_equal(cases[i][rank], cases[i][mu_layout_buddy(&layout, rank)]);
     }
+    /* Of the shifts that find another host, one that finds another switch; hosts come before switches. */
+    static const uint32_t hosts[8] = {1, 2, 3, 4, 5, 6}, switches[8] = {1, 1, 1, 2, 2, 2},
+                          thirds[8] = {1, 2, 3, 1, 2, 3}, halves[8] = {1, 1, 2, 1, 1, 2};
+    assert_int_equal(mu_layout_buddy_shift(&layout, hosts, switches, &apart), 3);
+    assert_int_equal(apart, 6);
+    assert_int_equal(mu_layout_buddy_shift(&layout, thirds, switches, &apart), 2);
+    assert_int_equal(apart, 6);
+    assert_int_equal(mu_layout_buddy_shift(&layout, thirds, halves, &apart), 1);
     /* One host: the next one. More than half of all on one host: as many as can be. */
     static const uint32_t one[8] = {4, 4, 4, 4, 4, 4, 4, 4}, most[8] = {1, 1, 1, 1, 2, 1};
-    assert_int_equal(mu_layout_buddy_shift(&layout, one, &apart), 1);
+    assert_int_equal(mu_layout_buddy_shift(&layout, one, one, &apart), 1);
     assert_int_equal(apart, 0);
-    assert_int_equal(mu_layout_buddy_shift(&layout, most, &apart), 1);
+    assert_int_equal(mu_layout_buddy_shift(&layout, most, most, &apart), 1);
     assert_int_equal(apart, 2);
     /* dp = 1: all ranks are one group; no group: no buddies. */
     layout = (struct mu_layout){.tp = 2, .pp = 2, .dp = 1, .stage_first = {0, 3, 6}};
     static const uint32_t pairs[4] = {1, 1, 2, 2};
-    assert_int_equal(mu_layout_buddy_shift(&layout, pairs, &apart), 2);
+    assert_int_equal(mu_layout_buddy_shift(&layout, pairs, pairs, &apart), 2);
     assert_int_equal(apart, 4);
     layout.dp = 2;
-    assert_int_equal(mu_layout_buddy_shift(&layout, one, &apart), 0);
+    assert_int_equal(mu_layout_buddy_shift(&layout, one, one, &apart), 0);
     layout = (struct mu_layout){.tp = 1, .pp = 1, .dp = 1, .sharded = true, .stage_first = {0, 6}};
-    assert_int_equal(mu_layout_buddy_shift(&layout, one, &apart), 0);
+    assert_int_equal(mu_layout_buddy_shift(&layout, one, one, &apart), 0);
 }
 
 static void test_layout_data_parallel_shares_are_those_of_equal_chunks(void **state)

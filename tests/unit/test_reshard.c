@@ -376,7 +376,7 @@ static void test_any_one_host_is_lost_without_loss_when_buddies_are_apart(void *
         layout.idle = 0;
         for (uint32_t rank = 0; rank < working; rank++)
             host_of[rank] = round % 2 ? rank % hosts : rank * hosts / working;
-        layout.buddy_shift = mu_layout_buddy_shift(&layout, host_of, &apart);
+        layout.buddy_shift = mu_layout_buddy_shift(&layout, host_of, host_of, &apart);
         if (layout.buddy_shift == 0 || apart < working)
             continue;
         for (uint32_t lost = 0; lost < hosts; lost++) {

@@ -14,7 +14,7 @@ static struct mu_cluster cluster_from(const char *text)
 {
     struct mu_cluster c;
     struct mu_error err = {0};
-    if (mu_cluster_file_parse("c.yaml", text, strlen(text), &c, &err) != MU_OK)
+    if (mu_cluster_file_parse("c.yaml", "/", text, strlen(text), &c, &err) != MU_OK)
         fail_msg("%s", err.text);
     return c;
 }
@@ -23,7 +23,7 @@ static void refused(const char *text, const char *want)
 {
     struct mu_cluster c = {.nodes = 77};
     struct mu_error err = {0};
-    enum mu_status status = mu_cluster_file_parse("c.yaml", text, strlen(text), &c, &err);
+    enum mu_status status = mu_cluster_file_parse("c.yaml", "/", text, strlen(text), &c, &err);
     if (status == MU_OK || !strstr(err.text, want))
         fail_msg("'%s' is not in '%s'", want, status == MU_OK ? "accepted" : err.text);
     assert_null(strchr(err.text, '\n'));
@@ -105,7 +105,7 @@ static void test_search_finds_the_best_of_all_degrees(void **state)
                         p.sequence_parallel = tp > 1, p.sharded = dp > 1;
                         if (mu_forecast_check(&m, &c, &p, &err) != MU_OK)
                             continue;
-                        struct mu_forecast forecast = mu_forecast_of(&m, &c, &p, &rates);
+                        struct mu_forecast forecast = mu_forecast_of(&m, &c, &p, &rates, NULL);
                         struct mu_goodput g = mu_goodput_of(&m, &c, &p, &forecast);
                         double tokens = 64.0 * 2048 / forecast.cautious_s * 86400 * g.share;
                         if (forecast.memory_bytes <= 0.9 * c.device.memory_bytes && tokens > best)
@@ -207,6 +207,52 @@ static void test_cluster_file_nonsense_is_refused_with_its_line(void **state)
             "a list of 1 to 4 numbers");
 }
 
+static void test_cluster_file_fat_tree(void **state)
+{
+    (void)state;
+    struct mu_cluster c =
+        cluster_from("device: {type: h100-sxm}\nnodes: 1024\nfabric: {fat_tree: 16, routing: static}\n");
+    assert_int_equal(c.level_count, 2);
+    assert_int_equal(c.levels[0].nodes, 8);
+    assert_int_equal(c.levels[1].nodes, 64);
+    refused("device: {type: h100-sxm}\nnodes: 1025\nfabric: {fat_tree: 16}\n",
+            "c.yaml:3: fabric.fat_tree: value 16 is not allowed: a tree of such switches joins 1024 nodes");
+    refused("device: {type: h100-sxm}\nnodes: 1\nfabric: {fat_tree: 7}\n", "c.yaml:3: fabric.fat_tree: value 7");
+    refused("device: {type: h100-sxm}\nnodes: 1\nfabric: {fat_tree: 8, nodes: [1], oversubscription: [1]}\n",
+            "c.yaml:3: fabric.fat_tree: value 8");
+}
+
+/* A slow device costs less than its slowness where others take over, all of it where there are none. */
+static void test_search_slow_device_is_relieved_by_the_other_replicas(void **state)
+{
+    (void)state;
+    struct mu_cluster c = cluster_from(small);
+    struct mu_forecast_model m = model(1024);
+    struct mu_forecast_rates rates;
+    mu_forecast_rates_init(&rates);
+    for (uint32_t dp = 1; dp <= 32; dp *= 2) {
+        struct mu_forecast_plan p = {.tp = 4,
+                                     .pp = 1,
+                                     .dp = dp,
+                                     .micro = 1,
+                                     .virtual = 1,
+                                     .recompute = MU_RECOMPUTE_NONE,
+                                     .fused_attention = true,
+                                     .bf16 = true};
+        double before = 0;
+        for (double slow = 1; slow < 5; slow += 0.5) {
+            c.slow_device = slow;
+            double compute = mu_forecast_of(&m, &c, &p, &rates, NULL).compute_s;
+            c.slow_device = 1;
+            double usual = mu_forecast_of(&m, &c, &p, &rates, NULL).compute_s;
+            double best = dp / (dp - 1 + 1 / slow);
+            assert_true(compute >= before);
+            assert_true(compute > usual * best * (1 - 1e-9) && compute < usual * (best + 2.0 * dp / 1024) * (1 + 1e-9));
+            before = compute;
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -215,6 +261,8 @@ int main(void)
         cmocka_unit_test(test_search_more_failures_and_less_storage_leave_less),
         cmocka_unit_test(test_search_failures_that_leave_nothing_are_told),
         cmocka_unit_test(test_search_what_does_not_fit_says_by_how_much),
+        cmocka_unit_test(test_search_slow_device_is_relieved_by_the_other_replicas),
+        cmocka_unit_test(test_cluster_file_fat_tree),
         cmocka_unit_test(test_cluster_file_every_field_arrives),
         cmocka_unit_test(test_cluster_file_nonsense_is_refused_with_its_line),
     };
