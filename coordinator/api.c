@@ -1,43 +1,15 @@
-#include "coordinator/api.h"
+#include "coordinator/api_parts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/clock.h"
+#include "coordinator/nodes.h"
 #include "coordinator/snapshot.h"
 #include "coordinator/views.h"
 
 enum { SNAPSHOT_PAGE_BYTES = 2 << 20 };
-
-#define SERVICE "/muster.v1.MusterService/"
-const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
-    {"/muster.v1.WorkerService/Attach", MU_RPC_BIDI_STREAM, MU_METHOD_ATTACH, MU_RPC_PRIORITY},
-    {SERVICE "SubmitJob", MU_RPC_UNARY, MU_METHOD_SUBMIT_JOB, MU_RPC_CHANGE},
-    {SERVICE "GetJob", MU_RPC_UNARY, MU_METHOD_GET_JOB, MU_RPC_QUESTION},
-    {SERVICE "ListJobs", MU_RPC_UNARY, MU_METHOD_LIST_JOBS, MU_RPC_QUESTION},
-    {SERVICE "CancelJob", MU_RPC_UNARY, MU_METHOD_CANCEL_JOB, MU_RPC_CHANGE},
-    {SERVICE "ListWorkers", MU_RPC_UNARY, MU_METHOD_LIST_WORKERS, MU_RPC_QUESTION},
-    {SERVICE "DrainWorker", MU_RPC_UNARY, MU_METHOD_DRAIN_WORKER, MU_RPC_CHANGE},
-    {SERVICE "UndrainWorker", MU_RPC_UNARY, MU_METHOD_UNDRAIN_WORKER, MU_RPC_CHANGE},
-    {SERVICE "TriggerCheckpoint", MU_RPC_UNARY, MU_METHOD_TRIGGER_CHECKPOINT, MU_RPC_CHANGE},
-    {SERVICE "ListCheckpoints", MU_RPC_UNARY, MU_METHOD_LIST_CHECKPOINTS, MU_RPC_QUESTION},
-    {SERVICE "GetTimings", MU_RPC_UNARY, MU_METHOD_GET_TIMINGS, MU_RPC_QUESTION},
-    {SERVICE "GetGoodput", MU_RPC_UNARY, MU_METHOD_GET_GOODPUT, MU_RPC_QUESTION},
-    {SERVICE "WatchEvents", MU_RPC_SERVER_STREAM, MU_METHOD_WATCH_EVENTS, MU_RPC_QUESTION},
-    {SERVICE "SaveSnapshot", MU_RPC_UNARY, MU_METHOD_SAVE_SNAPSHOT, MU_RPC_QUESTION},
-    {SERVICE "ScaleJob", MU_RPC_UNARY, MU_METHOD_SCALE_JOB, MU_RPC_CHANGE},
-    {"/grpc.health.v1.Health/Check", MU_RPC_UNARY, MU_METHOD_HEALTH_CHECK, MU_RPC_QUESTION},
-    {"/grpc.health.v1.Health/Watch", MU_RPC_SERVER_STREAM, MU_METHOD_HEALTH_WATCH, MU_RPC_QUESTION},
-    {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION,
-     MU_RPC_QUESTION},
-    {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION_ALPHA,
-     MU_RPC_QUESTION},
-    {"/muster.v1.TokenService/CreateToken", MU_RPC_UNARY, MU_METHOD_CREATE_TOKEN, MU_RPC_CHANGE},
-    {"/muster.v1.TokenService/ListTokens", MU_RPC_UNARY, MU_METHOD_LIST_TOKENS, MU_RPC_QUESTION},
-    {"/muster.v1.TokenService/RevokeToken", MU_RPC_UNARY, MU_METHOD_REVOKE_TOKEN, MU_RPC_CHANGE},
-    {"/muster.v1.TokenService/Join", MU_RPC_UNARY, MU_METHOD_JOIN, MU_RPC_QUESTION}, /* strangers call it */
-};
 
 /* An answer on its way through the outbox. */
 struct answer {
@@ -56,6 +28,7 @@ struct pending {
     struct answer *answer;
     bool replied;
     struct mu_coord_reply reply; /* without its text */
+    char text[MU_TEXT_SIZE];     /* EXITED */
 };
 
 struct mu_api {
@@ -163,36 +136,6 @@ static enum mu_status get_name(const char *pb, const char *field, char *out, str
     return mu_wire_get_string(pb, MU_WIRE_NAME, field, out, MU_JOB_NAME_SIZE, err);
 }
 
-static uint32_t page_size(uint32_t asked)
-{
-    return asked == 0 ? MU_API_PAGE_DEFAULT : asked < MU_API_PAGE_MAX ? asked : MU_API_PAGE_MAX;
-}
-
-/* A token that is a decimal number; empty is 0. */
-static enum mu_status get_token(const char *token, uint64_t *ret_value, struct mu_error *err)
-{
-    uint64_t value = 0;
-    size_t length = strlen(token);
-    bool good = length <= 18;
-    for (size_t i = 0; good && i < length; i++) {
-        good = token[i] >= '0' && token[i] <= '9';
-        value = value * 10 + (uint64_t)(token[i] - '0');
-    }
-    if (!good)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "page_token: '%.40s' is not one of this list; use next_page_token as it was given", token);
-    *ret_value = value;
-    return MU_OK;
-}
-
-static char *put_token(struct mu_api *api, uint64_t value)
-{
-    char *token = mu_wire_arena_alloc(&api->arena, 24);
-    if (token)
-        snprintf(token, 24, "%llu", (unsigned long long)value);
-    return token;
-}
-
 static enum mu_status find_job(struct mu_api *api, const char *pb, const char *field, struct mu_job_view **ret_view,
                                struct mu_error *err)
 {
@@ -231,7 +174,7 @@ static enum mu_status list_jobs(struct mu_api *api, struct mu_rpc_call *call, co
 {
     const Muster__V1__ListJobsRequest *request = (const Muster__V1__ListJobsRequest *)base;
     Muster__V1__ListJobsResponse response = MUSTER__V1__LIST_JOBS_RESPONSE__INIT;
-    uint32_t limit = page_size(request->page_size), count = mu_coord_job_count(api->config.coord);
+    uint32_t limit = api_page_size(request->page_size), count = mu_coord_job_count(api->config.coord);
     char after[MU_JOB_NAME_SIZE];
     enum mu_status status =
         mu_wire_get_string(request->page_token, MU_WIRE_NAME_EMPTY, "page_token", after, sizeof after, err);
@@ -263,12 +206,12 @@ static enum mu_status list_workers(struct mu_api *api, struct mu_rpc_call *call,
 {
     const Muster__V1__ListWorkersRequest *request = (const Muster__V1__ListWorkersRequest *)base;
     Muster__V1__ListWorkersResponse response = MUSTER__V1__LIST_WORKERS_RESPONSE__INIT;
-    uint32_t limit = page_size(request->page_size), slots = mu_coord_worker_slots(api->config.coord);
+    uint32_t limit = api_page_size(request->page_size), slots = mu_coord_worker_slots(api->config.coord);
     struct mu_job_view *job = NULL;
     uint64_t slot = 0;
     enum mu_status status = request->job[0] ? find_job(api, request->job, "job", &job, err) : MU_OK;
     if (status == MU_OK)
-        status = get_token(request->page_token, &slot, err);
+        status = api_get_token(request->page_token, &slot, err);
     if (status)
         return status;
     response.workers = mu_wire_arena_alloc(&api->arena, sizeof *response.workers * limit);
@@ -280,7 +223,7 @@ static enum mu_status list_workers(struct mu_api *api, struct mu_rpc_call *call,
             (job && strcmp(job->record.spec.name, view->job) != 0))
             continue;
         if (response.n_workers == limit) {
-            response.next_page_token = put_token(api, slot);
+            response.next_page_token = api_put_token(&api->arena, slot);
             break;
         }
         response.workers[response.n_workers] = mu_view_worker(&api->arena, view, err);
@@ -293,17 +236,37 @@ static enum mu_status list_workers(struct mu_api *api, struct mu_rpc_call *call,
     return MU_OK;
 }
 
+/* The token is the last name given; a node's name may be any text. */
+static enum mu_status list_nodes(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                 struct mu_error *err)
+{
+    const Muster__V1__ListNodesRequest *request = (const Muster__V1__ListNodesRequest *)base;
+    Muster__V1__ListNodesResponse response = MUSTER__V1__LIST_NODES_RESPONSE__INIT;
+    size_t count = 0, first = 0, limit = api_page_size(request->page_size);
+    enum mu_status status = mu_nodes_list(&api->arena, api->config.coord, &response.nodes, &count, err);
+    if (status)
+        return status;
+    while (first < count && strcmp(response.nodes[first]->name, request->page_token) <= 0)
+        first++;
+    response.nodes += first;
+    response.n_nodes = count - first < limit ? count - first : limit;
+    if (first + response.n_nodes < count)
+        response.next_page_token = response.nodes[limit - 1]->name;
+    answer_call(api, call, &response.base);
+    return MU_OK;
+}
+
 static enum mu_status list_checkpoints(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
                                        struct mu_error *err)
 {
     const Muster__V1__ListCheckpointsRequest *request = (const Muster__V1__ListCheckpointsRequest *)base;
     Muster__V1__ListCheckpointsResponse response = MUSTER__V1__LIST_CHECKPOINTS_RESPONSE__INIT;
-    uint32_t limit = page_size(request->page_size);
+    uint32_t limit = api_page_size(request->page_size);
     struct mu_job_view *job = NULL;
     uint64_t after = 0;
     enum mu_status status = find_job(api, request->job, "job", &job, err);
     if (status == MU_OK)
-        status = get_token(request->page_token, &after, err);
+        status = api_get_token(request->page_token, &after, err);
     if (status)
         return status;
     response.checkpoints = mu_wire_arena_alloc(&api->arena, sizeof *response.checkpoints * limit);
@@ -316,7 +279,7 @@ static enum mu_status list_checkpoints(struct mu_api *api, struct mu_rpc_call *c
         if (record->number <= after)
             continue;
         if (response.n_checkpoints == limit) {
-            response.next_page_token = put_token(api, response.checkpoints[limit - 1]->number);
+            response.next_page_token = api_put_token(&api->arena, response.checkpoints[limit - 1]->number);
             break;
         }
         response.checkpoints[response.n_checkpoints] = mu_view_checkpoint(&api->arena, record, err);
@@ -352,7 +315,7 @@ static enum mu_status get_timings(struct mu_api *api, struct mu_rpc_call *call, 
 {
     const Muster__V1__GetTimingsRequest *request = (const Muster__V1__GetTimingsRequest *)base;
     Muster__V1__GetTimingsResponse response = MUSTER__V1__GET_TIMINGS_RESPONSE__INIT;
-    uint32_t limit = page_size(request->page_size), slots = mu_coord_worker_slots(api->config.coord);
+    uint32_t limit = api_page_size(request->page_size), slots = mu_coord_worker_slots(api->config.coord);
     uint32_t per_worker = request->per_worker == 0 ? 1 : request->per_worker;
     char worker[MU_WORKER_NAME_SIZE];
     struct mu_job_view *job = NULL;
@@ -361,7 +324,7 @@ static enum mu_status get_timings(struct mu_api *api, struct mu_rpc_call *call, 
     enum mu_status status = MU_OK;
     if ((status = find_job(api, request->job, "job", &job, err)) ||
         (status = mu_wire_get_string(request->worker, MU_WIRE_NAME_EMPTY, "worker", worker, sizeof worker, err)) ||
-        (status = get_token(request->page_token, &slot, err)))
+        (status = api_get_token(request->page_token, &slot, err)))
         return status;
     if (per_worker > MU_TIMINGS_KEPT)
         return mu_fail(err, MU_ERR_INVALID, "per_worker: value %u is not allowed: at most %d", per_worker,
@@ -373,7 +336,7 @@ static enum mu_status get_timings(struct mu_api *api, struct mu_rpc_call *call, 
             strcmp(view->job, job->record.spec.name) != 0 || (worker[0] && strcmp(worker, view->name) != 0))
             continue;
         if (response.n_timings >= limit) {
-            response.next_page_token = put_token(api, slot);
+            response.next_page_token = api_put_token(&api->arena, slot);
             break;
         }
         is_there = true;
@@ -395,16 +358,16 @@ static enum mu_status get_goodput(struct mu_api *api, struct mu_rpc_call *call, 
     uint64_t slot = 0;
     enum mu_status status = find_job(api, request->job, "job", &job, err);
     if (status == MU_OK)
-        status = get_token(request->page_token, &slot, err);
+        status = api_get_token(request->page_token, &slot, err);
     if (status)
         return status;
     Muster__V1__GetGoodputResponse *response =
         mu_view_goodput(&api->arena, api->config.coord, job->record.spec.name, mu_clock_mono_us(),
-                        page_size(request->page_size), &slot, err);
+                        api_page_size(request->page_size), &slot, err);
     if (!response)
         return err->status;
     if (slot)
-        response->next_page_token = put_token(api, slot);
+        response->next_page_token = api_put_token(&api->arena, slot);
     answer_call(api, call, &response->base);
     return MU_OK;
 }
@@ -604,6 +567,60 @@ static enum mu_status scale_job(struct mu_api *api, struct mu_rpc_call *call, co
     return make_change(api, call, &change, err);
 }
 
+/* Who it was: as the certificate says, else as the caller does. */
+static enum mu_status order_node(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                 struct mu_error *err)
+{
+    const Muster__V1__OrderNodeRequest *request = (const Muster__V1__OrderNodeRequest *)base;
+    const char *identity = mu_rpc_call_identity(call), *by = identity[0] ? identity : request->by;
+    char name[MU_WORKER_NAME_SIZE], reason[MU_TEXT_SIZE], who[MU_TEXT_SIZE];
+    int order = 0;
+    struct mu_coord_event event = {
+        .kind = MU_CE_NODE,
+        .request = {.node = name, .reason = reason, .by = who, .deadline_us = request->deadline_s * 1000000ull}};
+    enum mu_status status;
+    if ((status = mu_wire_get_string(request->node, MU_WIRE_TEXT, "node", name, sizeof name, err)) ||
+        (status = mu_wire_get_enum((int)request->order, 1, MU_NODE_ORDER_COUNT, "order", &order, err)) ||
+        (status = mu_wire_get_string(request->reason, MU_WIRE_TEXT, "reason", reason, sizeof reason, err)) ||
+        (status = mu_wire_get_string(by[0] ? by : "?", MU_WIRE_TEXT, "by", who, sizeof who, err)))
+        return status;
+    event.request.order = (enum mu_node_order)(order - 1);
+    if (!name[0])
+        return mu_fail(err, MU_ERR_INVALID, "node: is missing: the name of a host as in ListNodes");
+    if (event.request.order != MU_NODE_RESUME && !reason[0])
+        return mu_fail(err, MU_ERR_INVALID, "reason: is missing: whoever finds the node so wants to know why");
+    status = begin(api, call, "", request->request_id, &event, &event.request.cookie, err);
+    if (status == MU_OK)
+        api->config.step(api->config.ctx, &event);
+    return status;
+}
+
+static enum mu_status report_exit(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                  struct mu_error *err)
+{
+    const Muster__V1__ReportExitRequest *request = (const Muster__V1__ReportExitRequest *)base;
+    char job[MU_JOB_NAME_SIZE], worker[MU_WORKER_NAME_SIZE], host[MU_WORKER_NAME_SIZE], text[MU_TEXT_SIZE];
+    struct mu_coord_event event = {.kind = MU_CE_EXITED,
+                                   .exited.exit = {.job = job,
+                                                   .worker = worker,
+                                                   .host = host,
+                                                   .pid = request->pid,
+                                                   .signal = request->signal,
+                                                   .code = request->exit_code,
+                                                   .again = request->again,
+                                                   .text = text}};
+    enum mu_status status;
+    if ((status = get_name(request->job, "job", job, err)) ||
+        (status = mu_wire_get_string(request->worker, MU_WIRE_NAME, "worker", worker, sizeof worker, err)) ||
+        (status = mu_wire_get_string(request->host, MU_WIRE_TEXT, "host", host, sizeof host, err)) ||
+        (status = mu_wire_get_string(request->text, MU_WIRE_TEXT, "text", text, sizeof text, err)) ||
+        (status = mu_wire_get_id(request->incarnation, "incarnation", &event.exited.exit.incarnation, err)) ||
+        (status = begin(api, call, job, (ProtobufCBinaryData){0}, &event, &event.exited.cookie, err)))
+        return status;
+    api->config.step(api->config.ctx, &event);
+    return MU_OK;
+}
+
 /* ---- replies ---- */
 
 void mu_api_reply(struct mu_api *api, const struct mu_coord_action *action)
@@ -616,6 +633,7 @@ void mu_api_reply(struct mu_api *api, const struct mu_coord_action *action)
     pending->replied = true;
     api->any_replied = true;
     pending->reply = action->reply;
+    snprintf(pending->text, sizeof pending->text, "%s", action->reply.text ? action->reply.text : "");
     if (action->reply.status != MU_OK)
         mu_fail_for(&pending->answer->err, action->reply.status, action->reply.reason, action->reply.reason_value, "%s",
                     action->reply.text ? action->reply.text : mu_status_name(action->reply.status));
@@ -678,6 +696,15 @@ static void build_reply(struct mu_api *api, const struct pending *pending)
         Muster__V1__TriggerCheckpointResponse response = MUSTER__V1__TRIGGER_CHECKPOINT_RESPONSE__INIT;
         response.number = pending->reply.checkpoint;
         fill_answer(api, answer, &response.base);
+    } else if (pending->method == MU_METHOD_REPORT_EXIT) {
+        Muster__V1__ReportExitResponse response = MUSTER__V1__REPORT_EXIT_RESPONSE__INIT;
+        response.verdict =
+            pending->reply.verdict == MU_EXIT_START_AGAIN ? MUSTER__V1__EXIT_VERDICT__EXIT_VERDICT_START_AGAIN
+            : pending->reply.verdict == MU_EXIT_ASK_AGAIN ? MUSTER__V1__EXIT_VERDICT__EXIT_VERDICT_ASK_AGAIN
+                                                          : MUSTER__V1__EXIT_VERDICT__EXIT_VERDICT_STAY_AWAY;
+        response.after_ms = pending->reply.after_ms;
+        response.text = mu_wire_put_text(&api->arena, pending->text, sizeof pending->text);
+        fill_answer(api, answer, &response.base);
     } else {
         Muster__V1__CancelJobResponse response = MUSTER__V1__CANCEL_JOB_RESPONSE__INIT; /* the others are empty too */
         fill_answer(api, answer, &response.base);
@@ -723,6 +750,9 @@ static const struct {
     [MU_METHOD_GET_GOODPUT] = {&muster__v1__get_goodput_request__descriptor, get_goodput},
     [MU_METHOD_WATCH_EVENTS] = {&muster__v1__watch_events_request__descriptor, watch_events},
     [MU_METHOD_SAVE_SNAPSHOT] = {&muster__v1__save_snapshot_request__descriptor, save_snapshot},
+    [MU_METHOD_LIST_NODES] = {&muster__v1__list_nodes_request__descriptor, list_nodes},
+    [MU_METHOD_ORDER_NODE] = {&muster__v1__order_node_request__descriptor, order_node},
+    [MU_METHOD_REPORT_EXIT] = {&muster__v1__report_exit_request__descriptor, report_exit},
     [MU_METHOD_SCALE_JOB] = {&muster__v1__scale_job_request__descriptor, scale_job},
 };
 
