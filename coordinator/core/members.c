@@ -114,8 +114,8 @@ void free_worker(struct mu_coord *coord, struct worker *worker)
     struct job *job = job_of(coord, worker);
     uint32_t slot = (uint32_t)(worker - coord->workers);
     MU_ASSERT(worker->used);
-    goodput_left(coord, worker);
     node_left(coord, worker);
+    goodput_left(coord, worker);
     if (worker->session)
         map_remove(&coord->by_session, worker->session);
     if (map_get(&coord->by_name, name_key(worker->name)) == slot)

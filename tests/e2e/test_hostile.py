@@ -17,9 +17,9 @@ import time
 
 import grpc
 import harness
-import test_security
 from harness import (BUILD, ROOT, SLOW, Cluster, Failure, api, check, connect, main, needs_mounts, pb, reference, refused_worker, rpc_error, run,
                      tiny_job)
+from test_security import SecureCluster
 
 subprocess.run(["protoc", "-I", os.path.join(ROOT, "proto"), "--python_out", os.path.join(BUILD, "python"),
                 os.path.join(ROOT, "proto/muster/v1/session.proto")], check=True)
@@ -363,7 +363,7 @@ def test_who_asks_too_often_is_refused_and_disturbs_nobody():
                 for call in calls:
                     codes.append((call.code(), call.details()))
 
-    with test_security.SecureCluster() as cluster:
+    with SecureCluster() as cluster:
         cluster.start(flags=[*CALM, "--questions-per-second", "100"])
         stop, codes = threading.Event(), []
         threads = [threading.Thread(target=flood, args=(cluster, cluster.credentials_of("viewer/x"), stop, codes)) for _ in range(2)]

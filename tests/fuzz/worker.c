@@ -113,10 +113,12 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
     case MU_WA_SNAPSHOT:
         write_piece(worker, &action->snapshot.snapshot);
         break;
+    case MU_WA_KEEP:
+        new_answer(worker, MU_WE_KEPT)->kept =
+            (struct mu_kept_report){.kind = action->keep->kind, .checkpoint = action->keep->checkpoint};
+        break;
     case MU_WA_FEED:
         feed(worker, action);
-        break;
-    case MU_WA_KEEP: /* the next step of it is the disk's */
         break;
     case MU_WA_FORGET:
         memset(&worker->held, 0, sizeof worker->held);
