@@ -1,4 +1,4 @@
-#include "coordinator/api.h"
+#include "coordinator/api_parts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,38 +10,6 @@
 #include "coordinator/views.h"
 
 enum { SNAPSHOT_PAGE_BYTES = 2 << 20 };
-
-#define SERVICE "/muster.v1.MusterService/"
-const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
-    {"/muster.v1.WorkerService/Attach", MU_RPC_BIDI_STREAM, MU_METHOD_ATTACH, MU_RPC_PRIORITY},
-    {SERVICE "SubmitJob", MU_RPC_UNARY, MU_METHOD_SUBMIT_JOB, MU_RPC_CHANGE},
-    {SERVICE "GetJob", MU_RPC_UNARY, MU_METHOD_GET_JOB, MU_RPC_QUESTION},
-    {SERVICE "ListJobs", MU_RPC_UNARY, MU_METHOD_LIST_JOBS, MU_RPC_QUESTION},
-    {SERVICE "CancelJob", MU_RPC_UNARY, MU_METHOD_CANCEL_JOB, MU_RPC_CHANGE},
-    {SERVICE "ListWorkers", MU_RPC_UNARY, MU_METHOD_LIST_WORKERS, MU_RPC_QUESTION},
-    {SERVICE "DrainWorker", MU_RPC_UNARY, MU_METHOD_DRAIN_WORKER, MU_RPC_CHANGE},
-    {SERVICE "UndrainWorker", MU_RPC_UNARY, MU_METHOD_UNDRAIN_WORKER, MU_RPC_CHANGE},
-    {SERVICE "TriggerCheckpoint", MU_RPC_UNARY, MU_METHOD_TRIGGER_CHECKPOINT, MU_RPC_CHANGE},
-    {SERVICE "ListCheckpoints", MU_RPC_UNARY, MU_METHOD_LIST_CHECKPOINTS, MU_RPC_QUESTION},
-    {SERVICE "GetTimings", MU_RPC_UNARY, MU_METHOD_GET_TIMINGS, MU_RPC_QUESTION},
-    {SERVICE "GetGoodput", MU_RPC_UNARY, MU_METHOD_GET_GOODPUT, MU_RPC_QUESTION},
-    {SERVICE "WatchEvents", MU_RPC_SERVER_STREAM, MU_METHOD_WATCH_EVENTS, MU_RPC_QUESTION},
-    {SERVICE "SaveSnapshot", MU_RPC_UNARY, MU_METHOD_SAVE_SNAPSHOT, MU_RPC_QUESTION},
-    {"/muster.v1.WorkerService/ReportExit", MU_RPC_UNARY, MU_METHOD_REPORT_EXIT, MU_RPC_PRIORITY},
-    {SERVICE "ListNodes", MU_RPC_UNARY, MU_METHOD_LIST_NODES, MU_RPC_QUESTION},
-    {SERVICE "OrderNode", MU_RPC_UNARY, MU_METHOD_ORDER_NODE, MU_RPC_CHANGE},
-    {SERVICE "ScaleJob", MU_RPC_UNARY, MU_METHOD_SCALE_JOB, MU_RPC_CHANGE},
-    {"/grpc.health.v1.Health/Check", MU_RPC_UNARY, MU_METHOD_HEALTH_CHECK, MU_RPC_QUESTION},
-    {"/grpc.health.v1.Health/Watch", MU_RPC_SERVER_STREAM, MU_METHOD_HEALTH_WATCH, MU_RPC_QUESTION},
-    {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION,
-     MU_RPC_QUESTION},
-    {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION_ALPHA,
-     MU_RPC_QUESTION},
-    {"/muster.v1.TokenService/CreateToken", MU_RPC_UNARY, MU_METHOD_CREATE_TOKEN, MU_RPC_CHANGE},
-    {"/muster.v1.TokenService/ListTokens", MU_RPC_UNARY, MU_METHOD_LIST_TOKENS, MU_RPC_QUESTION},
-    {"/muster.v1.TokenService/RevokeToken", MU_RPC_UNARY, MU_METHOD_REVOKE_TOKEN, MU_RPC_CHANGE},
-    {"/muster.v1.TokenService/Join", MU_RPC_UNARY, MU_METHOD_JOIN, MU_RPC_QUESTION}, /* strangers call it */
-};
 
 /* An answer on its way through the outbox. */
 struct answer {
@@ -168,36 +136,6 @@ static enum mu_status get_name(const char *pb, const char *field, char *out, str
     return mu_wire_get_string(pb, MU_WIRE_NAME, field, out, MU_JOB_NAME_SIZE, err);
 }
 
-static uint32_t page_size(uint32_t asked)
-{
-    return asked == 0 ? MU_API_PAGE_DEFAULT : asked < MU_API_PAGE_MAX ? asked : MU_API_PAGE_MAX;
-}
-
-/* A token that is a decimal number; empty is 0. */
-static enum mu_status get_token(const char *token, uint64_t *ret_value, struct mu_error *err)
-{
-    uint64_t value = 0;
-    size_t length = strlen(token);
-    bool good = length <= 18;
-    for (size_t i = 0; good && i < length; i++) {
-        good = token[i] >= '0' && token[i] <= '9';
-        value = value * 10 + (uint64_t)(token[i] - '0');
-    }
-    if (!good)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "page_token: '%.40s' is not one of this list; use next_page_token as it was given", token);
-    *ret_value = value;
-    return MU_OK;
-}
-
-static char *put_token(struct mu_api *api, uint64_t value)
-{
-    char *token = mu_wire_arena_alloc(&api->arena, 24);
-    if (token)
-        snprintf(token, 24, "%llu", (unsigned long long)value);
-    return token;
-}
-
 static enum mu_status find_job(struct mu_api *api, const char *pb, const char *field, struct mu_job_view **ret_view,
                                struct mu_error *err)
 {
@@ -236,7 +174,7 @@ static enum mu_status list_jobs(struct mu_api *api, struct mu_rpc_call *call, co
 {
     const Muster__V1__ListJobsRequest *request = (const Muster__V1__ListJobsRequest *)base;
     Muster__V1__ListJobsResponse response = MUSTER__V1__LIST_JOBS_RESPONSE__INIT;
-    uint32_t limit = page_size(request->page_size), count = mu_coord_job_count(api->config.coord);
+    uint32_t limit = api_page_size(request->page_size), count = mu_coord_job_count(api->config.coord);
     char after[MU_JOB_NAME_SIZE];
     enum mu_status status =
         mu_wire_get_string(request->page_token, MU_WIRE_NAME_EMPTY, "page_token", after, sizeof after, err);
@@ -268,12 +206,12 @@ static enum mu_status list_workers(struct mu_api *api, struct mu_rpc_call *call,
 {
     const Muster__V1__ListWorkersRequest *request = (const Muster__V1__ListWorkersRequest *)base;
     Muster__V1__ListWorkersResponse response = MUSTER__V1__LIST_WORKERS_RESPONSE__INIT;
-    uint32_t limit = page_size(request->page_size), slots = mu_coord_worker_slots(api->config.coord);
+    uint32_t limit = api_page_size(request->page_size), slots = mu_coord_worker_slots(api->config.coord);
     struct mu_job_view *job = NULL;
     uint64_t slot = 0;
     enum mu_status status = request->job[0] ? find_job(api, request->job, "job", &job, err) : MU_OK;
     if (status == MU_OK)
-        status = get_token(request->page_token, &slot, err);
+        status = api_get_token(request->page_token, &slot, err);
     if (status)
         return status;
     response.workers = mu_wire_arena_alloc(&api->arena, sizeof *response.workers * limit);
@@ -285,7 +223,7 @@ static enum mu_status list_workers(struct mu_api *api, struct mu_rpc_call *call,
             (job && strcmp(job->record.spec.name, view->job) != 0))
             continue;
         if (response.n_workers == limit) {
-            response.next_page_token = put_token(api, slot);
+            response.next_page_token = api_put_token(&api->arena, slot);
             break;
         }
         response.workers[response.n_workers] = mu_view_worker(&api->arena, view, err);
@@ -304,7 +242,7 @@ static enum mu_status list_nodes(struct mu_api *api, struct mu_rpc_call *call, c
 {
     const Muster__V1__ListNodesRequest *request = (const Muster__V1__ListNodesRequest *)base;
     Muster__V1__ListNodesResponse response = MUSTER__V1__LIST_NODES_RESPONSE__INIT;
-    size_t count = 0, first = 0, limit = page_size(request->page_size);
+    size_t count = 0, first = 0, limit = api_page_size(request->page_size);
     enum mu_status status = mu_nodes_list(&api->arena, api->config.coord, &response.nodes, &count, err);
     if (status)
         return status;
@@ -323,12 +261,12 @@ static enum mu_status list_checkpoints(struct mu_api *api, struct mu_rpc_call *c
 {
     const Muster__V1__ListCheckpointsRequest *request = (const Muster__V1__ListCheckpointsRequest *)base;
     Muster__V1__ListCheckpointsResponse response = MUSTER__V1__LIST_CHECKPOINTS_RESPONSE__INIT;
-    uint32_t limit = page_size(request->page_size);
+    uint32_t limit = api_page_size(request->page_size);
     struct mu_job_view *job = NULL;
     uint64_t after = 0;
     enum mu_status status = find_job(api, request->job, "job", &job, err);
     if (status == MU_OK)
-        status = get_token(request->page_token, &after, err);
+        status = api_get_token(request->page_token, &after, err);
     if (status)
         return status;
     response.checkpoints = mu_wire_arena_alloc(&api->arena, sizeof *response.checkpoints * limit);
@@ -341,7 +279,7 @@ static enum mu_status list_checkpoints(struct mu_api *api, struct mu_rpc_call *c
         if (record->number <= after)
             continue;
         if (response.n_checkpoints == limit) {
-            response.next_page_token = put_token(api, response.checkpoints[limit - 1]->number);
+            response.next_page_token = api_put_token(&api->arena, response.checkpoints[limit - 1]->number);
             break;
         }
         response.checkpoints[response.n_checkpoints] = mu_view_checkpoint(&api->arena, record, err);
@@ -377,7 +315,7 @@ static enum mu_status get_timings(struct mu_api *api, struct mu_rpc_call *call, 
 {
     const Muster__V1__GetTimingsRequest *request = (const Muster__V1__GetTimingsRequest *)base;
     Muster__V1__GetTimingsResponse response = MUSTER__V1__GET_TIMINGS_RESPONSE__INIT;
-    uint32_t limit = page_size(request->page_size), slots = mu_coord_worker_slots(api->config.coord);
+    uint32_t limit = api_page_size(request->page_size), slots = mu_coord_worker_slots(api->config.coord);
     uint32_t per_worker = request->per_worker == 0 ? 1 : request->per_worker;
     char worker[MU_WORKER_NAME_SIZE];
     struct mu_job_view *job = NULL;
@@ -386,7 +324,7 @@ static enum mu_status get_timings(struct mu_api *api, struct mu_rpc_call *call, 
     enum mu_status status = MU_OK;
     if ((status = find_job(api, request->job, "job", &job, err)) ||
         (status = mu_wire_get_string(request->worker, MU_WIRE_NAME_EMPTY, "worker", worker, sizeof worker, err)) ||
-        (status = get_token(request->page_token, &slot, err)))
+        (status = api_get_token(request->page_token, &slot, err)))
         return status;
     if (per_worker > MU_TIMINGS_KEPT)
         return mu_fail(err, MU_ERR_INVALID, "per_worker: value %u is not allowed: at most %d", per_worker,
@@ -398,7 +336,7 @@ static enum mu_status get_timings(struct mu_api *api, struct mu_rpc_call *call, 
             strcmp(view->job, job->record.spec.name) != 0 || (worker[0] && strcmp(worker, view->name) != 0))
             continue;
         if (response.n_timings >= limit) {
-            response.next_page_token = put_token(api, slot);
+            response.next_page_token = api_put_token(&api->arena, slot);
             break;
         }
         is_there = true;
@@ -420,16 +358,16 @@ static enum mu_status get_goodput(struct mu_api *api, struct mu_rpc_call *call, 
     uint64_t slot = 0;
     enum mu_status status = find_job(api, request->job, "job", &job, err);
     if (status == MU_OK)
-        status = get_token(request->page_token, &slot, err);
+        status = api_get_token(request->page_token, &slot, err);
     if (status)
         return status;
     Muster__V1__GetGoodputResponse *response =
         mu_view_goodput(&api->arena, api->config.coord, job->record.spec.name, mu_clock_mono_us(),
-                        page_size(request->page_size), &slot, err);
+                        api_page_size(request->page_size), &slot, err);
     if (!response)
         return err->status;
     if (slot)
-        response->next_page_token = put_token(api, slot);
+        response->next_page_token = api_put_token(&api->arena, slot);
     answer_call(api, call, &response->base);
     return MU_OK;
 }

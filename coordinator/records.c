@@ -9,10 +9,9 @@
 #include "coordinator/record_checkpoint.h"
 
 const char mu_record_prefixes[MU_RECORD_KIND_COUNT][3] = {
-    [MU_RECORD_JOB] = "j/",     [MU_RECORD_GENERATION] = "g/", [MU_RECORD_CHECKPOINT] = "c/",
-    [MU_RECORD_WORKER] = "w/",  [MU_RECORD_TALLY] = "t/",      [MU_RECORD_DEATH] = "d/",
-    [MU_RECORD_REQUEST] = "r/", [MU_RECORD_ACCOUNT] = "a/",    [MU_RECORD_EVENT] = "e/",
-    [MU_RECORD_NODE] = "n/",
+    [MU_RECORD_JOB] = "j/",   [MU_RECORD_GENERATION] = "g/", [MU_RECORD_CHECKPOINT] = "c/", [MU_RECORD_WORKER] = "w/",
+    [MU_RECORD_TALLY] = "t/", [MU_RECORD_DEATH] = "d/",      [MU_RECORD_REQUEST] = "r/",    [MU_RECORD_ACCOUNT] = "a/",
+    [MU_RECORD_EVENT] = "e/", [MU_RECORD_NODE] = "n/",
 };
 
 _Static_assert(MUSTER__V1__JOB_STATE__JOB_STATE_CANCELLED == (int)MU_JOB_STATE_COUNT, "job state");

@@ -52,10 +52,12 @@ def test_docs_list_what_there_is():
     same({name.lower() for name in alerts}, set(re.findall(r"runbook: docs/operations.md#(\w+)", rules)), "alerts and their runbooks")
     sources = "".join(text_of("coordinator", folder, name) for folder in ("", "core") for name in os.listdir(os.path.join(ROOT, "coordinator", folder))
                       if name.endswith(".c"))
-    kinds = set(re.findall(r'\bevent\(\s*coord,[^;]*?"([a-z_]+)",\s*(?:job|NULL|job_of)', sources)) | set(re.findall(r'\.kind = "([a-z_]+)"', sources))
+    calls = re.findall(r"\bevent(?:_of_name)?\(\s*coord,\s*MU_EVENT_\w+,\s*([^,]*),", sources)
+    kinds = set(re.findall(r'"([a-z_]+)"', " ".join(calls))) | set(re.findall(r'\.kind = "([a-z_]+)"', sources))
     kinds |= set(re.findall(r'"(job_(?:finished|failed|cancelled))"', sources))
     section = docs[docs.index("\n## Events\n"):]
-    same(kinds, set(re.findall(r"^\| `([a-z_]+)` \| (?:info|warning|error)", section[:section.index("\n## ", 5)], re.M)), "events and their list in docs/operations.md")
+    rows = re.findall(r"^\| (`[^|]*`) \| (?:info|warning|error)", section[:section.index("\n## ", 5)], re.M)
+    same(kinds, set(re.findall(r"`([a-z_]+)`", " ".join(rows))), "events and their list in docs/operations.md")
     classes = set(re.findall(r'"([a-z_]+)"', re.search(r"mu_time_class_names\[MU_TIME_CLASS_COUNT\] = \{(.*?)\}", sources, re.S).group(1)))
     section = docs[docs.index("\n## Goodput\n"):docs.index("\n## Series\n")]
     missing = {name for name in classes if not re.search(rf"\b{name}\b", section)}

@@ -1,0 +1,65 @@
+#include "coordinator/api_parts.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define SERVICE "/muster.v1.MusterService/"
+const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
+    {"/muster.v1.WorkerService/Attach", MU_RPC_BIDI_STREAM, MU_METHOD_ATTACH, MU_RPC_PRIORITY},
+    {SERVICE "SubmitJob", MU_RPC_UNARY, MU_METHOD_SUBMIT_JOB, MU_RPC_CHANGE},
+    {SERVICE "GetJob", MU_RPC_UNARY, MU_METHOD_GET_JOB, MU_RPC_QUESTION},
+    {SERVICE "ListJobs", MU_RPC_UNARY, MU_METHOD_LIST_JOBS, MU_RPC_QUESTION},
+    {SERVICE "CancelJob", MU_RPC_UNARY, MU_METHOD_CANCEL_JOB, MU_RPC_CHANGE},
+    {SERVICE "ListWorkers", MU_RPC_UNARY, MU_METHOD_LIST_WORKERS, MU_RPC_QUESTION},
+    {SERVICE "DrainWorker", MU_RPC_UNARY, MU_METHOD_DRAIN_WORKER, MU_RPC_CHANGE},
+    {SERVICE "UndrainWorker", MU_RPC_UNARY, MU_METHOD_UNDRAIN_WORKER, MU_RPC_CHANGE},
+    {SERVICE "TriggerCheckpoint", MU_RPC_UNARY, MU_METHOD_TRIGGER_CHECKPOINT, MU_RPC_CHANGE},
+    {SERVICE "ListCheckpoints", MU_RPC_UNARY, MU_METHOD_LIST_CHECKPOINTS, MU_RPC_QUESTION},
+    {SERVICE "GetTimings", MU_RPC_UNARY, MU_METHOD_GET_TIMINGS, MU_RPC_QUESTION},
+    {SERVICE "GetGoodput", MU_RPC_UNARY, MU_METHOD_GET_GOODPUT, MU_RPC_QUESTION},
+    {SERVICE "WatchEvents", MU_RPC_SERVER_STREAM, MU_METHOD_WATCH_EVENTS, MU_RPC_QUESTION},
+    {SERVICE "SaveSnapshot", MU_RPC_UNARY, MU_METHOD_SAVE_SNAPSHOT, MU_RPC_QUESTION},
+    {"/muster.v1.WorkerService/ReportExit", MU_RPC_UNARY, MU_METHOD_REPORT_EXIT, MU_RPC_PRIORITY},
+    {SERVICE "ListNodes", MU_RPC_UNARY, MU_METHOD_LIST_NODES, MU_RPC_QUESTION},
+    {SERVICE "OrderNode", MU_RPC_UNARY, MU_METHOD_ORDER_NODE, MU_RPC_CHANGE},
+    {SERVICE "ScaleJob", MU_RPC_UNARY, MU_METHOD_SCALE_JOB, MU_RPC_CHANGE},
+    {"/grpc.health.v1.Health/Check", MU_RPC_UNARY, MU_METHOD_HEALTH_CHECK, MU_RPC_QUESTION},
+    {"/grpc.health.v1.Health/Watch", MU_RPC_SERVER_STREAM, MU_METHOD_HEALTH_WATCH, MU_RPC_QUESTION},
+    {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION,
+     MU_RPC_QUESTION},
+    {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION_ALPHA,
+     MU_RPC_QUESTION},
+    {"/muster.v1.TokenService/CreateToken", MU_RPC_UNARY, MU_METHOD_CREATE_TOKEN, MU_RPC_CHANGE},
+    {"/muster.v1.TokenService/ListTokens", MU_RPC_UNARY, MU_METHOD_LIST_TOKENS, MU_RPC_QUESTION},
+    {"/muster.v1.TokenService/RevokeToken", MU_RPC_UNARY, MU_METHOD_REVOKE_TOKEN, MU_RPC_CHANGE},
+    {"/muster.v1.TokenService/Join", MU_RPC_UNARY, MU_METHOD_JOIN, MU_RPC_QUESTION}, /* strangers call it */
+};
+
+uint32_t api_page_size(uint32_t asked)
+{
+    return asked == 0 ? MU_API_PAGE_DEFAULT : asked < MU_API_PAGE_MAX ? asked : MU_API_PAGE_MAX;
+}
+
+enum mu_status api_get_token(const char *token, uint64_t *ret_value, struct mu_error *err)
+{
+    uint64_t value = 0;
+    size_t length = strlen(token);
+    bool good = length <= 18;
+    for (size_t i = 0; good && i < length; i++) {
+        good = token[i] >= '0' && token[i] <= '9';
+        value = value * 10 + (uint64_t)(token[i] - '0');
+    }
+    if (!good)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "page_token: '%.40s' is not one of this list; use next_page_token as it was given", token);
+    *ret_value = value;
+    return MU_OK;
+}
+
+char *api_put_token(struct mu_wire_arena *arena, uint64_t value)
+{
+    char *token = mu_wire_arena_alloc(arena, 24);
+    if (token)
+        snprintf(token, 24, "%llu", (unsigned long long)value);
+    return token;
+}

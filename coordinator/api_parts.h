@@ -1,0 +1,12 @@
+/* Parts of api.c: pages of lists. The table of methods (api.h) is beside them. */
+#ifndef MU_COORDINATOR_API_PARTS_H
+#define MU_COORDINATOR_API_PARTS_H
+
+#include "coordinator/api.h"
+
+uint32_t api_page_size(uint32_t asked);
+/* A token that is a decimal number; empty is 0. */
+enum mu_status api_get_token(const char *token, uint64_t *ret_value, struct mu_error *err) MU_WARN_UNUSED;
+char *api_put_token(struct mu_wire_arena *arena, uint64_t value); /* NULL: no memory */
+
+#endif
