@@ -14,6 +14,7 @@
 #include "worker/agent.h"
 #include "worker/cpus.h"
 #include "worker/detach.h"
+#include "worker/join.h"
 #include "worker/notes.h"
 #include "worker/supervisor.h"
 
@@ -37,6 +38,9 @@ static const char help[] =
     "127.0.0.1:7070)\n"
     "  --tls-ca FILE, --tls-cert FILE, --tls-key FILE\n"
     "                        mutual TLS with musterd (default: $MUSTER_TLS_CA, $MUSTER_TLS_CERT, $MUSTER_TLS_KEY)\n"
+    "  --join-token-file FILE  a worker without a certificate gets one for the token in FILE (or in "
+    "$MUSTER_JOIN_TOKEN; see\n"
+    "                        muster token), and writes it to --tls-cert and --tls-key\n"
     "  --name NAME           this worker's name: a-z 0-9 . _ - (default: chosen by the coordinator)\n"
     "  --device all          a supervisor with one worker for every device: here, for the processors of each memory "
     "node\n"
@@ -89,6 +93,7 @@ enum option_id {
     OPT_REPORT_EVERY,
     OPT_CONNECT_TIMEOUT,
     OPT_LEDGER,
+    OPT_JOIN_TOKEN,
     OPT_LOG_LEVEL,
     OPT_VERSION,
     OPT_HELP,
@@ -116,6 +121,7 @@ static const struct option options[] = {
     {"report-every", required_argument, NULL, OPT_REPORT_EVERY},
     {"connect-timeout", required_argument, NULL, OPT_CONNECT_TIMEOUT},
     {"ledger", required_argument, NULL, OPT_LEDGER},
+    {"join-token-file", required_argument, NULL, OPT_JOIN_TOKEN},
     {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
     {"version", no_argument, NULL, OPT_VERSION},
     {"help", no_argument, NULL, OPT_HELP},
@@ -188,6 +194,7 @@ static bool take_text(int id, const char *text, struct choices *choices)
                  {OPT_TLS_CA, &config->tls.ca},
                  {OPT_TLS_CERT, &config->tls.cert},
                  {OPT_TLS_KEY, &config->tls.key},
+                 {OPT_JOIN_TOKEN, &config->join_token_file},
                  {OPT_DATA_ADDR, &config->data_addr},
                  {OPT_HOST_ID, &config->host_id},
                  {OPT_UNIX_DIR, &config->unix_dir},
@@ -262,10 +269,28 @@ static bool take_option(int id, const char *text, struct choices *choices, int *
     }
 }
 
+/* A worker that has a token and no certificate gets one first. False: the exit code is in *ret_code. */
+static bool join(const struct mu_agent_config *config, int *ret_code)
+{
+    struct mu_error err = {0};
+    const struct mu_join_config from = {.coordinator = config->coordinator,
+                                        .tls = config->tls,
+                                        .token_file = config->join_token_file,
+                                        .name = config->name,
+                                        .give_up_ms = config->give_up_ms};
+    enum mu_status status = mu_join(&from, &err);
+    if (status == MU_OK)
+        return true;
+    MU_LOGE("cannot join: %s", err.text);
+    *ret_code =
+        status == MU_ERR_UNAVAILABLE || status == MU_ERR_TIMEOUT ? MU_AGENT_EXIT_CANNOT_CONNECT : MU_AGENT_EXIT_FAILURE;
+    return false;
+}
+
 /* Everything but what the supervisor itself takes or gives. */
 static bool keep_word(int id, const char *text, struct choices *choices)
 {
-    static const int own[] = {OPT_NAME, OPT_DEVICE, OPT_SLOTS, OPT_DETACH, OPT_READY_WITHIN, OPT_LOG};
+    static const int own[] = {OPT_JOIN_TOKEN, OPT_NAME, OPT_DEVICE, OPT_SLOTS, OPT_DETACH, OPT_READY_WITHIN, OPT_LOG};
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
         if (own[i] == id)
             return true;
@@ -382,7 +407,8 @@ int main(int argc, char **argv)
         mu_notify_init();
         bool is_one_of_several = getenv(MU_NOTES_VARIABLE) && choices.agent.name; /* their lines stand in one log */
         mu_log_init(choices.device ? "supervisor" : is_one_of_several ? choices.agent.name : "worker", choices.level);
-        code = choices.device ? supervise(&choices) : mu_agent_run(&choices.agent);
+        if (join(&choices.agent, &code))
+            code = choices.device ? supervise(&choices) : mu_agent_run(&choices.agent);
     }
     for (size_t i = 0; i < choices.word_count; i++)
         free(choices.words[i]);
