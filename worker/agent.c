@@ -226,12 +226,14 @@ static void do_engine(struct agent *agent, const struct mu_worker_action *action
     }
 }
 
+/* The log has told why there is no coordinator; the supervisor is told it with the end. */
 static void do_exit(struct agent *agent, int code, const char *text)
 {
     char line[MU_TEXT_SIZE + MU_ERROR_TEXT_SIZE];
     bool alone = code == MU_AGENT_EXIT_CANNOT_CONNECT && agent->trouble_told[0];
-    snprintf(line, sizeof line, "%s%s%s", text ? text : "", alone ? ": " : "", alone ? agent->trouble_told : "");
-    mu_log(code == 0 ? MU_LOG_INFO : MU_LOG_ERROR, NULL, "leaving%s%s", line[0] ? ": " : "", line);
+    text = text ? text : "";
+    mu_log(code == 0 ? MU_LOG_INFO : MU_LOG_ERROR, NULL, "leaving%s%s", text[0] ? ": " : "", text);
+    snprintf(line, sizeof line, "%s%s%s", text, alone ? ": " : "", alone ? agent->trouble_told : "");
     note_trouble(agent, line);
     leave(agent, code);
 }
