@@ -15,11 +15,6 @@ const char *nccl_scope_name(enum mu_nccl_scope scope)
     return names[scope];
 }
 
-uint32_t mu_nccl_id_count(uint32_t world)
-{
-    return (world + MU_NCCL_RANKS_PER_ID - 1) / MU_NCCL_RANKS_PER_ID;
-}
-
 /* ---- failures ---- */
 
 static const char *host_of(const struct mu_nccl *nccl, uint32_t rank)
@@ -235,11 +230,10 @@ static ncclConfig_t non_blocking(const char *name)
     return config;
 }
 
-static enum mu_status open_world(struct mu_nccl *nccl, const struct mu_nccl_id *ids, uint64_t deadline_us,
-                                 struct mu_error *err)
+static enum mu_status open_world(struct mu_nccl *nccl, const struct mu_nccl_id *ids, uint32_t id_count,
+                                 uint64_t deadline_us, struct mu_error *err)
 {
     struct channel *world = &nccl->channels[MU_NCCL_WORLD];
-    uint32_t id_count = mu_nccl_id_count(nccl->world);
     ncclConfig_t config = non_blocking("muster");
     ncclUniqueId *copy = malloc(id_count * sizeof *copy);
     if (!copy)
@@ -286,7 +280,7 @@ enum mu_status mu_nccl_open(const struct mu_nccl_config *config, uint64_t deadli
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the communicators of %u ranks", config->world);
     enum mu_status status = copy_config(nccl, config, err);
     if (status == MU_OK && nccl->world > 1)
-        status = open_world(nccl, config->ids, deadline_us, err);
+        status = open_world(nccl, config->ids, config->id_count, deadline_us, err);
     for (int scope = MU_NCCL_WORLD + 1; scope < MU_NCCL_SCOPES && status == MU_OK && nccl->world > 1; scope++)
         status = open_scope(nccl, (enum mu_nccl_scope)scope, deadline_us, err);
     if (status == MU_OK) {

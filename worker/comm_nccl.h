@@ -45,20 +45,24 @@ struct mu_nccl_id {
     uint8_t bytes[MU_NCCL_ID_SIZE];
 };
 
-/* Ids that a world of so many ranks meets at. */
-uint32_t mu_nccl_id_count(uint32_t world);
+struct mu_nccl_meeting_config {
+    struct mu_comm_group *group; /* connected, of the generation */
+    uint32_t rank, world;        /* among working ranks */
+    const char *host;            /* of this rank, for messages */
+    uint32_t ranks_per_id;       /* the same on all ranks; 0: MU_NCCL_RANKS_PER_ID */
+};
 
 /* All working ranks of a generation, over its sockets: compare their versions of NCCL, make the ids and tell everybody.
- * `host`: of this rank, for messages. */
+ */
 struct mu_nccl_meeting;
-enum mu_status mu_nccl_meeting_new(struct mu_comm_group *group, uint32_t rank, uint32_t world, const char *host,
-                                   struct mu_nccl_meeting **ret_meeting, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_nccl_meeting_new(const struct mu_nccl_meeting_config *config, struct mu_nccl_meeting **ret_meeting,
+                                   struct mu_error *err) MU_WARN_UNUSED;
 /* Once. MU_ERR_CONFLICT: versions differ, on which ranks and hosts; MU_ERR_TIMEOUT, MU_ERR_CANCELLED,
  * MU_ERR_UNAVAILABLE as from the group. */
 enum mu_status mu_nccl_meeting_run(struct mu_nccl_meeting *meeting, uint64_t deadline_us,
                                    struct mu_error *err) MU_WARN_UNUSED;
-/* After a run: [mu_nccl_id_count(world)], as long as the meeting lives. */
-const struct mu_nccl_id *mu_nccl_meeting_ids(const struct mu_nccl_meeting *meeting);
+/* After a run; as long as the meeting lives. */
+const struct mu_nccl_id *mu_nccl_meeting_ids(const struct mu_nccl_meeting *meeting, uint32_t *ret_count);
 /* After a run that failed: only once the group is closed, which may still know its requests. NULL is fine. */
 void mu_nccl_meeting_free(struct mu_nccl_meeting *meeting);
 
@@ -75,9 +79,10 @@ struct mu_nccl_members {
 
 /* Copied by mu_nccl_open. */
 struct mu_nccl_config {
-    struct mu_comm_group *group;  /* of the same generation, connected; closed after this is freed. NULL: world is 1 */
-    uint32_t rank, world;         /* among working ranks */
-    const struct mu_nccl_id *ids; /* [mu_nccl_id_count(world)] */
+    struct mu_comm_group *group; /* of the same generation, connected; closed after this is freed. NULL: world is 1 */
+    uint32_t rank, world;        /* among working ranks */
+    const struct mu_nccl_id *ids;
+    uint32_t id_count;
     struct mu_nccl_members scopes[MU_NCCL_SCOPES]; /* MU_NCCL_WORLD is filled in */
     const struct mu_nccl_peer *peers;              /* for messages; those that are known */
     size_t peer_count;

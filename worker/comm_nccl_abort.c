@@ -126,8 +126,9 @@ enum mu_status mu_nccl_abort(struct mu_nccl *nccl, uint64_t deadline_us, struct 
     if (left == 0) /* a split that was under way may have stored its communicator meanwhile */
         left = abort_all(nccl, deadline_us, &worst);
     if (left > 0)
-        return mu_fail(err, MU_ERR_TIMEOUT, "%u communicators did not abort in time, after %s: this process must end",
-                       left, nccl->doing[0] ? nccl->doing : "nothing");
+        return mu_fail(err, MU_ERR_TIMEOUT,
+                       "%u of the communicators did not abort in time, after %s: this process must end", left,
+                       nccl->doing[0] ? nccl->doing : "nothing");
     enum mu_status status = drain_streams(nccl, deadline_us, err);
     if (status != MU_OK)
         return status;

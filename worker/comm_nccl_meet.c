@@ -25,7 +25,7 @@ struct message {
 /* The ranks above and below this one, and what comes from them. */
 struct mu_nccl_meeting {
     struct mu_comm_group *group;
-    uint32_t rank, id_count;
+    uint32_t rank, id_count, ranks_per_id;
     char host[MU_NCCL_HOST_SIZE];
     uint64_t deadline_us;
     uint32_t children[MEET_RELATIVES_MAX], child_count;
@@ -60,9 +60,9 @@ static enum mu_status describe_self(struct mu_nccl_meeting *meeting, struct mu_e
     memcpy(meeting->own->least.host, meeting->host, sizeof meeting->host);
     meeting->own->most = meeting->own->least;
     ncclUniqueId id;
-    if (result == ncclSuccess && meeting->rank % MU_NCCL_RANKS_PER_ID == 0) {
+    if (result == ncclSuccess && meeting->rank % meeting->ranks_per_id == 0) {
         result = ncclGetUniqueId(&id);
-        memcpy(&meeting->own->ids[meeting->rank / MU_NCCL_RANKS_PER_ID], &id, sizeof id);
+        memcpy(&meeting->own->ids[meeting->rank / meeting->ranks_per_id], &id, sizeof id);
     }
     if (result == ncclSuccess)
         return MU_OK;
@@ -129,23 +129,24 @@ static enum mu_status check_versions(const struct message *all, struct mu_error 
                    most->number / 10000, most->number / 100 % 100, most->number % 100, most->rank, most->host);
 }
 
-enum mu_status mu_nccl_meeting_new(struct mu_comm_group *group, uint32_t rank, uint32_t world, const char *host,
-                                   struct mu_nccl_meeting **ret_meeting, struct mu_error *err)
+enum mu_status mu_nccl_meeting_new(const struct mu_nccl_meeting_config *config, struct mu_nccl_meeting **ret_meeting,
+                                   struct mu_error *err)
 {
     struct mu_nccl_meeting *meeting = calloc(1, sizeof *meeting);
     if (!meeting)
-        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for a meeting of %u ranks", world);
-    meeting->group = group;
-    meeting->rank = rank;
-    meeting->id_count = mu_nccl_id_count(world);
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for a meeting of %u ranks", config->world);
+    meeting->group = config->group;
+    meeting->rank = config->rank;
+    meeting->ranks_per_id = config->ranks_per_id > 0 ? config->ranks_per_id : MU_NCCL_RANKS_PER_ID;
+    meeting->id_count = (config->world + meeting->ranks_per_id - 1) / meeting->ranks_per_id;
     meeting->message_bytes = sizeof(struct message) + meeting->id_count * sizeof(struct mu_nccl_id);
-    snprintf(meeting->host, sizeof meeting->host, "%s", host);
-    find_relatives(meeting, world);
+    snprintf(meeting->host, sizeof meeting->host, "%s", config->host);
+    find_relatives(meeting, config->world);
     meeting->own = calloc(1, meeting->message_bytes);
     meeting->theirs = calloc(1, meeting->message_bytes);
     if (!meeting->own || !meeting->theirs) {
         mu_nccl_meeting_free(meeting);
-        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for a meeting of %u ranks", world);
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for a meeting of %u ranks", config->world);
     }
     *ret_meeting = meeting;
     return MU_OK;
@@ -171,7 +172,8 @@ enum mu_status mu_nccl_meeting_run(struct mu_nccl_meeting *meeting, uint64_t dea
     return status == MU_OK ? check_versions(meeting->own, err) : status;
 }
 
-const struct mu_nccl_id *mu_nccl_meeting_ids(const struct mu_nccl_meeting *meeting)
+const struct mu_nccl_id *mu_nccl_meeting_ids(const struct mu_nccl_meeting *meeting, uint32_t *ret_count)
 {
+    *ret_count = meeting->id_count;
     return meeting->own->ids;
 }

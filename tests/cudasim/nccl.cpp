@@ -233,93 +233,105 @@ static void fold_any(char *into, const char *next, size_t count, ncclDataType_t 
         fold(reinterpret_cast<uint64_t *>(into), reinterpret_cast<const uint64_t *>(next), count, op);
 }
 
-static nccl_head head_of(const nccl_op &op, uint64_t number, size_t count)
+static bool sums(nccl_kind kind)
 {
-    const bool sums =
-        op.kind == nccl_kind::all_reduce || op.kind == nccl_kind::reduce_scatter || op.kind == nccl_kind::reduce;
-    const bool rooted = op.kind == nccl_kind::broadcast || op.kind == nccl_kind::reduce;
-    return {op.kind,
-            static_cast<uint32_t>(op.type),
-            sums ? static_cast<uint32_t>(op.op) : 0,
-            rooted ? static_cast<uint32_t>(op.root) : 0,
-            number,
-            count * bytes_of(op.type)};
+    return kind == nccl_kind::all_reduce || kind == nccl_kind::reduce_scatter || kind == nccl_kind::reduce;
 }
 
-static void post(nccl_run &run, int peer, const nccl_head &head, const char *from, char *to)
+static nccl_head head_of(const nccl_op &op, uint64_t number)
 {
-    nccl_lane &lane = run.lanes[static_cast<size_t>(peer)];
-    if (from)
-        lane.out.push_back({head, const_cast<char *>(from)});
-    if (to)
-        lane.in.push_back({head, to});
+    const bool rooted = op.kind == nccl_kind::broadcast || op.kind == nccl_kind::reduce;
+    nccl_head head = {op.kind, static_cast<uint32_t>(op.type), 0, 0, number, op.count * bytes_of(op.type), 0};
+    head.op = sums(op.kind) ? static_cast<uint32_t>(op.op) : 0;
+    head.root = rooted ? static_cast<uint32_t>(op.root) : 0;
+    return head;
+}
+
+static nccl_piece piece_of(nccl_head head, const char *data)
+{
+    head.payload = data ? head.bytes : 0;
+    return {head, const_cast<char *>(data)};
 }
 
 static void post_message(nccl_run &run, const nccl_op &op)
 {
     ncclComm *comm = run.comm;
     const size_t peer = static_cast<size_t>(op.root);
-    const nccl_head head = head_of(op, op.receive ? comm->received[peer]++ : comm->sent[peer]++, op.count);
+    const nccl_head head = head_of(op, op.receive ? comm->received[peer]++ : comm->sent[peer]++);
     if (op.root != comm->rank) {
-        post(run, op.root, head, op.receive ? nullptr : op.from, op.receive ? op.to : nullptr);
+        nccl_lane &lane = run.lanes[peer];
+        (op.receive ? lane.in : lane.out).push_back(piece_of(head, op.receive ? op.to : op.from));
     } else if (!op.receive) {
-        run.to_self.push_back({head, const_cast<char *>(op.from)});
+        run.to_self.push_back(piece_of(head, op.from));
     } else {
-        run.after.push_back([&run, op] {
-            memmove(op.to, run.to_self.front().data, op.count * bytes_of(op.type));
+        run.after.push_back([&run, op, head] {
+            memmove(op.to, run.to_self.front().data, head.bytes);
             run.to_self.pop_front();
         });
     }
 }
 
-/* Everybody's `count` elements come here, then they are added into `to`. */
-static void post_sum(nccl_run &run, const nccl_op &op, const nccl_head &head, const char *own)
+/* What goes to and comes from a peer in a collective; nullptr: nothing. */
+struct nccl_flow {
+    const char *from;
+    char *to;
+};
+
+static nccl_flow flow_of(nccl_run &run, const nccl_op &op, int peer, size_t bytes)
 {
-    std::vector<const char *> all(static_cast<size_t>(run.comm->size), own);
-    for (int peer = 0; peer < run.comm->size; peer++) {
-        if (peer == run.comm->rank)
-            continue;
-        run.partials.emplace_back(head.bytes + 1);
-        all[static_cast<size_t>(peer)] = run.partials.back().data();
-        post(run, peer, head, nullptr, run.partials.back().data());
+    const size_t theirs = static_cast<size_t>(peer) * bytes;
+    const bool root = run.comm->rank == op.root, to_root = peer == op.root;
+    char *partial = nullptr;
+    if (sums(op.kind) && (op.kind != nccl_kind::reduce || root)) {
+        run.partials.emplace_back(bytes + 1);
+        partial = run.partials.back().data();
     }
-    run.after.push_back([op, head, all] {
-        std::vector<char> sum(all.back(), all.back() + head.bytes);
-        for (size_t i = all.size() - 1; i-- > 0;)
-            fold_any(sum.data(), all[i], head.bytes / bytes_of(op.type), op.type, op.op);
-        memcpy(op.to, sum.data(), head.bytes);
-    });
+    switch (op.kind) {
+    case nccl_kind::all_gather:
+        return {op.from, op.to + theirs};
+    case nccl_kind::broadcast:
+        return {root ? op.from : nullptr, to_root ? op.to : nullptr};
+    case nccl_kind::reduce_scatter:
+        return {op.from + theirs, partial};
+    case nccl_kind::reduce:
+        return {to_root ? op.from : nullptr, partial};
+    default:
+        return {op.from, partial};
+    }
 }
 
+/* Adds what all brought, the last rank first. */
+static void sum_up(const nccl_op &op, const std::vector<const char *> &all, size_t bytes)
+{
+    std::vector<char> sum(all.back(), all.back() + bytes);
+    for (size_t i = all.size() - 1; i-- > 0;)
+        fold_any(sum.data(), all[i], op.count, op.type, op.op);
+    memcpy(op.to, sum.data(), bytes);
+}
+
+/* Every pair exchanges messages in both directions, if only to see that both do the same. */
 static void post_collective(nccl_run &run, const nccl_op &op)
 {
     ncclComm *comm = run.comm;
-    const nccl_head head = head_of(op, comm->collectives++, op.count);
-    const size_t bytes = head.bytes;
+    const nccl_head head = head_of(op, comm->collectives++);
+    const size_t bytes = head.bytes, own = static_cast<size_t>(comm->rank) * bytes;
+    std::vector<const char *> all(static_cast<size_t>(comm->size),
+                                  op.from + (op.kind == nccl_kind::reduce_scatter ? own : 0));
     for (int peer = 0; peer < comm->size; peer++) {
         if (peer == comm->rank)
             continue;
-        const size_t theirs = static_cast<size_t>(peer) * bytes;
-        if (op.kind == nccl_kind::all_gather)
-            post(run, peer, head, op.from, op.to + theirs);
-        else if (op.kind == nccl_kind::broadcast)
-            post(run, peer, head, comm->rank == op.root ? op.from : nullptr, peer == op.root ? op.to : nullptr);
-        else if (op.kind == nccl_kind::all_reduce)
-            post(run, peer, head, op.from, nullptr);
-        else if (op.kind == nccl_kind::reduce_scatter)
-            post(run, peer, head, op.from + theirs, nullptr);
-        else if (peer == op.root)
-            post(run, peer, head, op.from, nullptr);
+        const nccl_flow flow = flow_of(run, op, peer, bytes);
+        nccl_lane &lane = run.lanes[static_cast<size_t>(peer)];
+        lane.out.push_back(piece_of(head, flow.from));
+        lane.in.push_back(piece_of(head, flow.to));
+        all[static_cast<size_t>(peer)] = flow.to;
     }
-    const size_t own = static_cast<size_t>(comm->rank) * bytes;
     if (op.kind == nccl_kind::all_gather)
         run.after.push_back([op, own, bytes] { memmove(op.to + own, op.from, bytes); });
     else if (op.kind == nccl_kind::broadcast && comm->rank == op.root)
         run.after.push_back([op, bytes] { memmove(op.to, op.from, bytes); });
-    else if (op.kind == nccl_kind::all_reduce || (op.kind == nccl_kind::reduce && comm->rank == op.root))
-        post_sum(run, op, head, op.from);
-    else if (op.kind == nccl_kind::reduce_scatter)
-        post_sum(run, op, head, op.from + own);
+    else if (sums(op.kind) && (op.kind != nccl_kind::reduce || comm->rank == op.root))
+        run.after.push_back([op, all, bytes] { sum_up(op, all, bytes); });
 }
 
 /* On the stream's thread. */
@@ -517,7 +529,7 @@ static ncclResult_t run_split(ncclComm *comm, const split_card &own, int listene
 {
     std::vector<split_card> cards(static_cast<size_t>(comm->size), own);
     std::vector<nccl_lane> lanes(static_cast<size_t>(comm->size));
-    const nccl_head head = {nccl_kind::split, 0, 0, 0, comm->collectives++, sizeof own};
+    const nccl_head head = {nccl_kind::split, 0, 0, 0, comm->collectives++, sizeof own, sizeof own};
     for (int peer = 0; peer < comm->size; peer++) {
         if (peer == comm->rank)
             continue;

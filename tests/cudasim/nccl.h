@@ -25,7 +25,8 @@ const char *nccl_kind_name(nccl_kind kind);
 struct nccl_head {
     nccl_kind kind;
     uint32_t type, op, root;
-    uint64_t number, bytes; /* number: of the operation on this communicator; of the message for send */
+    uint64_t number;         /* of the operation on this communicator; of the message between two ranks for send */
+    uint64_t bytes, payload; /* what the operation is about; what follows this head */
 };
 
 /* One message, to or from a peer. */

@@ -260,7 +260,7 @@ template <typename Call> static step advance(nccl_piece &piece, char *head, Call
     const size_t head_size = sizeof piece.head;
     const bool in_head = piece.moved < head_size;
     char *at = in_head ? head + piece.moved : piece.data + (piece.moved - head_size);
-    const size_t left = in_head ? head_size - piece.moved : head_size + piece.head.bytes - piece.moved;
+    const size_t left = in_head ? head_size - piece.moved : head_size + piece.head.payload - piece.moved;
     const ssize_t n = call(at, left);
     if (n > 0)
         piece.moved += static_cast<size_t>(n);
@@ -269,7 +269,7 @@ template <typename Call> static step advance(nccl_piece &piece, char *head, Call
 
 static bool whole(const nccl_piece &piece)
 {
-    return piece.moved == sizeof piece.head + piece.head.bytes;
+    return piece.moved == sizeof piece.head + piece.head.payload;
 }
 
 static std::string describe(const nccl_head &h)

@@ -48,6 +48,7 @@ struct rank {
     struct mu_cuda cuda;
     struct mu_pool *gpu, *cpu;
     uint64_t exchanges;
+    uint32_t ranks_per_id;
     uint32_t tensor_ranks[RANKS_MAX], replica_ranks[RANKS_MAX];
 };
 
@@ -145,12 +146,9 @@ static inline void rank_begin(struct rank *r)
 static inline struct mu_nccl_config rank_config(struct rank *r)
 {
     static const struct mu_nccl_peer peers[] = {{0, "host-a"}, {1, "host-b"}, {2, "host-c"}, {3, "host-d"}};
-    struct mu_nccl_config config = {.group = r->world > 1 ? r->group : NULL,
-                                    .rank = r->rank,
-                                    .world = r->world,
-                                    .ids = mu_nccl_meeting_ids(r->meeting),
-                                    .peers = peers,
-                                    .peer_count = 4};
+    struct mu_nccl_config config = {
+        .group = r->world > 1 ? r->group : NULL, .rank = r->rank, .world = r->world, .peers = peers, .peer_count = 4};
+    config.ids = mu_nccl_meeting_ids(r->meeting, &config.id_count);
     bool grid = r->world == 4;
     uint32_t size = grid ? 2 : r->world, index = grid ? r->rank % 2 : r->rank;
     for (uint32_t i = 0; i < size; i++)
@@ -168,7 +166,10 @@ static inline struct mu_nccl_config rank_config(struct rank *r)
 static inline void rank_meet(struct rank *r)
 {
     static const char *const hosts[] = {"host-a", "host-b", "host-c", "host-d"};
-    OK(mu_nccl_meeting_new(r->group, r->rank, r->world, hosts[r->rank], &r->meeting, err));
+    struct mu_nccl_meeting_config config = {.group = r->group, .rank = r->rank, .world = r->world};
+    config.host = hosts[r->rank];
+    config.ranks_per_id = r->ranks_per_id;
+    OK(mu_nccl_meeting_new(&config, &r->meeting, err));
 }
 
 static inline void rank_open(struct rank *r)

@@ -264,13 +264,27 @@ static void test_blocks_cover_everything_once(void **state)
 
 /* ---- many ids ---- */
 
-static void test_ids_grow_with_the_world(void **state)
+static void meet_at_several_ids(struct rank *r)
+{
+    uint32_t id_count = 0;
+    r->ranks_per_id = 1 + r->world / 4;
+    rank_open(r);
+    const struct mu_nccl_id *ids = mu_nccl_meeting_ids(r->meeting, &id_count);
+    CHECK(id_count == (r->world == 4 ? 2 : r->world));
+    for (uint32_t i = 1; i < id_count; i++)
+        CHECK(memcmp(&ids[0], &ids[i], sizeof ids[0]) != 0);
+    struct members scopes[MU_NCCL_SCOPES];
+    members_of(r, scopes);
+    check_gather(r, &scopes[0], 4099);
+    OK(mu_nccl_close(r->nccl, soon(), err));
+    rank_end(r);
+}
+
+static void test_ranks_meet_at_several_ids(void **state)
 {
     (void)state;
-    assert_int_equal(mu_nccl_id_count(1), 1);
-    assert_int_equal(mu_nccl_id_count(128), 1);
-    assert_int_equal(mu_nccl_id_count(129), 2);
-    assert_int_equal(mu_nccl_id_count(16384), 128);
+    for (uint32_t world = 1; world <= RANKS_MAX; world++)
+        run_ranks(world, -1, meet_at_several_ids);
 }
 
 int main(void)
@@ -279,7 +293,7 @@ int main(void)
         cmocka_unit_test(test_moves_bring_what_the_sockets_bring),
         cmocka_unit_test(test_exact_sums_are_the_trees_and_fast_ones_are_close),
         cmocka_unit_test(test_blocks_cover_everything_once),
-        cmocka_unit_test(test_ids_grow_with_the_world),
+        cmocka_unit_test(test_ranks_meet_at_several_ids),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
