@@ -85,6 +85,7 @@ enum mu_status nccl_blame(struct mu_nccl *nccl, ncclComm_t comm, ncclResult_t re
     struct nccl_pause pause = {0};
     while (nccl_turn(nccl, &pause, deadline_us, NULL) == MU_OK)
         ;
+    nccl_turned(nccl, &pause);
     if (nccl_state(nccl, err) != MU_OK)
         return nccl->failure.status;
     const char *hint = advice(result);
@@ -103,8 +104,11 @@ enum mu_status nccl_turn(struct mu_nccl *nccl, struct nccl_pause *pause, uint64_
         return status;
     if (now_us >= deadline_us)
         return MU_ERR_TIMEOUT;
-    if (pause->since_us == 0)
+    if (pause->since_us == 0) {
         pause->since_us = now_us;
+        if (nccl->waiting)
+            nccl->waiting(nccl->waiting_ctx, true);
+    }
     if (now_us - pause->since_us < NCCL_SPIN_US)
         return MU_OK;
     pause->sleep_us = pause->sleep_us == 0 ? 1 : pause->sleep_us * 2;
@@ -113,6 +117,12 @@ enum mu_status nccl_turn(struct mu_nccl *nccl, struct nccl_pause *pause, uint64_
     struct timespec sleep = {.tv_nsec = (long)pause->sleep_us * 1000};
     nanosleep(&sleep, NULL);
     return MU_OK;
+}
+
+void nccl_turned(struct mu_nccl *nccl, const struct nccl_pause *pause)
+{
+    if (pause->since_us && nccl->waiting)
+        nccl->waiting(nccl->waiting_ctx, false);
 }
 
 enum mu_status nccl_settle(struct mu_nccl *nccl, ncclComm_t comm, ncclResult_t result, uint64_t deadline_us,
@@ -124,14 +134,10 @@ enum mu_status nccl_settle(struct mu_nccl *nccl, ncclComm_t comm, ncclResult_t r
         ncclResult_t asked = ncclCommGetAsyncError(comm, &result);
         if (asked != ncclSuccess)
             result = asked;
-        if (result != ncclInProgress)
-            break;
-        if (pause.since_us == 0 && nccl->waiting)
-            nccl->waiting(nccl->waiting_ctx, true);
-        status = nccl_turn(nccl, &pause, deadline_us, err);
+        if (result == ncclInProgress)
+            status = nccl_turn(nccl, &pause, deadline_us, err);
     }
-    if (pause.since_us && nccl->waiting)
-        nccl->waiting(nccl->waiting_ctx, false);
+    nccl_turned(nccl, &pause);
     if (status == MU_ERR_TIMEOUT && nccl->failure.status == MU_OK)
         return nccl_fail(nccl, MU_ERR_TIMEOUT, err, "%s: the other members did not come in time", nccl->doing);
     if (status != MU_OK)
@@ -159,14 +165,11 @@ enum mu_status mu_nccl_wait(struct mu_nccl *nccl, cudaStream_t stream, uint64_t 
     enum mu_status status = mu_nccl_progress(nccl, err);
     cudaError_t state = cudaSuccess;
     while (status == MU_OK && (state = cudaStreamQuery(stream)) == cudaErrorNotReady) {
-        if (pause.since_us == 0 && nccl->waiting)
-            nccl->waiting(nccl->waiting_ctx, true);
         status = nccl_turn(nccl, &pause, deadline_us, err);
         if (status == MU_OK)
             status = mu_nccl_progress(nccl, err);
     }
-    if (pause.since_us && nccl->waiting)
-        nccl->waiting(nccl->waiting_ctx, false);
+    nccl_turned(nccl, &pause);
     if (status == MU_ERR_TIMEOUT && nccl->failure.status == MU_OK)
         return mu_fail(err, MU_ERR_TIMEOUT, "%s: not done by the deadline", nccl->doing);
     if (status == MU_OK && state != cudaSuccess)

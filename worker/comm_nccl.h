@@ -100,9 +100,9 @@ enum mu_status mu_nccl_open(const struct mu_nccl_config *config, uint64_t deadli
  * mu_nccl_abort. */
 enum mu_status mu_nccl_close(struct mu_nccl *nccl, uint64_t deadline_us, struct mu_error *err) MU_WARN_UNUSED;
 /* Stops what is under way and gives all communicators up, at once (one after the other they could wait for each other:
- * each has a thread of its own), and waits until the streams that were used have run dry. MU_ERR_TIMEOUT: something
- * hangs inside NCCL or the driver. Then buffers may still be written to and nothing may be freed: the process must end,
- * and come back as a new incarnation. */
+ * each has a thread of its own), and waits until the streams that were used have run dry. MU_ERR_TIMEOUT, MU_ERR_IO:
+ * something hangs or fails inside NCCL or the driver. Then buffers may still be written to and nothing may be freed:
+ * the process must end, and come back as a new incarnation. */
 enum mu_status mu_nccl_abort(struct mu_nccl *nccl, uint64_t deadline_us, struct mu_error *err) MU_WARN_UNUSED;
 /* Closed or aborted; otherwise it is kept for the threads that hang. NULL is fine. */
 void mu_nccl_free(struct mu_nccl *nccl);

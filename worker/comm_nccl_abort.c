@@ -125,6 +125,9 @@ enum mu_status mu_nccl_abort(struct mu_nccl *nccl, uint64_t deadline_us, struct 
     uint32_t left = abort_all(nccl, deadline_us, &worst);
     if (left == 0) /* a split that was under way may have stored its communicator meanwhile */
         left = abort_all(nccl, deadline_us, &worst);
+    if (left == 0 && worst != ncclSuccess)
+        return mu_fail(err, MU_ERR_IO, "NCCL cannot abort, after %s: %s: this process must end", nccl->doing,
+                       ncclGetErrorString(worst));
     if (left > 0)
         return mu_fail(err, MU_ERR_TIMEOUT,
                        "%u of the communicators did not abort in time, after %s: this process must end", left,
@@ -149,7 +152,7 @@ static enum mu_status finish(struct mu_nccl *nccl, enum mu_nccl_scope scope, uin
         return status;
     ncclResult_t result = ncclCommDestroy(channel->comm);
     channel->comm = NULL;
-    return result == ncclSuccess ? MU_OK : nccl_blame(nccl, NULL, result, err);
+    return result == ncclSuccess || result == ncclInProgress ? MU_OK : nccl_blame(nccl, NULL, result, err);
 }
 
 enum mu_status mu_nccl_close(struct mu_nccl *nccl, uint64_t deadline_us, struct mu_error *err)

@@ -54,13 +54,14 @@ struct mu_nccl {
 
 /* ---- comm_nccl.c ---- */
 
-/* A wait: spins a little, then sleeps. */
+/* A wait: spins a little, then sleeps; nothing at first. */
 struct nccl_pause {
     uint64_t since_us, sleep_us;
 };
-/* Before the first turn of a loop: zero. MU_OK: look again. MU_ERR_TIMEOUT without a text: the deadline has passed. */
+/* A turn of its loop. MU_OK: look again. MU_ERR_TIMEOUT without a text: the deadline has passed. */
 enum mu_status nccl_turn(struct mu_nccl *nccl, struct nccl_pause *pause, uint64_t deadline_us,
                          struct mu_error *err) MU_WARN_UNUSED;
+void nccl_turned(struct mu_nccl *nccl, const struct nccl_pause *pause); /* after the last turn */
 /* The first failure stays; returns it. */
 enum mu_status nccl_fail(struct mu_nccl *nccl, enum mu_status status, struct mu_error *err, const char *fmt, ...)
     MU_PRINTF(4, 5);

@@ -220,7 +220,7 @@ static enum mu_status scatter_exact(struct mu_nccl *nccl, enum mu_nccl_scope sco
                                     float *data, size_t count, cudaStream_t stream, struct mu_error *err)
 {
     const struct channel *channel = &nccl->channels[scope];
-    const struct mu_cuda *cuda = mu_pool_backend(sum->pool);
+    const struct mu_cuda *cuda = mu_pool_cuda(sum->pool);
     MU_ASSERT(cuda && cuda->stream == stream); /* additions come after the partials */
     enum mu_status status = taken(nccl, scope, spread_partials(nccl, channel, data, count, sum->staging, stream), err);
     size_t own = block_size(count, channel->size, channel->index);

@@ -5,7 +5,11 @@
 
 #include "plan/tree.h"
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+static const size_t sizes[] = {0, 3, 4099};
+#else
 static const size_t sizes[] = {0, 1, 3, 17, 1000, 4099, 70001};
+#endif
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
 struct members {
