@@ -24,10 +24,10 @@
 #ifndef MU_WORKER_COMM_NCCL_H
 #define MU_WORKER_COMM_NCCL_H
 
-#include <cuda_runtime_api.h>
-
 #include "kernels/pool.h"
 #include "worker/comm.h"
+
+struct CUstream_st; /* a pointer to it is CUDA's cudaStream_t: builds without CUDA can read this header */
 
 enum mu_nccl_scope { MU_NCCL_WORLD, MU_NCCL_TENSOR, MU_NCCL_REPLICAS, MU_NCCL_STAGES, MU_NCCL_SCOPES };
 
@@ -111,7 +111,7 @@ void mu_nccl_free(struct mu_nccl *nccl);
 enum mu_status mu_nccl_progress(struct mu_nccl *nccl, struct mu_error *err) MU_WARN_UNUSED;
 /* Until everything enqueued on `stream` is done. MU_ERR_TIMEOUT says what was enqueued last; it may be waited for
  * again. */
-enum mu_status mu_nccl_wait(struct mu_nccl *nccl, cudaStream_t stream, uint64_t deadline_us,
+enum mu_status mu_nccl_wait(struct mu_nccl *nccl, struct CUstream_st *stream, uint64_t deadline_us,
                             struct mu_error *err) MU_WARN_UNUSED;
 
 /* ---- moving ---- */
@@ -127,15 +127,15 @@ struct mu_nccl_move {
 
 /* All at once; in any order, but two members that exchange anything do so by the same calls. */
 enum mu_status mu_nccl_exchange(struct mu_nccl *nccl, enum mu_nccl_scope scope, const struct mu_nccl_move *moves,
-                                size_t count, cudaStream_t stream, struct mu_error *err) MU_WARN_UNUSED;
+                                size_t count, struct CUstream_st *stream, struct mu_error *err) MU_WARN_UNUSED;
 /* blocks[size][block_bytes]: the own one is there, the others come. */
 enum mu_status mu_nccl_all_gather(struct mu_nccl *nccl, enum mu_nccl_scope scope, void *blocks, size_t block_bytes,
-                                  cudaStream_t stream, struct mu_error *err) MU_WARN_UNUSED;
+                                  struct CUstream_st *stream, struct mu_error *err) MU_WARN_UNUSED;
 /* Block i of `send` goes to member i, block i of `recv` comes from there. They do not overlap. */
 enum mu_status mu_nccl_all_to_all(struct mu_nccl *nccl, enum mu_nccl_scope scope, const void *send, void *recv,
-                                  size_t block_bytes, cudaStream_t stream, struct mu_error *err) MU_WARN_UNUSED;
+                                  size_t block_bytes, struct CUstream_st *stream, struct mu_error *err) MU_WARN_UNUSED;
 enum mu_status mu_nccl_broadcast(struct mu_nccl *nccl, enum mu_nccl_scope scope, uint32_t root, void *data,
-                                 size_t size_bytes, cudaStream_t stream, struct mu_error *err) MU_WARN_UNUSED;
+                                 size_t size_bytes, struct CUstream_st *stream, struct mu_error *err) MU_WARN_UNUSED;
 
 /* ---- sums of one fp32 partial of each member ---- */
 
@@ -156,10 +156,11 @@ size_t mu_nccl_staging_floats(size_t count, uint32_t size);
 /* data[count]: the own block becomes the sum, the others are undefined. Exact: the tree of plan/tree.h over the
  * members. */
 enum mu_status mu_nccl_reduce_scatter(struct mu_nccl *nccl, enum mu_nccl_scope scope, const struct mu_nccl_sum *sum,
-                                      float *data, size_t count, cudaStream_t stream,
+                                      float *data, size_t count, struct CUstream_st *stream,
                                       struct mu_error *err) MU_WARN_UNUSED;
 /* data[count] becomes the sum, on all members. */
 enum mu_status mu_nccl_all_reduce(struct mu_nccl *nccl, enum mu_nccl_scope scope, const struct mu_nccl_sum *sum,
-                                  float *data, size_t count, cudaStream_t stream, struct mu_error *err) MU_WARN_UNUSED;
+                                  float *data, size_t count, struct CUstream_st *stream,
+                                  struct mu_error *err) MU_WARN_UNUSED;
 
 #endif

@@ -3,6 +3,7 @@
 #ifndef MU_WORKER_COMM_NCCL_INTERNAL_H
 #define MU_WORKER_COMM_NCCL_INTERNAL_H
 
+#include <cuda_runtime_api.h>
 #include <nccl.h>
 
 #include "plan/tree.h"

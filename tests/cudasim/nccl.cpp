@@ -387,6 +387,11 @@ static ncclResult_t launch(nccl_batch batch)
             true);
         return error ? ncclUnhandledCudaError : ncclSuccess;
     };
+    if (injected("nccl stall", 1))
+        return start_job(comm, [comm] {
+            wait_for_abort(comm);
+            return ncclSystemError;
+        });
     return batch.captured ? put() : start_job(comm, put);
 }
 

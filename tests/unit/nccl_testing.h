@@ -49,6 +49,8 @@ struct rank {
     struct mu_pool *gpu, *cpu;
     uint64_t exchanges;
     uint32_t ranks_per_id;
+    uint64_t stall_us;
+    uint32_t waits, waiting; /* how often it began to wait for a peer, and whether it does */
     uint32_t tensor_ranks[RANKS_MAX], replica_ranks[RANKS_MAX];
 };
 
@@ -141,6 +143,13 @@ static inline void rank_begin(struct rank *r)
     mu_pool_bind(r->gpu, &mu_cuda_ops, &r->cuda);
 }
 
+static inline void count_waits(void *ctx, bool waiting)
+{
+    struct rank *r = ctx;
+    r->waits += waiting && !r->waiting;
+    r->waiting = waiting;
+}
+
 /* World 4 is a grid: tensor groups {0, 1} and {2, 3}, replicas {0, 2} and {1, 3}, everybody is a stage of its own.
  * Others have one tensor group of all, and no replicas. */
 static inline struct mu_nccl_config rank_config(struct rank *r)
@@ -148,6 +157,9 @@ static inline struct mu_nccl_config rank_config(struct rank *r)
     static const struct mu_nccl_peer peers[] = {{0, "host-a"}, {1, "host-b"}, {2, "host-c"}, {3, "host-d"}};
     struct mu_nccl_config config = {
         .group = r->world > 1 ? r->group : NULL, .rank = r->rank, .world = r->world, .peers = peers, .peer_count = 4};
+    config.stall_us = r->stall_us;
+    config.waiting = count_waits;
+    config.waiting_ctx = r;
     config.ids = mu_nccl_meeting_ids(r->meeting, &config.id_count);
     bool grid = r->world == 4;
     uint32_t size = grid ? 2 : r->world, index = grid ? r->rank % 2 : r->rank;

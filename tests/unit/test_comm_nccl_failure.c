@@ -255,6 +255,50 @@ static void test_communicators_that_cannot_be_made_are_given_up(void **state)
     run_ranks(2, -1, fail_to_split);
 }
 
+/* Rank 1 dies where the others wait for it in NCCL's own bootstrap, or in the meeting before that. */
+static void open_without(struct rank *r, bool met)
+{
+    struct mu_error told = {0};
+    rank_begin(r);
+    rank_connect(r, 1);
+    rank_meet(r);
+    come(r, MARK_READY);
+    await(r, MARK_READY, r->world); /* all are connected */
+    if (r->rank == 1) {
+        if (met)
+            OK(mu_nccl_meeting_run(r->meeting, soon(), err));
+        raise(SIGKILL);
+    }
+    enum mu_status status = mu_nccl_meeting_run(r->meeting, soon(), &told);
+    if (met && status == MU_OK) { /* else it was dead before all had their ids */
+        struct mu_nccl_config config = rank_config(r);
+        status = mu_nccl_open(&config, soon(), &r->nccl, &told);
+        expect_text(r, &told, "host-b");
+        expect_text(r, &told, "the meeting of 3 ranks");
+    }
+    CHECK(status == MU_ERR_UNAVAILABLE);
+    expect_text(r, &told, "rank 1");
+    come(r, MARK_OVER);
+    await(r, MARK_OVER, r->world - 1);
+    rank_end(r);
+}
+
+static void open_without_a_peer(struct rank *r)
+{
+    open_without(r, true);
+}
+static void meet_without_a_peer(struct rank *r)
+{
+    open_without(r, false);
+}
+
+static void test_a_peer_that_dies_while_communicators_are_made_is_named(void **state)
+{
+    (void)state;
+    run_ranks(3, 1, open_without_a_peer);
+    run_ranks(3, 1, meet_without_a_peer);
+}
+
 static void differ_in_version(struct rank *r)
 {
     struct mu_error told = {0};
@@ -316,6 +360,7 @@ static void come_late(struct rank *r)
         OK(gather(r, blocks, err)); /* late, not lost */
     }
     OK(mu_nccl_wait(r->nccl, r->cuda.stream, soon(), err));
+    CHECK(r->waits > 0 && !r->waiting);
     CHECK(cudaFree(blocks) == cudaSuccess);
     OK(mu_nccl_close(r->nccl, soon(), err));
     rank_end(r);
@@ -325,6 +370,53 @@ static void test_a_wait_names_what_it_waits_for_and_may_be_repeated(void **state
 {
     (void)state;
     run_ranks(2, -1, come_late);
+}
+
+/* NCCL never takes the operation. */
+static void stall(struct rank *r)
+{
+    struct mu_error told = {0};
+    r->stall_us = 100000;
+    rank_open(r);
+    void *blocks = blocks_of(r);
+    cudasim_fail("nccl stall", 1, 0);
+    CHECK(gather(r, blocks, &told) == MU_ERR_TIMEOUT);
+    expect_text(r, &told,
+                "all-gather 1 of the world (2 ranks from rank 0, 1000 bytes): the other members did not come");
+    expect_over(r, blocks, MU_ERR_TIMEOUT);
+    come(r, MARK_OVER);
+    await(r, MARK_OVER, r->world);
+    rank_end(r);
+}
+
+static void test_an_operation_that_is_never_enqueued_times_out(void **state)
+{
+    (void)state;
+    run_ranks(2, -1, stall);
+}
+
+/* ---- the GPU ---- */
+
+static void lose_the_gpu(struct rank *r)
+{
+    struct mu_error told = {0};
+    rank_open(r);
+    float *numbers = to_device(r, NULL, 2 * 64 * sizeof *numbers);
+    if (r->rank == 0) {
+        cudasim_fail("kernel", 1, cudaErrorECCUncorrectable);
+        CHECK(mu_kernel_add(r->gpu, 64, numbers, numbers + 64) == MU_OK); /* enqueued */
+        CHECK(mu_nccl_wait(r->nccl, r->cuda.stream, soon(), &told) == MU_ERR_IO);
+        expect_text(r, &told, "the GPU failed: uncorrectable ECC error");
+    }
+    come(r, MARK_OVER);
+    await(r, MARK_OVER, r->world);
+    OK(mu_nccl_abort(r->nccl, mu_clock_mono_us() + ABORT_US, err));
+}
+
+static void test_a_gpu_that_fails_is_told(void **state)
+{
+    (void)state;
+    run_ranks(2, -1, lose_the_gpu);
 }
 
 /* ---- an abort that hangs ---- */
@@ -358,6 +450,9 @@ int main(void)
         cmocka_unit_test(test_an_asynchronous_error_ends_the_operation),
         cmocka_unit_test(test_after_a_failure_the_next_generation_works),
         cmocka_unit_test(test_communicators_that_cannot_be_made_are_given_up),
+        cmocka_unit_test(test_a_peer_that_dies_while_communicators_are_made_is_named),
+        cmocka_unit_test(test_an_operation_that_is_never_enqueued_times_out),
+        cmocka_unit_test(test_a_gpu_that_fails_is_told),
         cmocka_unit_test(test_versions_that_differ_are_said_in_one_line_everywhere),
         cmocka_unit_test(test_two_ranks_on_one_gpu_are_refused),
         cmocka_unit_test(test_a_wait_names_what_it_waits_for_and_may_be_repeated),
