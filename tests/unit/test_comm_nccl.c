@@ -266,6 +266,99 @@ static void test_blocks_cover_everything_once(void **state)
     }
 }
 
+/* ---- streams and graphs ---- */
+
+/* Tensor groups on one stream and replicas on another, many operations under way, nobody waits in between. */
+static void use_two_streams(struct rank *r)
+{
+    enum { ROUNDS = 20, BYTES = 3000 };
+    struct members scopes[MU_NCCL_SCOPES];
+    cudaStream_t streams[2];
+    void *device[2][ROUNDS];
+    uint8_t *own = malloc(BYTES), *all = malloc(2 * BYTES);
+    rank_open(r);
+    CHECK(members_of(r, scopes) == 4);
+    streams[0] = r->cuda.stream;
+    CHECK(cudaStreamCreateWithFlags(&streams[1], cudaStreamNonBlocking) == cudaSuccess);
+    for (size_t i = 0; i < ROUNDS; i++) {
+        for (size_t k = 0; k < 2; k++) {
+            const struct members *m = &scopes[1 + k];
+            fill(own, BYTES, seed_of(r, i * 2 + k));
+            device[k][i] = to_device(r, NULL, 2 * BYTES);
+            CHECK(cudaMemcpyAsync((char *)device[k][i] + m->index * BYTES, own, BYTES, cudaMemcpyHostToDevice,
+                                  streams[k]) == cudaSuccess);
+            OK(mu_nccl_all_gather(r->nccl, m->scope, device[k][i], BYTES, streams[k], err));
+        }
+    }
+    OK(mu_nccl_wait(r->nccl, streams[1], soon(), err));
+    for (size_t i = 0; i < ROUNDS; i++) {
+        for (size_t k = 0; k < 2; k++) {
+            const struct members *m = &scopes[1 + k];
+            fill(own, BYTES, seed_of(r, i * 2 + k));
+            socket_gather(r, m->ranks, m->size, m->index, own, BYTES, all);
+            expect_device(r, device[k][i], all, 2 * BYTES);
+        }
+    }
+    OK(mu_nccl_close(r->nccl, soon(), err));
+    CHECK(cudaStreamDestroy(streams[1]) == cudaSuccess);
+    rank_end(r);
+    free(own);
+    free(all);
+}
+
+static void test_scopes_move_on_streams_of_their_own(void **state)
+{
+    (void)state;
+    run_ranks(4, -1, use_two_streams);
+}
+
+/* A graph with a gather and an exact sum, replayed with other values. */
+static void replay(struct rank *r)
+{
+    enum { COUNT = 501, TIMES = 3 };
+    struct members scopes[MU_NCCL_SCOPES];
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    size_t bytes = COUNT * sizeof(float);
+    float *own = malloc(bytes), *all = malloc(r->world * bytes), *sum = malloc(r->world * bytes);
+    rank_open(r);
+    members_of(r, scopes);
+    float *blocks = to_device(r, NULL, r->world * bytes), *data = to_device(r, NULL, bytes);
+    struct mu_nccl_sum exact = {.exact = true, .pool = r->gpu};
+    exact.staging = to_device(r, NULL, mu_nccl_staging_floats(COUNT, r->world) * sizeof(float));
+    CHECK(cudaStreamBeginCapture(r->cuda.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    OK(mu_nccl_all_gather(r->nccl, MU_NCCL_WORLD, blocks, bytes, r->cuda.stream, err));
+    OK(mu_nccl_all_reduce(r->nccl, MU_NCCL_WORLD, &exact, data, COUNT, r->cuda.stream, err));
+    CHECK(cudaStreamEndCapture(r->cuda.stream, &graph) == cudaSuccess);
+    CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+    for (uint64_t i = 0; i < TIMES; i++) {
+        fill_floats(own, COUNT, seed_of(r, i));
+        CHECK(cudaMemcpy(blocks + r->rank * COUNT, own, bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+        CHECK(cudaMemcpy(data, own, bytes, cudaMemcpyHostToDevice) == cudaSuccess);
+        CHECK(cudaGraphLaunch(exec, r->cuda.stream) == cudaSuccess);
+        OK(mu_nccl_wait(r->nccl, r->cuda.stream, soon(), err));
+        socket_gather(r, scopes[0].ranks, r->world, r->rank, own, bytes, all);
+        CHECK(cudaMemcpy(sum, blocks, r->world * bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+        CHECK(memcmp(sum, all, r->world * bytes) == 0);
+        tree_sum(r, all, r->world, COUNT);
+        CHECK(cudaMemcpy(sum, data, bytes, cudaMemcpyDeviceToHost) == cudaSuccess);
+        CHECK(memcmp(sum, all, bytes) == 0);
+    }
+    CHECK(cudaGraphExecDestroy(exec) == cudaSuccess && cudaGraphDestroy(graph) == cudaSuccess);
+    CHECK(cudaFree(blocks) == cudaSuccess && cudaFree(data) == cudaSuccess && cudaFree(exact.staging) == cudaSuccess);
+    OK(mu_nccl_close(r->nccl, soon(), err));
+    rank_end(r);
+    free(own);
+    free(all);
+    free(sum);
+}
+
+static void test_operations_can_be_captured_and_replayed(void **state)
+{
+    (void)state;
+    run_ranks(3, -1, replay);
+}
+
 /* ---- many ids ---- */
 
 static void meet_at_several_ids(struct rank *r)
@@ -297,6 +390,8 @@ int main(void)
         cmocka_unit_test(test_moves_bring_what_the_sockets_bring),
         cmocka_unit_test(test_exact_sums_are_the_trees_and_fast_ones_are_close),
         cmocka_unit_test(test_blocks_cover_everything_once),
+        cmocka_unit_test(test_scopes_move_on_streams_of_their_own),
+        cmocka_unit_test(test_operations_can_be_captured_and_replayed),
         cmocka_unit_test(test_ranks_meet_at_several_ids),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
