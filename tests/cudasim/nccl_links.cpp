@@ -1,6 +1,7 @@
 /* Sockets of the stand-in for NCCL: meeting, links, messages. */
 #include "tests/cudasim/nccl.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -252,6 +253,24 @@ ncclResult_t nccl_link_up(ncclComm *comm, int listener, const std::vector<std::s
 
 /* ---- messages ---- */
 
+/* Through a buffer: device memory may be closed to system calls. */
+static thread_local char passing[64 << 10];
+
+static ssize_t send_some(int fd, const char *at, size_t size)
+{
+    size = std::min(size, sizeof passing);
+    memcpy(passing, at, size);
+    return send(fd, passing, size, MSG_NOSIGNAL);
+}
+
+static ssize_t receive_some(int fd, char *at, size_t size)
+{
+    const ssize_t n = recv(fd, passing, std::min(size, sizeof passing), 0);
+    if (n > 0)
+        memcpy(at, passing, static_cast<size_t>(n));
+    return n;
+}
+
 enum class step { moved, blocked, broken };
 
 /* One send or receive of what `at`, head and data in a row, has left. */
@@ -299,7 +318,7 @@ static bool turn(ncclComm *comm, int peer, nccl_lane &lane)
     while (!lane.out.empty() && last == step::moved) {
         nccl_piece &piece = lane.out.front();
         last = advance(piece, reinterpret_cast<char *>(&piece.head),
-                       [fd](char *at, size_t size) { return send(fd, at, size, MSG_NOSIGNAL); });
+                       [fd](char *at, size_t size) { return send_some(fd, at, size); });
         if (whole(piece))
             lane.out.pop_front();
     }
@@ -309,7 +328,7 @@ static bool turn(ncclComm *comm, int peer, nccl_lane &lane)
         nccl_piece &piece = lane.in.front();
         const bool in_head = piece.moved < sizeof piece.head;
         last = advance(piece, reinterpret_cast<char *>(&piece.seen),
-                       [fd](char *at, size_t size) { return recv(fd, at, size, 0); });
+                       [fd](char *at, size_t size) { return receive_some(fd, at, size); });
         if (in_head && piece.moved == sizeof piece.head && !fits(comm, peer, piece))
             return false;
         if (whole(piece))

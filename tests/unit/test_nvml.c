@@ -1,4 +1,4 @@
-/* links: mu_nvml */
+/* links: mu_nvml mu_test_nvml */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
