@@ -57,6 +57,10 @@ enum mu_mutant {
     MU_MUT_FEED_REPLAY_TWICE, /* a taker makes each update twice */
     MU_MUT_FEED_FORGET_NORM,  /* a taker makes the update without the norm of the vote */
     MU_MUT_FEED_STEP_BEHIND,  /* a taker counts as whole although the last updates are missing */
+    /* checkpoints of kind local */
+    MU_MUT_COMMIT_ONE_COPY, /* committed when the first of its hosts has answered */
+    MU_MUT_FORGET_HOLDERS,  /* a restarted coordinator does not know which hosts have a checkpoint */
+    MU_MUT_COPY_NOTHING,    /* a holder answers without having copied */
     MU_MUT_COUNT
 };
 

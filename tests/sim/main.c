@@ -64,6 +64,9 @@ static const char *const mutant_names[MU_MUT_COUNT] = {
     [MU_MUT_FEED_REPLAY_TWICE] = "feed-replay-twice",
     [MU_MUT_FEED_FORGET_NORM] = "feed-forget-norm",
     [MU_MUT_FEED_STEP_BEHIND] = "feed-step-behind",
+    [MU_MUT_COMMIT_ONE_COPY] = "commit-one-copy",
+    [MU_MUT_FORGET_HOLDERS] = "forget-holders",
+    [MU_MUT_COPY_NOTHING] = "copy-nothing",
 };
 
 struct options {
