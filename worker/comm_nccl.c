@@ -291,8 +291,7 @@ enum mu_status mu_nccl_open(const struct mu_nccl_config *config, uint64_t deadli
         return MU_OK;
     }
     struct mu_error hung;
-    uint64_t grace_us = mu_clock_mono_us() + NCCL_ABORT_US;
-    if (mu_nccl_abort(nccl, grace_us > deadline_us ? grace_us : deadline_us, &hung) != MU_OK && err) {
+    if (mu_nccl_abort(nccl, mu_clock_mono_us() + NCCL_ABORT_US, &hung) != MU_OK && err) {
         size_t used = strlen(err->text);
         snprintf(err->text + used, sizeof err->text - used, "; %s", hung.text);
     }

@@ -91,13 +91,13 @@ struct mu_nccl_config {
     void *waiting_ctx;
 };
 
-/* Connects all communicators, on the calling thread's GPU. On failure nothing is left, unless an abort hangs:
- * then the text says so, and the process had better end. */
+/* Connects all communicators, on the calling thread's GPU. After a failure what there is is aborted, for up to ten
+ * seconds; if that hangs the text says so, and the process must end. */
 enum mu_status mu_nccl_open(const struct mu_nccl_config *config, uint64_t deadline_us, struct mu_nccl **ret_nccl,
                             struct mu_error *err) MU_WARN_UNUSED;
 
-/* Flushes and destroys the communicators; all members must do so. Not done by the deadline, or failed before: as
- * mu_nccl_abort. */
+/* Flushes and destroys the communicators; all members must do so. Not done by the deadline, or failed before: then
+ * they are aborted, for up to ten seconds. */
 enum mu_status mu_nccl_close(struct mu_nccl *nccl, uint64_t deadline_us, struct mu_error *err) MU_WARN_UNUSED;
 /* Stops what is under way and gives all communicators up, at once (one after the other they could wait for each other:
  * each has a thread of its own), and waits until the streams that were used have run dry. MU_ERR_TIMEOUT, MU_ERR_IO:

@@ -73,7 +73,7 @@ static bool start_one(struct farewell *farewell)
     return started;
 }
 
-/* Aborts what there is now. Returns how many have not returned by the deadline. */
+/* Aborts what there is now. Returns how many have not returned by the deadline; *worst: what one that did returned. */
 static uint32_t abort_all(struct mu_nccl *nccl, uint64_t deadline_us, ncclResult_t *worst)
 {
     struct farewell *farewell = farewell_new();
@@ -98,7 +98,8 @@ static uint32_t abort_all(struct mu_nccl *nccl, uint64_t deadline_us, ncclResult
     while (farewell->left > 0 && waited == 0)
         waited = pthread_cond_timedwait(&farewell->changed, &farewell->lock, &until);
     uint32_t left = farewell->left;
-    *worst = farewell->worst;
+    if (farewell->worst != ncclSuccess)
+        *worst = farewell->worst;
     pthread_mutex_unlock(&farewell->lock);
     leave(farewell);
     return left;
@@ -166,8 +167,7 @@ enum mu_status mu_nccl_close(struct mu_nccl *nccl, uint64_t deadline_us, struct 
         (void)nccl_fail(nccl, MU_ERR_CONFLICT, NULL, "the communicators of this generation are closed");
         return MU_OK;
     }
-    uint64_t grace_us = mu_clock_mono_us() + NCCL_ABORT_US;
-    enum mu_status aborted = mu_nccl_abort(nccl, grace_us > deadline_us ? grace_us : deadline_us, &late);
+    enum mu_status aborted = mu_nccl_abort(nccl, mu_clock_mono_us() + NCCL_ABORT_US, &late);
     if (aborted != MU_OK && err)
         *err = late;
     return aborted != MU_OK ? aborted : status;

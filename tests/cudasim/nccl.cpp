@@ -622,6 +622,8 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     if (!alive(comm))
         return ncclInvalidArgument;
+    if (const int code = injected("ncclCommAbort", ncclUnhandledCudaError))
+        return static_cast<ncclResult_t>(code);
     if (injected("nccl abort hang", 1))
         for (;;)
             pause();

@@ -421,6 +421,18 @@ static void test_a_gpu_that_fails_is_told(void **state)
 
 /* ---- an abort that hangs ---- */
 
+static void fail_to_abort(struct rank *r)
+{
+    struct mu_error told = {0};
+    rank_open(r);
+    cudasim_fail("ncclCommAbort", 1, 0);
+    CHECK(mu_nccl_abort(r->nccl, mu_clock_mono_us() + ABORT_US, &told) == MU_ERR_IO);
+    expect_text(r, &told, "NCCL cannot abort");
+    expect_text(r, &told, "must end");
+    come(r, MARK_OVER);
+    await(r, MARK_OVER, r->world);
+}
+
 static void hang_in_abort(struct rank *r)
 {
     struct mu_error told = {0};
@@ -435,9 +447,10 @@ static void hang_in_abort(struct rank *r)
     await(r, MARK_OVER, r->world);
 }
 
-static void test_an_abort_that_hangs_says_that_the_process_must_end(void **state)
+static void test_an_abort_that_hangs_or_fails_says_that_the_process_must_end(void **state)
 {
     (void)state;
+    run_ranks(2, -1, fail_to_abort);
     run_ranks(2, -1, hang_in_abort);
 }
 
@@ -456,7 +469,7 @@ int main(void)
         cmocka_unit_test(test_versions_that_differ_are_said_in_one_line_everywhere),
         cmocka_unit_test(test_two_ranks_on_one_gpu_are_refused),
         cmocka_unit_test(test_a_wait_names_what_it_waits_for_and_may_be_repeated),
-        cmocka_unit_test(test_an_abort_that_hangs_says_that_the_process_must_end),
+        cmocka_unit_test(test_an_abort_that_hangs_or_fails_says_that_the_process_must_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
