@@ -146,7 +146,8 @@ static inline struct mu_written_piece mu_written_piece(const struct mu_piece_rec
 struct mu_holder_record {
     char host[MU_WORKER_NAME_SIZE];
     uint64_t host_id;
-    bool missing; /* its disk does not have it: a worker said so when it attached */
+    bool missing;    /* its disk does not have it: a worker said so when it attached */
+    uint32_t keeper; /* slot of the worker there that was found last; UINT32_MAX: none was */
     /* of the order that is out */
     uint32_t asked; /* slot of the worker that has it; UINT32_MAX: the host has none */
     bool done;
