@@ -9,7 +9,8 @@
 #include "common/status.h"
 
 enum exchange_kind {
-    EXCHANGE_UP = 1, /* gradients: sequence = step of the generation, index = segment and root */
+    EXCHANGE_MEET = 0, /* ids of NCCL's communicators: index = up or down the tree; once in a generation */
+    EXCHANGE_UP = 1,   /* gradients: sequence = step of the generation, index = segment and root */
     EXCHANGE_DOWN,
     EXCHANGE_VOTE_UP, /* small reductions: sequence = step of the generation */
     EXCHANGE_VOTE_DOWN,

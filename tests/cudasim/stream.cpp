@@ -208,8 +208,8 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     if (const cudaError_t error = waitable(stream, &s))
         return leave(error);
     std::lock_guard<std::mutex> hold(s->lock);
-    if (s->completed == s->enqueued)
-        return cudaSuccess;
+    if (s->completed == s->enqueued) /* perhaps since the first line, and with an error */
+        return leave(static_cast<cudaError_t>(device_at(s->device).sticky.load()));
     s->wanted = s->enqueued; /* who asks will not be kept waiting for long */
     s->changed.notify_all();
     return cudaErrorNotReady;
@@ -361,7 +361,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
         return leave(cudaErrorCapturedEvent);
     std::unique_lock<std::mutex> hold(event->lock);
     if (event->completed >= event->recorded)
-        return cudaSuccess;
+        return leave(static_cast<cudaError_t>(device_here().sticky.load()));
     CUstream_st *stream = event->stream;
     hold.unlock();
     hurry(stream);

@@ -19,6 +19,9 @@ void cudasim_fail_none(void);
 /* Order of threads, blocks and graph nodes, delays of streams. */
 void cudasim_seed(uint64_t seed);
 
+/* 1: NCCL does not notice peers that die; what waits for them waits until it is aborted. */
+void cudasim_nccl_deaf(int deaf);
+
 /* Bytes of device memory now in use by this process. */
 size_t cudasim_device_bytes(int device);
 
