@@ -472,7 +472,8 @@ static enum mu_status start_engine(struct agent *agent, const struct mu_agent_co
 {
     char route_to[192];
     struct mu_engine_config engine = {
-        .threads = config->threads,
+        .threads = config->threads == 0 && !mu_device_is_host(config->device) ? 1 : config->threads,
+        .device = config->device,
         .data_addr = config->data_addr,
         .route_to = literal_address(config->coordinator, route_to, sizeof route_to) ? route_to : NULL,
         .host_id = config->host_id,
@@ -502,10 +503,12 @@ static enum mu_status start_core(struct agent *agent, const struct mu_agent_conf
     snprintf(hello->name, sizeof hello->name, "%s", config->name ? config->name : "");
     mu_wire_text_clean(config->host_id ? config->host_id : host, hello->host, sizeof hello->host);
     snprintf(hello->address, sizeof hello->address, "%s", mu_engine_address(agent->engine));
-    snprintf(hello->backend, sizeof hello->backend, "cpu");
+    uint64_t free_bytes;
+    const char *device = config->device ? config->device->name : "cpu";
+    snprintf(hello->backend, sizeof hello->backend, "%.*s", (int)strcspn(device, ":"), device);
     hello->pid = (uint64_t)getpid();
     hello->threads = mu_engine_threads(agent->engine);
-    hello->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    mu_device_memory(config->device, &free_bytes, &hello->memory_bytes);
     worker.incarnation = mu_id_random();
     worker.jitter_seed = mu_id_random().low;
     worker.give_up_ms = config->give_up_ms;

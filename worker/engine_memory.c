@@ -27,11 +27,21 @@ static uint64_t available_bytes(void)
     return kib << 10;
 }
 
-enum mu_status engine_check_memory(uint64_t size_bytes, const char *what, struct mu_error *err)
+enum mu_status engine_check_memory(struct mu_engine *engine, enum mu_memory kind, uint64_t size_bytes, const char *what,
+                                   struct mu_error *err)
 {
-    uint64_t available = size_bytes > 0 ? available_bytes() : UINT64_MAX;
+    bool host = kind == MU_MEMORY_PINNED || mu_device_is_host(engine->device);
+    uint64_t available = UINT64_MAX, total;
+    if (size_bytes > 0 && host)
+        available = available_bytes();
+    else if (size_bytes > 0)
+        mu_device_memory(engine->device, &available, &total);
     if (size_bytes <= available)
         return MU_OK;
+    if (!host)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "%s: %llu MiB are needed, %llu of %llu MiB are free on %s", what,
+                       (unsigned long long)(size_bytes >> 20), (unsigned long long)(available >> 20),
+                       (unsigned long long)(total >> 20), engine->device->name);
     return mu_fail(err, MU_ERR_NO_MEMORY,
                    "%s: %llu MiB are needed, %llu MiB are available; use a smaller model or micro-batch, fewer workers "
                    "on this host, or "
@@ -203,11 +213,12 @@ static uint64_t growth_bytes(const struct mu_engine *engine, const struct mu_spa
     return need - there < room ? need - there : room;
 }
 
-enum mu_status engine_state_new(const struct mu_model_spec *model, struct engine_state *ret_state, struct mu_error *err)
+enum mu_status engine_state_new(struct mu_engine *engine, struct engine_state *ret_state, struct mu_error *err)
 {
     struct engine_state state = {0};
     for (uint32_t i = 0; i < ENGINE_KINDS; i++) {
-        enum mu_status status = mu_space_new(model->flat_size * sizeof(float), err, &state.spaces[i]);
+        enum mu_status status =
+            mu_space_new_on(engine->device, engine->job.model.flat_size * sizeof(float), err, &state.spaces[i]);
         if (status != MU_OK) {
             engine_state_free(&state);
             return mu_error_prefix(err, "parameters and moments");
@@ -233,7 +244,7 @@ enum mu_status engine_commit_state(struct mu_engine *engine, struct engine_state
     engine_moment_runs(&engine->job.model, layout, rank, &moments);
     uint64_t growth = growth_bytes(engine, state->spaces[0], &params, MU_SHARE_PARAMS) +
                       2 * growth_bytes(engine, state->spaces[1], &moments, MU_SHARE_MOMENTS);
-    enum mu_status status = engine_check_memory(growth, "parameters and moments", err);
+    enum mu_status status = engine_check_memory(engine, MU_MEMORY_DEVICE, growth, "parameters and moments", err);
     for (uint32_t i = 0; i < ENGINE_KINDS && status == MU_OK; i++)
         status = commit_runs(engine, state->spaces[i], i == 0 ? &params : &moments, err);
     return status;
@@ -251,14 +262,14 @@ enum mu_status engine_commit_stack(struct mu_engine *engine, uint32_t depth, con
         if (i == 1)
             step_runs(&job->model, layout, rank, &runs);
         if (i == job->stack_count) {
-            status = mu_space_new(job->model.flat_size * sizeof(float), err, &job->stack_spaces[i]);
+            status = mu_space_new_on(engine->device, job->model.flat_size * sizeof(float), err, &job->stack_spaces[i]);
             if (status != MU_OK)
                 return mu_error_prefix(err, "gradient buffers");
             job->stack[i] = mu_space_base(job->stack_spaces[i]);
             job->stack_count = i + 1;
         }
         uint64_t growth = growth_bytes(engine, job->stack_spaces[i], &runs, MU_SHARE_PARAMS);
-        status = engine_check_memory(growth, "gradient buffers", err);
+        status = engine_check_memory(engine, MU_MEMORY_DEVICE, growth, "gradient buffers", err);
         if (status == MU_OK)
             status = commit_runs(engine, job->stack_spaces[i], &runs, err);
         if (status != MU_OK)
@@ -289,9 +300,10 @@ enum mu_status engine_reserve_staging(struct mu_engine *engine, uint64_t size_by
     mu_arena_free(job->staging_arena);
     job->staging_arena = NULL;
     job->staging_bytes = 0;
-    enum mu_status status = engine_check_memory(size_bytes, "staging of received gradients", err);
+    enum mu_status status =
+        engine_check_memory(engine, MU_MEMORY_DEVICE, size_bytes, "staging of received gradients", err);
     if (status == MU_OK)
-        status = mu_arena_new(size_bytes, err, &job->staging_arena);
+        status = mu_arena_new_on(engine->device, MU_MEMORY_DEVICE, size_bytes, err, &job->staging_arena);
     if (status != MU_OK)
         return status;
     job->staging = mu_arena_take(job->staging_arena, size_bytes);
@@ -307,7 +319,8 @@ enum mu_status engine_reserve_snapshot(struct mu_engine *engine, const struct mu
         return MU_OK;
     uint64_t piece_bytes = mu_snapshots_piece_bytes(&job->model, layout, rank);
     uint64_t growth = mu_snapshots_growth_bytes(engine->snapshots, piece_bytes);
-    enum mu_status status = engine_check_memory(growth, "copy of the state for checkpoints", err);
+    enum mu_status status =
+        engine_check_memory(engine, MU_MEMORY_PINNED, growth, "copy of the state for checkpoints", err);
     return status == MU_OK ? mu_snapshots_reserve(engine->snapshots, piece_bytes, err) : status;
 }
 
@@ -389,7 +402,8 @@ enum mu_status engine_build_net(struct mu_engine *engine, const struct mu_layout
                                        .recompute = job->spec.parallel.recompute,
                                        .slots = slots,
                                        .tensor = layout->tp > 1 ? &net->tensor : NULL};
-    enum mu_status status = engine_check_memory(mu_model_workspace_bytes(&job->model, &options), "activations", err);
+    enum mu_status status = engine_check_memory(engine, MU_MEMORY_DEVICE,
+                                                mu_model_workspace_bytes(&job->model, &options), "activations", err);
     if (status == MU_OK)
         status = mu_model_new(&job->model, &options, engine->pool, err, &net->model);
     if (status == MU_OK)

@@ -10,7 +10,8 @@
 #include "proto/wire.h"
 #include "worker/agent.h"
 
-enum { GIVE_UP_MAX_S = 7 * 24 * 3600, MILLISECONDS_MAX = 3600 * 1000 };
+enum { GIVE_UP_MAX_S = 7 * 24 * 3600, MILLISECONDS_MAX = 3600 * 1000, GPUS_MAX = 1024 };
+#define NO_GPU UINT32_MAX
 
 static const char help[] =
     "usage: muster-worker --job NAME [--coordinator ADDR] [options]\n"
@@ -24,7 +25,8 @@ static const char help[] =
     "  --tls-ca FILE, --tls-cert FILE, --tls-key FILE\n"
     "                        mutual TLS with musterd (default: $MUSTER_TLS_CA, $MUSTER_TLS_CERT, $MUSTER_TLS_KEY)\n"
     "  --name NAME           this worker's name: a-z 0-9 . _ - (default: chosen by the coordinator)\n"
-    "  --threads N           compute threads (default: CPUs of the affinity mask)\n"
+    "  --device DEV          what computes and holds the model: cpu, or a GPU: cuda:N (default: cpu)\n"
+    "  --threads N           compute threads (default: CPUs of the affinity mask; with a GPU one)\n"
     "  --data-addr ADDR      address on which peers reach this worker, with or without port (default: the one that "
     "reaches\n"
     "                        the coordinator)\n"
@@ -49,6 +51,7 @@ enum option_id {
     OPT_JOB = 256,
     OPT_COORDINATOR,
     OPT_NAME,
+    OPT_DEVICE,
     OPT_THREADS,
     OPT_DATA_ADDR,
     OPT_HOST_ID,
@@ -71,6 +74,7 @@ static const struct option options[] = {
     {"job", required_argument, NULL, OPT_JOB},
     {"coordinator", required_argument, NULL, OPT_COORDINATOR},
     {"name", required_argument, NULL, OPT_NAME},
+    {"device", required_argument, NULL, OPT_DEVICE},
     {"threads", required_argument, NULL, OPT_THREADS},
     {"data-addr", required_argument, NULL, OPT_DATA_ADDR},
     {"host-id", required_argument, NULL, OPT_HOST_ID},
@@ -117,6 +121,19 @@ static bool parse_level(const char *text, enum mu_log_level *ret_level)
     return false;
 }
 
+/* "cpu", "cuda:3": *ret_gpu is NO_GPU or the number. */
+static bool parse_device(const char *text, uint32_t *ret_gpu)
+{
+    char *end = NULL;
+    unsigned long number = strncmp(text, "cuda:", 5) == 0 ? strtoul(text + 5, &end, 10) : 0;
+    bool is_gpu = end && text[5] >= '0' && text[5] <= '9' && !*end && number < GPUS_MAX;
+    *ret_gpu = is_gpu ? (uint32_t)number : NO_GPU;
+    if (is_gpu || strcmp(text, "cpu") == 0)
+        return true;
+    fprintf(stderr, "muster-worker: --device: '%s' is not allowed: cpu, or cuda:0, cuda:1, ...\n", text);
+    return false;
+}
+
 static bool parse_name(const char *option, const char *text, size_t capacity)
 {
     if (mu_wire_name_ok(text, capacity))
@@ -128,8 +145,8 @@ static bool parse_name(const char *option, const char *text, size_t capacity)
 }
 
 /* False: the exit code is in *ret_code. */
-static bool take_option(int id, const char *text, struct mu_agent_config *config, enum mu_log_level *level,
-                        int *ret_code)
+static bool take_option(int id, const char *text, struct mu_agent_config *config, uint32_t *gpu,
+                        enum mu_log_level *level, int *ret_code)
 {
     bool ok = true;
     uint32_t seconds;
@@ -144,6 +161,8 @@ static bool take_option(int id, const char *text, struct mu_agent_config *config
     case OPT_NAME:
         config->name = text;
         return parse_name("name", text, MU_WORKER_NAME_SIZE);
+    case OPT_DEVICE:
+        return parse_device(text, gpu);
     case OPT_THREADS:
         return parse_number("threads", text, 1, MU_POOL_THREADS_MAX, &config->threads);
     case OPT_DATA_ADDR:
@@ -202,9 +221,10 @@ int main(int argc, char **argv)
                                          from_environment && *from_environment ? from_environment : "127.0.0.1:7070",
                                      .tls = mu_rpc_tls_files_from_environment()};
     enum mu_log_level level = MU_LOG_INFO;
+    uint32_t gpu = NO_GPU;
     int code;
     for (int id; (id = getopt_long(argc, argv, "", options, NULL)) != -1;)
-        if (!take_option(id, optarg, &config, &level, &code))
+        if (!take_option(id, optarg, &config, &gpu, &level, &code))
             return code;
     if (optind < argc) {
         fprintf(stderr, "muster-worker: '%s' is not an option\nTry 'muster-worker --help'.\n", argv[optind]);
@@ -220,5 +240,15 @@ int main(int argc, char **argv)
         return MU_AGENT_EXIT_USAGE;
     }
     mu_log_init("worker", level);
-    return mu_agent_run(&config);
+    if (gpu == NO_GPU)
+        return mu_agent_run(&config);
+    struct mu_error err = {0};
+    enum mu_status status = mu_device_open_cuda(gpu, 0, &err, &config.device);
+    if (status != MU_OK) {
+        MU_LOGE("%s", err.text);
+        return status == MU_ERR_INVALID ? MU_AGENT_EXIT_USAGE : MU_AGENT_EXIT_FAILURE;
+    }
+    code = mu_agent_run(&config);
+    mu_device_close(config.device);
+    return code;
 }

@@ -34,6 +34,7 @@ static void run_stream(CUstream_st *s)
 {
     inside_stream = true;
     device_set_here(s->device);
+    guard_stream_thread();
     std::unique_lock<std::mutex> hold(s->lock);
     for (bool fresh = true;; fresh = s->queue.empty()) {
         s->changed.wait(hold, [s] { return !s->queue.empty() || s->destroyed; });
@@ -46,11 +47,14 @@ static void run_stream(CUstream_st *s)
         s->queue.pop_front();
         hold.unlock();
         /* A device that failed does nothing any more. */
+        guard_install();
         if (device_at(s->device).sticky == cudaSuccess)
             if (const cudaError_t error = run())
                 device_at(s->device).sticky = error;
         run = nullptr;
         hold.lock();
+        if (s->queue.empty())
+            guard_close();
         s->completed++;
         s->progressed.notify_all();
     }
