@@ -27,6 +27,13 @@ static uint64_t available_bytes(void)
     return kib << 10;
 }
 
+/* In how many parts of the model each has room for its state and one gradient, with a tenth to spare. */
+static uint64_t parts_that_fit(const struct mu_engine *engine, uint64_t total_bytes)
+{
+    uint64_t whole = (ENGINE_KINDS + 1) * engine->job.model.flat_size * sizeof(float), room = total_bytes / 10 * 9;
+    return room > 0 ? (whole + room - 1) / room : whole;
+}
+
 enum mu_status engine_check_memory(struct mu_engine *engine, enum mu_memory kind, uint64_t size_bytes, const char *what,
                                    struct mu_error *err)
 {
@@ -39,9 +46,12 @@ enum mu_status engine_check_memory(struct mu_engine *engine, enum mu_memory kind
     if (size_bytes <= available)
         return MU_OK;
     if (!host)
-        return mu_fail(err, MU_ERR_NO_MEMORY, "%s: %llu MiB are needed, %llu of %llu MiB are free on %s", what,
-                       (unsigned long long)(size_bytes >> 20), (unsigned long long)(available >> 20),
-                       (unsigned long long)(total >> 20), engine->device->name);
+        return mu_fail(
+            err, MU_ERR_NO_MEMORY,
+            "%s: %llu MiB are needed, %llu of %llu MiB are free on %s; parameters, moments and gradients fit "
+            "when parallel.tp times parallel.pp is %llu or more",
+            what, (unsigned long long)(size_bytes >> 20), (unsigned long long)(available >> 20),
+            (unsigned long long)(total >> 20), engine->device->name, (unsigned long long)parts_that_fit(engine, total));
     return mu_fail(err, MU_ERR_NO_MEMORY,
                    "%s: %llu MiB are needed, %llu MiB are available; use a smaller model or micro-batch, fewer workers "
                    "on this host, or "
@@ -379,6 +389,36 @@ static enum mu_status new_batches(const struct engine_job *job, uint32_t slots, 
     return MU_OK;
 }
 
+/* The gentlest settings with which the activations would fit: of what is computed again, then of the micro-batch. */
+static enum mu_status too_many_activations(struct mu_engine *engine, const struct mu_model_options *wanted,
+                                           struct mu_error *err)
+{
+    static const char *const names[] = {
+        [MU_RECOMPUTE_NONE] = "none", [MU_RECOMPUTE_SELECTIVE] = "selective", [MU_RECOMPUTE_FULL] = "full"};
+    const struct mu_model_spec *model = &engine->job.model;
+    const struct mu_error first = *err;
+    uint64_t room, total;
+    mu_device_memory(engine->device, &room, &total);
+    unsigned long long needed = mu_model_workspace_bytes(model, wanted) >> 20, free_mib = room >> 20;
+    struct mu_model_options o = *wanted;
+    for (; o.micro > 0; o.micro /= 2) {
+        if (o.micro * o.length % model->config.slices)
+            continue;
+        for (int r = MU_RECOMPUTE_NONE; r <= MU_RECOMPUTE_FULL; r++) {
+            o.recompute = (enum mu_recompute)r;
+            uint64_t bytes = mu_model_workspace_bytes(model, &o);
+            if (bytes <= room)
+                return mu_fail(err, MU_ERR_NO_MEMORY,
+                               "activations: %llu MiB are needed, %llu MiB are free on %s; batch.micro: %u with "
+                               "parallel.recompute: %s would need %llu MiB",
+                               needed, free_mib, engine->device->name, o.micro, names[r],
+                               (unsigned long long)(bytes >> 20));
+        }
+    }
+    *err = first;
+    return MU_ERR_NO_MEMORY;
+}
+
 enum mu_status engine_build_net(struct mu_engine *engine, const struct mu_layout *layout, uint32_t rank, uint32_t slots,
                                 struct mu_error *err)
 {
@@ -404,6 +444,8 @@ enum mu_status engine_build_net(struct mu_engine *engine, const struct mu_layout
                                        .tensor = layout->tp > 1 ? &net->tensor : NULL};
     enum mu_status status = engine_check_memory(engine, MU_MEMORY_DEVICE,
                                                 mu_model_workspace_bytes(&job->model, &options), "activations", err);
+    if (status == MU_ERR_NO_MEMORY && !mu_device_is_host(engine->device))
+        status = too_many_activations(engine, &options, err);
     if (status == MU_OK)
         status = mu_model_new(&job->model, &options, engine->pool, err, &net->model);
     if (status == MU_OK)
