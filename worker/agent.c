@@ -38,6 +38,7 @@ struct agent {
     struct link *link; /* current stream; NULL: none */
     struct link *dead; /* ended streams, to be freed outside of the lock */
     struct mu_wire_arena arena_in, arena_out;
+    struct mu_device *device;
     char connect_trouble[MU_TEXT_SIZE]; /* CONNECT failed at once: to be told to the core after its step */
     bool connect_failed;
     char trouble_told[MU_ERROR_TEXT_SIZE]; /* why there is no coordinator: each reason is told once in a row */
@@ -309,6 +310,13 @@ static void on_post(void *ctx, const struct mu_worker_event *event)
                gone ? " came too late, the checkpoint was given up" : "", event->piece.text);
     }
     give_event(agent, &copy);
+    const char *trouble = event->kind == MU_WE_PARKED ? mu_device_trouble(agent->device) : NULL;
+    if (!trouble)
+        return;
+    pthread_mutex_lock(&agent->lock); /* the coordinator has been told: this process is of no more use */
+    MU_LOGE("leaving: %s", trouble);
+    leave(agent, MU_AGENT_EXIT_FAILURE);
+    pthread_mutex_unlock(&agent->lock);
 }
 
 static uint64_t on_vote(void *ctx, uint64_t generation)
@@ -562,7 +570,8 @@ static void stop(struct agent *agent)
 
 int mu_agent_run(const struct mu_agent_config *config)
 {
-    struct agent agent = {.wake_fd = -1, .signal_fd = -1, .ledger_fd = -1, .armed_us = UINT64_MAX};
+    struct agent agent = {
+        .device = config->device, .wake_fd = -1, .signal_fd = -1, .ledger_fd = -1, .armed_us = UINT64_MAX};
     struct mu_error err = {0};
     pthread_mutex_init(&agent.lock, NULL);
     mu_wire_arena_init(&agent.arena_in);

@@ -155,10 +155,16 @@ void engine_park_failed(struct mu_engine *engine, enum mu_status status, const s
                         enum mu_park_reason otherwise, uint64_t bad_checkpoint)
 {
     engine->phase = ENGINE_PARKED;
-    if (mu_device_trouble(engine->device)) /* with it went everything that it held */
+    const char *trouble = mu_device_trouble(engine->device);
+    struct mu_error device_error;
+    if (trouble) { /* with the device went everything that it held */
         memset(&engine->held, 0, sizeof engine->held);
-    if (engine_aborted(engine))
+        status = mu_fail(&device_error, MU_ERR_IO, "%s", trouble);
+        err = &device_error;
+        otherwise = MU_PARK_ENGINE;
+    } else if (engine_aborted(engine)) {
         return;
+    }
     if (engine->now.group && (status == MU_ERR_UNAVAILABLE || status == MU_ERR_CANCELLED) && post_peer_failures(engine))
         return;
     struct mu_parked parked = {

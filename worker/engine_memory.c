@@ -202,6 +202,12 @@ static void release_between(const struct mu_model_spec *model, struct mu_space *
     mu_space_release(space, end * sizeof(float), (model->flat_size - end) * sizeof(float));
 }
 
+static uint64_t whole_pages(const struct mu_engine *engine, uint64_t size_bytes)
+{
+    uint64_t page_bytes = engine->device->page_bytes ? engine->device->page_bytes : 1;
+    return (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
+}
+
 /* Bytes that committing `runs` in `space` would add, at most: what is held there is there already, and no space grows
  * beyond its size. */
 static uint64_t growth_bytes(const struct mu_engine *engine, const struct mu_space *space,
@@ -210,7 +216,7 @@ static uint64_t growth_bytes(const struct mu_engine *engine, const struct mu_spa
     const struct mu_model_spec *model = &engine->job.model;
     uint64_t need = runs_bytes(model, runs), committed = mu_space_committed_bytes(space), there = 0;
     if (committed == 0)
-        return need;
+        return whole_pages(engine, need);
     for (uint32_t i = 0; i < engine->held.share_count; i++) {
         const struct mu_held_share *share = &engine->held.shares[i];
         struct engine_runs held;
@@ -220,7 +226,7 @@ static uint64_t growth_bytes(const struct mu_engine *engine, const struct mu_spa
     }
     uint64_t room = model->flat_size * sizeof(float);
     room = room > committed ? room - committed : 0;
-    return need - there < room ? need - there : room;
+    return whole_pages(engine, need - there < room ? need - there : room);
 }
 
 enum mu_status engine_state_new(struct mu_engine *engine, struct engine_state *ret_state, struct mu_error *err)
@@ -255,8 +261,11 @@ enum mu_status engine_commit_state(struct mu_engine *engine, struct engine_state
     uint64_t growth = growth_bytes(engine, state->spaces[0], &params, MU_SHARE_PARAMS) +
                       2 * growth_bytes(engine, state->spaces[1], &moments, MU_SHARE_MOMENTS);
     enum mu_status status = engine_check_memory(engine, MU_MEMORY_DEVICE, growth, "parameters and moments", err);
-    for (uint32_t i = 0; i < ENGINE_KINDS && status == MU_OK; i++)
+    for (uint32_t i = 0; i < ENGINE_KINDS && status == MU_OK; i++) {
         status = commit_runs(engine, state->spaces[i], i == 0 ? &params : &moments, err);
+        if (status == MU_ERR_NO_MEMORY)
+            return mu_error_prefix(err, "parameters and moments");
+    }
     return status;
 }
 
@@ -280,10 +289,11 @@ enum mu_status engine_commit_stack(struct mu_engine *engine, uint32_t depth, con
         }
         uint64_t growth = growth_bytes(engine, job->stack_spaces[i], &runs, MU_SHARE_PARAMS);
         status = engine_check_memory(engine, MU_MEMORY_DEVICE, growth, "gradient buffers", err);
-        if (status == MU_OK)
-            status = commit_runs(engine, job->stack_spaces[i], &runs, err);
         if (status != MU_OK)
             return status;
+        status = commit_runs(engine, job->stack_spaces[i], &runs, err);
+        if (status != MU_OK)
+            return status == MU_ERR_NO_MEMORY ? mu_error_prefix(err, "gradient buffers") : status;
     }
     return MU_OK;
 }

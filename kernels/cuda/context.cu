@@ -21,9 +21,15 @@ static enum mu_status failed(struct mu_error *err, int device, const char *what,
 static enum mu_status take_memory(struct mu_cuda *cuda, struct mu_error *err)
 {
     cudaError_t error = cudaMalloc(&cuda->workspace, cuda->workspace_bytes);
-    if (error != cudaSuccess)
-        return mu_fail(err, MU_ERR_NO_MEMORY, "GPU %d: %zu MiB for the kernels' workspace: %s", cuda->device,
-                       cuda->workspace_bytes >> 20, cudaGetErrorString(error));
+    if (error != cudaSuccess) {
+        size_t free_bytes = 0, total_bytes = 0;
+        (void)cudaMemGetInfo(&free_bytes, &total_bytes);
+        return mu_fail(err, MU_ERR_NO_MEMORY,
+                       "GPU %d: %zu MiB for the kernels' workspace: %s; %zu of %zu MiB are free: does another program "
+                       "use it?",
+                       cuda->device, cuda->workspace_bytes >> 20, cudaGetErrorString(error), free_bytes >> 20,
+                       total_bytes >> 20);
+    }
     error = cudaHostAlloc(&cuda->pinned, MU_CUDA_PINNED_BYTES, cudaHostAllocMapped);
     if (error != cudaSuccess)
         return failed(err, cuda->device, "pinned host memory", error);
