@@ -3,7 +3,7 @@
 
 from harness import Cluster, check, log_of, main, pb, refused_worker, run, tiny_job, undisturbed
 
-SMALL = dict(steps=4, leaves=4, checkpoint_every=2, model__slices=2, batch__length=16, eval__every=2, eval__sequences=2)
+SMALL = dict(steps=4, optimizer__warmup=2, leaves=4, checkpoint_every=2, model__slices=2, batch__length=16, eval__every=2, eval__sequences=2)
 SIM = "worker/muster-worker-sim"
 REFERENCES = {}
 
