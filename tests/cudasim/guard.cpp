@@ -19,6 +19,7 @@ static struct sigaction before;
 
 /* Regions that this stream's thread has opened. */
 static thread_local std::vector<uintptr_t> *opened;
+static thread_local void *handler_stack; /* nullptr: somebody else's */
 
 static void protect(const region &r, int access)
 {
@@ -79,13 +80,27 @@ void guard_host_thread()
 
 void guard_stream_thread()
 {
+    stack_t stack = {};
     guard_host_thread();
     opened = new std::vector<uintptr_t>;
     opened->reserve(1024);
-    stack_t stack = {}; /* fibers have little */
-    stack.ss_sp = malloc(handler_stack_bytes);
+    sigaltstack(nullptr, &stack);
+    if (!(stack.ss_flags & SS_DISABLE))
+        return; /* a sanitizer has one */
+    stack = {};
+    stack.ss_sp = handler_stack = malloc(handler_stack_bytes); /* fibers have little */
     stack.ss_size = handler_stack_bytes;
     sigaltstack(&stack, nullptr);
+}
+
+void guard_stream_end()
+{
+    stack_t none = {};
+    none.ss_flags = SS_DISABLE;
+    if (handler_stack)
+        sigaltstack(&none, nullptr);
+    free(handler_stack);
+    delete opened;
 }
 
 void guard_region(const region &r)

@@ -75,6 +75,7 @@ bool is_sound_range(const void *pointer, size_t size);
 void guard_install();
 void guard_host_thread();
 void guard_stream_thread();
+void guard_stream_end();
 void guard_region(const region &r);
 void guard_close();
 /* size bytes full of poison. */

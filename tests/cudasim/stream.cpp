@@ -38,8 +38,10 @@ static void run_stream(CUstream_st *s)
     std::unique_lock<std::mutex> hold(s->lock);
     for (bool fresh = true;; fresh = s->queue.empty()) {
         s->changed.wait(hold, [s] { return !s->queue.empty() || s->destroyed; });
-        if (s->queue.empty())
-            return; /* the object stays, so that its use is noticed */
+        if (s->queue.empty()) { /* the object stays, so that its use is noticed */
+            guard_stream_end();
+            return;
+        }
         if (delay_max_us() > 0 && (fresh || s->dice.below(16) == 0))
             s->changed.wait_for(hold, std::chrono::microseconds(s->dice.below(delay_max_us())),
                                 [s] { return s->wanted > s->completed || s->destroyed; });
