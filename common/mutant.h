@@ -15,6 +15,8 @@ enum mu_mutant {
     MU_MUT_REUSE_EVENT_NUMBER,      /* event numbers start again after a restart */
     MU_MUT_FORGET_TALLY,            /* a restarted coordinator counts from zero again: losses, suspicions, intervals */
     MU_MUT_FORGET_DEATHS,           /* likewise the deaths of a crash budget */
+    MU_MUT_FORGET_REQUESTS,         /* likewise which changes were made already */
+    MU_MUT_CHANGE_TWICE,            /* a request that comes again is carried out again */
     MU_MUT_IGNORE_INCARNATION,      /* a restarted worker passes for the process it replaces */
     MU_MUT_KEEP_ZOMBIE,             /* a fenced worker's engine goes on */
     MU_MUT_ACCEPT_STALE_PARK,       /* a status sent before the worker got its Assign is believed */
@@ -57,6 +59,10 @@ enum mu_mutant {
     MU_MUT_FEED_REPLAY_TWICE, /* a taker makes each update twice */
     MU_MUT_FEED_FORGET_NORM,  /* a taker makes the update without the norm of the vote */
     MU_MUT_FEED_STEP_BEHIND,  /* a taker counts as whole although the last updates are missing */
+    /* checkpoints of kind local */
+    MU_MUT_COMMIT_ONE_COPY, /* committed when the first of its hosts has answered */
+    MU_MUT_FORGET_HOLDERS,  /* a restarted coordinator does not know which hosts have a checkpoint */
+    MU_MUT_COPY_NOTHING,    /* a holder answers without having copied */
     MU_MUT_COUNT
 };
 

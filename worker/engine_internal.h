@@ -160,6 +160,7 @@ struct mu_engine {
     struct mu_engine_callbacks callbacks;
     uint32_t threads, connect_timeout_ms;
     struct mu_device *device;
+    char host[MU_WORKER_NAME_SIZE];
     struct mu_comm *comm;
     struct mu_queue *mailbox;
     pthread_t thread;

@@ -82,8 +82,11 @@ struct mu_coord *mu_coord_new(const struct mu_coord_config *config)
     coord->shares = calloc((size_t)config->max_workers * MU_HELD_SHARES_MAX, sizeof coord->shares[0]);
     coord->holders = calloc(config->max_workers, sizeof coord->holders[0]);
     coord->column_holders = calloc(MU_SLICES_MAX * MU_STAGES_MAX, sizeof coord->column_holders[0]);
-    bool ok = coord->workers && coord->member_records && coord->plan_members && coord->assign_moves && coord->shares &&
-              coord->holders && coord->column_holders && allocate_jobs(coord);
+    coord->written = calloc(MU_PIECES_MAX, sizeof coord->written[0]);
+    coord->assign_holders = calloc(MU_HOLDERS_MAX, sizeof coord->assign_holders[0]);
+    bool ok = coord->written && coord->assign_holders && coord->workers && coord->member_records &&
+              coord->plan_members && coord->assign_moves && coord->shares && coord->holders && coord->column_holders &&
+              allocate_jobs(coord);
     ok = map_init(&coord->by_session, config->max_workers) && ok;
     ok = map_init(&coord->by_name, config->max_workers) && ok;
     if (!ok) {
@@ -103,7 +106,11 @@ void mu_coord_free(struct mu_coord *coord)
         free(coord->jobs[i].pieces);
         free(coord->jobs[i].piece_slots);
         drop_moves(&coord->jobs[i]);
+        for (uint32_t k = 0; k < coord->jobs[i].checkpoint_count; k++)
+            free_holders(&coord->jobs[i].checkpoints[k].record);
     }
+    free(coord->written);
+    free(coord->assign_holders);
     free(coord->jobs);
     free(coord->job_order);
     free(coord->workers);
@@ -194,6 +201,8 @@ void mu_coord_start(struct mu_coord *coord, uint64_t now_us, uint64_t wall_us, c
     for (uint32_t i = 0; i < coord->job_count; i++) {
         struct job *job = &coord->jobs[i];
         job->phase_since_us = job->progress_us = job->interval.counted_us = lease_now(coord);
+        if (job->record.revision == 0) /* recorded before there were revisions */
+            job->record.revision = coord->last_event ? coord->last_event : 1;
         probe_intents(coord, job);
     }
     scrub_start(coord);
@@ -237,12 +246,11 @@ void mu_coord_step(struct mu_coord *coord, const struct mu_coord_event *event, c
                     event->checkpoint_io.status, event->checkpoint_io.text);
         break;
     case MU_CE_SUBMIT:
-        on_submit(coord, event->submit.cookie, event->submit.spec);
-        break;
     case MU_CE_CANCEL:
     case MU_CE_DRAIN:
     case MU_CE_UNDRAIN:
     case MU_CE_CHECKPOINT:
+    case MU_CE_SCALE:
         on_request(coord, event);
         break;
     }

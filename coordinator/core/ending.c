@@ -63,6 +63,7 @@ void finish_job(struct mu_coord *coord, struct job *job, enum mu_job_state state
     copy_text(job->record.text, sizeof job->record.text, text);
     set_phase(coord, job, MU_JP_OVER);
     job->settle_until_us = 0;
+    revise(coord, job);
     persist_job(coord, job);
     enum mu_event_severity severity = state == MU_JOB_FAILED ? MU_EVENT_ERROR : MU_EVENT_INFO;
     const char *kind = state == MU_JOB_FINISHED ? "job_finished"
@@ -121,6 +122,8 @@ void finalizing_tick(struct mu_coord *coord, struct job *job)
 {
     const struct checkpoint *newest = newest_committed(job);
     bool saved = newest && newest->record.step >= job->record.spec.steps;
+    if (saved && discards_pending(job))
+        return; /* by those who leave next */
     if (job->record.spec.checkpoint.path[0] == 0 || saved) {
         finish_job(coord, job, MU_JOB_FINISHED, 0, "");
         return;

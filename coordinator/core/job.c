@@ -28,6 +28,8 @@ struct job *find_job(struct mu_coord *coord, const char *name)
 void clear_job(struct job *job)
 {
     drop_moves(job);
+    for (uint32_t i = 0; i < job->checkpoint_count; i++)
+        free_holders(&job->checkpoints[i].record);
     *job = (struct job){.used = true,
                         .first_worker = NONE,
                         .last_worker = NONE,
@@ -80,13 +82,13 @@ bool may_take_part(const struct worker *worker)
     return worker->ready && !worker->lost && worker->session != 0 && !worker->draining && is_still(worker);
 }
 
-/* The first thing that broke this generation is told when the next one goes. */
+/* What broke this generation, each thing once, is told when the next one goes. */
 void note_break(struct mu_coord *coord, struct job *job, const char *text)
 {
     if (job->broken_us == 0)
         job->broken_us = coord->now_us;
     size_t length = strnlen(job->broken_text, sizeof job->broken_text);
-    if (length + strlen(text) + 3 < sizeof job->broken_text)
+    if (!strstr(job->broken_text, text) && length + strlen(text) + 3 < sizeof job->broken_text)
         format_into(job->broken_text + length, sizeof job->broken_text - length, "%s%s", length ? "; " : "", text);
 }
 
@@ -138,14 +140,16 @@ static void settle_waiting(struct mu_coord *coord, struct job *job)
         job->settle_until_us = lease_now(coord) + (uint64_t)coord->config.settle_ms * 1000;
 }
 
-/* STEPPING: regroup for who leaves, at once, and for who would make the world larger, soon. */
+/* STEPPING: regroup for who leaves or is too many, at once, and for who would make the world larger, soon. */
 static void settle_stepping(struct mu_coord *coord, struct job *job)
 {
     bool leaving;
     uint32_t candidates = count_candidates(coord, job, &leaving) - count_isolated_spares(coord, job);
     if (candidates < job->considered)
-        job->considered = candidates;      /* who comes in place of who left may change the plan again */
-    if (leaving || job->layout.idle > 0) { /* idle ranks have given away what they held: nothing keeps them */
+        job->considered = candidates; /* who comes in place of who left may change the plan again */
+    bool too_many = mu_layout_working(&job->layout) > job->record.spec.workers.max; /* it was scaled down */
+    if (leaving || too_many ||
+        job->layout.idle > 0) { /* idle ranks have given away what they held: nothing keeps them */
         /* Regrouping helps who leaves only if its state can go somewhere: to others, or to a checkpoint. */
         bool state_can_go =
             job->record.spec.checkpoint.path[0] || most_ranks(job, candidates) > 0 || staying_are_whole(coord, job);
@@ -438,7 +442,7 @@ void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *p
     }
     if (job->plan_ticket != ticket || job->phase != MU_JP_PLANNING)
         return; /* overtaken by events */
-    const struct checkpoint *newest = newest_committed(job);
+    const struct checkpoint *newest = usable_checkpoint(coord, job);
     if (newest && newest->record.number != job->plan_checkpoint && newest->record.step > plan->start_step &&
         !MU_MUTANT(MU_MUT_START_FROM_SEED)) {
         request_plan(coord, job); /* committed while the plan was made: nobody need go back that far */
@@ -480,21 +484,25 @@ static void format_layout(const struct mu_layout *layout, char *out, size_t size
                 layout->sharded ? ", optimizer sharded" : "", layout->buddy_shift ? ", with buddies" : "", idle);
 }
 
+/* The end of the line is never cut: what broke gives way to it. */
 static void tell_go(struct mu_coord *coord, struct job *job)
 {
-    char layout[96];
+    char layout[96], after[48] = "", outcome[MU_EVENT_TEXT_SIZE];
     format_layout(&job->layout, layout, sizeof layout);
-    char after[48] = "", cause[MU_EVENT_TEXT_SIZE] = "";
     if (job->broken_us)
         format_into(after, sizeof after, " after %.0f ms", (double)(coord->now_us - job->broken_us) * 1e-3);
-    if (job->broken_text[0])
-        format_into(cause, sizeof cause, "%s; ", job->broken_text);
     const char *verb = job->reformed ? "continue" : "start";
     uint32_t working = mu_layout_working(&job->layout);
-    event(coord, MU_EVENT_INFO, "generation_go", job, NULL,
-          "%s%u worker%s %s%s as %s at step %llu%s (generation %llu)%s", cause, working, working == 1 ? "" : "s", verb,
-          working == 1 ? "s" : "", layout, (unsigned long long)job->start_step, after,
-          (unsigned long long)job->record.generation, job->reformed ? job->start_text : "");
+    format_into(outcome, sizeof outcome, "%u worker%s %s%s as %s at step %llu%s (generation %llu)%s", working,
+                working == 1 ? "" : "s", verb, working == 1 ? "s" : "", layout, (unsigned long long)job->start_step,
+                after, (unsigned long long)job->record.generation, job->reformed ? job->start_text : "");
+    size_t room = sizeof outcome - strlen(outcome) - sizeof "...; ", length = strlen(job->broken_text);
+    bool fits = length <= room;
+    event(coord, MU_EVENT_INFO, "generation_go", job, NULL, "%.*s%s%s", (int)(fits ? length : room), job->broken_text,
+          length == 0 ? ""
+          : fits      ? "; "
+                      : "...; ",
+          outcome);
     job->reformed = true;
     job->waiting_text[0] = 0;
     job->told_short = 0;
@@ -746,6 +754,8 @@ void job_tick(struct mu_coord *coord, struct job *job)
                 settle(coord, job);
             }
         }
+        if (mu_layout_working(&job->layout) > job->record.spec.workers.max && !job->regroup_for_leaving)
+            settle(coord, job); /* scaled down while the generation was made, or before a restart */
         checkpoint_policy(coord, job);
         feed_tick(coord, job);
         break;

@@ -114,6 +114,13 @@ static enum mu_status restore_checkpoint(struct mu_coord *coord, const struct mu
     struct mu_checkpoint_record *own = &job->checkpoints[at].record;
     *own = *record;
     own->layout = layout;
+    own->holders = NULL;
+    own->holder_count = 0;
+    for (uint32_t i = 0; i < record->holder_count && !MU_MUTANT(MU_MUT_FORGET_HOLDERS); i++) {
+        if (!add_holder(own, record->holders[i].host))
+            return mu_fail(err, MU_ERR_LIMIT, "job '%s': no memory for the hosts of checkpoint %llu, or over %d",
+                           record->job, (unsigned long long)record->number, MU_HOLDERS_MAX);
+    }
     if (record->state == MU_CKPT_INTENT) {
         memcpy(job->pieces, record->pieces, record->piece_count * sizeof job->pieces[0]);
         own->pieces = job->pieces;
@@ -165,6 +172,15 @@ static void restore_death(struct mu_coord *coord, const struct mu_death_record *
         coord->death_count = record->number + 1;
 }
 
+static void restore_request(struct mu_coord *coord, const struct mu_request_record *record)
+{
+    if (MU_MUTANT(MU_MUT_FORGET_REQUESTS))
+        return;
+    coord->requests[record->number % MU_REQUESTS_KEPT] = *record;
+    if (record->number >= coord->request_count)
+        coord->request_count = record->number + 1;
+}
+
 enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *record, struct mu_error *err)
 {
     struct mu_worker_record *worker;
@@ -186,6 +202,9 @@ enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *
         return restore_tally(coord, record->tally, err);
     case MU_RECORD_DEATH:
         restore_death(coord, record->death);
+        return MU_OK;
+    case MU_RECORD_REQUEST:
+        restore_request(coord, record->request);
         return MU_OK;
     case MU_RECORD_EVENT:
         if (record->event->number > coord->last_event && !MU_MUTANT(MU_MUT_REUSE_EVENT_NUMBER))

@@ -491,8 +491,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         /* first those that fork: a child has no threads of streams */
         cmocka_unit_test(test_divergence_is_reported),
-        cmocka_unit_test(test_host_that_touches_device_memory_dies),
         cmocka_unit_test(test_access_out_of_bounds_dies),
+        cmocka_unit_test(test_host_that_touches_device_memory_dies),
         cmocka_unit_test(test_layer_norm_by_shuffles_matches_double),
         cmocka_unit_test(test_collectives_match_their_definition),
         cmocka_unit_test(test_bf16_rounds_to_nearest_even),

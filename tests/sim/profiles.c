@@ -465,6 +465,21 @@ static void buddy_one(struct mu_sim *sim, struct mu_sim_params *p)
     p->fault_mean_us = 4 * MU_SIM_S;
 }
 
+/* Operators and programs that ask again and again, over crashes of the coordinator. */
+static void operators(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->repeats = p->checkpoints = true;
+    p->restart_us = mu_sim_between(sim, 100, 2000) * MU_SIM_MS;
+    p->sync_crash_ppm = (uint32_t)mu_sim_below(sim, 50000);
+    p->W(CHECKPOINT) = 8;
+    p->W(DRAIN) = 3;
+    p->W(KILL_COORD) = 6;
+    p->W(KILL_WORKER) = 2;
+    p->W(ADD_WORKER) = 3;
+    p->W(CANCEL) = mu_sim_below(sim, 8) == 0;
+}
+
 /* More workers than a mesh takes: the binomial tree. */
 static void wide(struct mu_sim *sim, struct mu_sim_params *p)
 {
@@ -514,6 +529,25 @@ static void wide_grid(struct mu_sim *sim, struct mu_sim_params *p)
     p->W(TERM_WORKER) = 1;
 }
 
+/* One worker or two on a host. */
+static void local(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    checkpoints(sim, p);
+    p->local = p->checkpoints = p->may_fail = true;
+    p->point_kill_ppm = 3000;
+    p->point_coord_ppm = 3000;
+    p->mixed_hosts = mu_sim_below(sim, 2);
+    p->W(KILL_WORKER) = 4;
+    p->W(KILL_TWO) = 1;
+    p->W(KILL_ALL) = 2;
+    p->W(KILL_COORD) = 3;
+    p->W(LOSE_STREAM) = 2;
+    p->W(TERM_WORKER) = 1;
+    p->W(ADD_WORKER) = 2;
+    p->W(LOSE_DISK) = 2;
+    p->W(CORRUPT) = 1;
+}
+
 static void big(struct mu_sim *sim, struct mu_sim_params *p)
 {
     ordinary(sim, p);
@@ -555,6 +589,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"drains", "drains, SIGTERM, growth, coordinator crashes", 7, drains},
     {"checkpoints", "many checkpoints, full disk, I/O errors, deaths", 10, checkpoints},
     {"cancels", "the job is cancelled in the middle of trouble", 4, cancels},
+    {"operators", "changes (checkpoints, drains, scaling) are asked for again and again, by their ids", 8, operators},
     {"quarantine", "workers crash too often and are kept out", 3, quarantine},
     {"everything", "all of it together", 12, everything},
     {"wide", "34 to 90 workers, tree exchange", 3, wide},
@@ -570,6 +605,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"grid-all", "all of it together, in layouts of several columns", 8, grid_everything},
     {"buddies", "mirrors of what one worker alone would hold: deaths of one or two, growth, departures", 8, buddies},
     {"buddy-one", "with mirrors, one death at any instant: no step is replayed", 8, buddy_one},
+    {"local", "checkpoints on the hosts' own disks: deaths, coordinator crashes, one disk lost", 8, local},
     {"big", "1,000 to 4,000 workers, few steps, tree exchange", 0, big},
 };
 const uint32_t mu_sim_profile_count = sizeof mu_sim_profiles / sizeof mu_sim_profiles[0];

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -12,17 +13,19 @@
 #include "common/rng.h"
 #include "coordinator/records.h"
 
-enum { MEMBERS = 3, PIECES = 4, MUTATIONS = 20000 };
+enum { MEMBERS = 3, PIECES = 4, HOLDERS = 3, MUTATIONS = 20000 };
 
 struct samples {
     struct mu_job_record job;
     struct mu_member_record members[MEMBERS];
     struct mu_generation_record generation;
     struct mu_piece_record pieces[PIECES];
+    struct mu_holder_record holders[HOLDERS];
     struct mu_checkpoint_record checkpoint;
     struct mu_worker_record worker;
     struct mu_tally_record tally;
     struct mu_death_record death;
+    struct mu_request_record request;
     struct mu_event_record event;
 };
 
@@ -45,6 +48,8 @@ static void make_job(struct mu_job_record *job)
     job->spec.steps = 1000;
     strcpy(job->spec.checkpoint.path, "/ckpt");
     job->uid = (struct mu_id){0x0123456789abcdef, 0xfedcba9876543210};
+    job->revision = 41;
+    job->submitted_workers = (struct mu_worker_policy){2, 7, 1};
     job->state = MU_JOB_RUNNING;
     job->generation = UINT64_MAX - 5;
     job->next_checkpoint = 7;
@@ -118,6 +123,10 @@ static void make_samples(void)
                                                        .attempt = 2,
                                                        .piece_count = PIECES,
                                                        .pieces = samples.pieces};
+    samples.checkpoint.holders = samples.holders;
+    samples.checkpoint.holder_count = HOLDERS;
+    for (uint32_t i = 0; i < HOLDERS; i++)
+        snprintf(samples.holders[i].host, sizeof samples.holders[i].host, "host-%u", i);
     samples.checkpoint.layout.tp = 2;
     samples.checkpoint.layout.pp = 1;
     samples.checkpoint.layout.dp = 2;
@@ -140,6 +149,8 @@ static void make_samples(void)
         .hung = {{1, 2}, {3, 4}}};
     samples.death =
         (struct mu_death_record){.number = 4100, .name_hash = 0xabcdef01, .wall_us = 1234567, .incarnation = {7, 8}};
+    samples.request = (struct mu_request_record){
+        .number = 4097, .id = {9, 8}, .body = {7, 6}, .job_uid = {5, 4}, .checkpoint = 12, .existed = true};
     samples.event = (struct mu_event_record){.number = 42,
                                              .wall_us = 17,
                                              .severity = MU_EVENT_WARNING,
@@ -173,6 +184,9 @@ static struct mu_record record_of(enum mu_record_kind kind)
     case MU_RECORD_DEATH:
         record.death = &samples.death;
         break;
+    case MU_RECORD_REQUEST:
+        record.request = &samples.request;
+        break;
     case MU_RECORD_EVENT:
         record.event = &samples.event;
         break;
@@ -199,6 +213,10 @@ static void expect_same(const struct mu_record *record)
         struct mu_checkpoint_record copy = *record->checkpoint;
         assert_memory_equal(copy.pieces, samples.pieces, sizeof samples.pieces);
         copy.pieces = samples.pieces;
+        assert_int_equal(copy.holder_count, HOLDERS);
+        for (uint32_t i = 0; i < HOLDERS; i++)
+            assert_string_equal(copy.holders[i].host, samples.holders[i].host);
+        copy.holders = samples.holders;
         assert_memory_equal(&copy, &samples.checkpoint, sizeof copy);
         break;
     }
@@ -210,6 +228,9 @@ static void expect_same(const struct mu_record *record)
         break;
     case MU_RECORD_DEATH:
         assert_memory_equal(record->death, &samples.death, sizeof samples.death);
+        break;
+    case MU_RECORD_REQUEST:
+        assert_memory_equal(record->request, &samples.request, sizeof samples.request);
         break;
     case MU_RECORD_EVENT:
         assert_memory_equal(record->event, &samples.event, sizeof samples.event);
@@ -326,10 +347,10 @@ static void test_foreign_or_newer_database_is_refused(void **state)
     assert_non_null(strstr(err.text, "not a coordinator's"));
     mu_store_free(store);
     store = mu_store_memory_new();
-    put_raw(store, "m/format", "muster 3", 8);
+    put_raw(store, "m/format", "muster 4", 8);
     assert_int_equal(mu_records_load(store, note, &seen, &err), MU_ERR_CORRUPT);
-    assert_string_equal(err.text, "data directory: its format is 'muster 3', this program reads 'muster 1' to "
-                                  "'muster 2'; use the version that wrote it");
+    assert_string_equal(err.text, "data directory: its format is 'muster 4', this program reads 'muster 1' to "
+                                  "'muster 3'; use the version that wrote it");
     mu_store_free(store);
 }
 
@@ -350,7 +371,7 @@ static void test_older_store_is_read_and_raised(void **state)
     assert_int_equal(seen.count, 1);
     assert_int_equal(mu_store_get(store, "m/format", 8, &value, &value_bytes, &err), MU_OK);
     assert_int_equal(value_bytes, 8);
-    assert_memory_equal(value, "muster 2", 8);
+    assert_memory_equal(value, "muster 3", 8);
     free(value);
     mu_store_free(store);
 }
