@@ -25,6 +25,9 @@ enum mu_method {
     MU_METHOD_GET_TIMINGS,
     MU_METHOD_WATCH_EVENTS,
     MU_METHOD_SAVE_SNAPSHOT,
+    MU_METHOD_REPORT_EXIT,
+    MU_METHOD_LIST_NODES,
+    MU_METHOD_ORDER_NODE,
     MU_METHOD_SCALE_JOB,
     MU_METHOD_API_COUNT,
     /* What gRPC tools expect of every server: not ours either. */
@@ -32,6 +35,11 @@ enum mu_method {
     MU_METHOD_HEALTH_WATCH,
     MU_METHOD_REFLECTION,
     MU_METHOD_REFLECTION_ALPHA,
+    /* Join tokens: coordinator/tokens.h. */
+    MU_METHOD_CREATE_TOKEN,
+    MU_METHOD_LIST_TOKENS,
+    MU_METHOD_REVOKE_TOKEN,
+    MU_METHOD_JOIN,
     MU_METHOD_COUNT
 };
 extern const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT];

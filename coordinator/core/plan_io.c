@@ -63,7 +63,7 @@ static void consider(struct mu_coord *coord, struct job *job, const struct worke
                      bool trial)
 {
     bool still = trial ? worker->rank != NONE || is_still(worker) : is_still(worker);
-    if (!worker->ready || worker->lost || worker->session == 0 || !still)
+    if (!worker->ready || worker->lost || worker->session == 0 || !still || is_kept_off(worker))
         return;
     if (!worker->draining || draining_stay)
         add_member(coord, job, worker, false);

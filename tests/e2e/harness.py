@@ -26,7 +26,7 @@ import grpc
 def compile_protos(build, root):
     """Python messages from our .proto files, made once per build folder."""
     out = os.path.join(build, "python")
-    protos = [os.path.join(root, "proto/muster/v1", name) for name in ("job.proto", "service.proto")]
+    protos = [os.path.join(root, "proto/muster/v1", name) for name in ("job.proto", "service.proto", "token.proto")]
     marker = os.path.join(out, "muster/v1/service_pb2.py")
     if not os.path.exists(marker) or any(os.path.getmtime(p) > os.path.getmtime(marker) for p in protos):
         os.makedirs(out, exist_ok=True)
@@ -368,6 +368,15 @@ def rpc_error(action):
     except grpc.RpcError as error:
         return error.code(), error.details()
     return grpc.StatusCode.OK, ""
+
+
+def documented(heading, path="docs/operations.md"):
+    """The commands that a section of the documents shows, in order."""
+    with open(os.path.join(ROOT, path)) as f:
+        section = f.read().split(f"\n{heading}\n", 1)[1].split("\n## ", 1)[0].split("\n### ", 1)[0]
+    commands = [line[2:] for line in section.split("\n") if line.startswith("$ ")]
+    check(commands, f"{path}, {heading}: no commands")
+    return commands
 
 
 class Skipped(Exception):

@@ -94,7 +94,7 @@ def test_what_cannot_compute_says_why_in_one_line():
             worker = start_gpu_worker(cluster, device, env=env)
             refused_worker(worker, *fragments)
         worker = start_gpu_worker(cluster, "cuda:x")
-        check(worker.wait() == 2 and "cpu, or cuda:0" in log_of(worker), log_of(worker))
+        check(worker.wait() == 2 and "cuda:0, cuda:1" in log_of(worker), log_of(worker))
         worker = cluster.start_worker(flags=("--device", "cuda:1"), env={"CUDA_VISIBLE_DEVICES": ""})
         check(worker.wait() in (1, 2) and "cuda:1" in log_of(worker), log_of(worker))
 
