@@ -1,18 +1,14 @@
 #include "kernels/arena.h"
 
-#include <errno.h>
-#include <stdbool.h>
 #include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 struct mu_arena {
+    struct mu_device *device;
+    enum mu_memory kind;
     char *base;
     size_t size_bytes, used_bytes;
 };
-
-enum { HUGE_PAGE_BYTES = 2 << 20 };
 
 size_t mu_arena_piece_bytes(size_t size_bytes)
 {
@@ -21,23 +17,24 @@ size_t mu_arena_piece_bytes(size_t size_bytes)
 
 enum mu_status mu_arena_new(size_t size_bytes, struct mu_error *err, struct mu_arena **ret_arena)
 {
+    return mu_arena_new_on(mu_host_device(), MU_MEMORY_DEVICE, size_bytes, err, ret_arena);
+}
+
+enum mu_status mu_arena_new_on(struct mu_device *device, enum mu_memory kind, size_t size_bytes, struct mu_error *err,
+                               struct mu_arena **ret_arena)
+{
     struct mu_arena *arena = calloc(1, sizeof *arena);
     if (!arena)
         return mu_fail(err, MU_ERR_NO_MEMORY, "arena: out of memory");
-    size_t unit = size_bytes >= HUGE_PAGE_BYTES ? HUGE_PAGE_BYTES : 4096;
-    arena->size_bytes = (size_bytes + unit) / unit * unit;
-    void *base =
-        mmap(NULL, arena->size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) {
-        int saved = errno;
+    void *base;
+    arena->device = device;
+    arena->kind = kind;
+    arena->size_bytes = mu_arena_piece_bytes(size_bytes > 0 ? size_bytes : 1);
+    enum mu_status status = mu_device_allocate(device, kind, arena->size_bytes, err, &base);
+    if (status != MU_OK) {
         free(arena);
-        return mu_fail_errno(err, saved,
-                             "arena: cannot map %zu MiB; use a smaller model or micro-batch, or more memory",
-                             size_bytes >> 20);
+        return status;
     }
-    (void)madvise(base, arena->size_bytes,
-                  MADV_HUGEPAGE); /* advice: a kernel without huge pages is slower, not wrong */
-    memset(base, 0, arena->size_bytes);
     arena->base = base;
     *ret_arena = arena;
     return MU_OK;
@@ -47,7 +44,7 @@ void mu_arena_free(struct mu_arena *arena)
 {
     if (!arena)
         return;
-    munmap(arena->base, arena->size_bytes);
+    mu_device_release(arena->device, arena->kind, arena->base, arena->size_bytes);
     free(arena);
 }
 
@@ -68,6 +65,7 @@ size_t mu_arena_size_bytes(const struct mu_arena *arena)
 /* ---- space ---- */
 
 struct mu_space {
+    struct mu_device *device;
     char *base;
     size_t size_bytes, page_bytes;
     uint64_t committed_pages;
@@ -81,30 +79,31 @@ static size_t bitmap_bytes(const struct mu_space *space)
 
 enum mu_status mu_space_new(size_t size_bytes, struct mu_error *err, struct mu_space **ret_space)
 {
+    return mu_space_new_on(mu_host_device(), size_bytes, err, ret_space);
+}
+
+enum mu_status mu_space_new_on(struct mu_device *device, size_t size_bytes, struct mu_error *err,
+                               struct mu_space **ret_space)
+{
     MU_ASSERT(size_bytes > 0);
     struct mu_space *space = calloc(1, sizeof *space);
     if (!space)
         return mu_fail(err, MU_ERR_NO_MEMORY, "space: out of memory");
-    space->page_bytes = (size_t)sysconf(_SC_PAGESIZE);
+    void *base;
+    space->device = device ? device : mu_host_device();
+    space->page_bytes = space->device->page_bytes ? space->device->page_bytes : (size_t)sysconf(_SC_PAGESIZE);
     space->size_bytes = (size_bytes + space->page_bytes - 1) / space->page_bytes * space->page_bytes;
-    void *base =
-        mmap(NULL, space->size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) {
-        int saved = errno;
+    enum mu_status status = space->device->ops->reserve(space->device, space->size_bytes, err, &base);
+    if (status != MU_OK) {
         free(space);
-        return mu_fail_errno(err, saved,
-                             "space: cannot reserve %zu MiB of addresses; raise the limit of virtual memory (ulimit "
-                             "-v) or use a smaller model",
-                             size_bytes >> 20);
+        return status;
     }
+    space->base = base;
     space->backed = calloc(bitmap_bytes(space), 1);
     if (!space->backed) {
-        munmap(base, space->size_bytes);
-        free(space);
+        mu_space_free(space);
         return mu_fail(err, MU_ERR_NO_MEMORY, "space: out of memory");
     }
-    (void)madvise(base, space->size_bytes, MADV_NOHUGEPAGE); /* a huge page would back neighbours nobody asked for */
-    space->base = base;
     *ret_space = space;
     return MU_OK;
 }
@@ -113,7 +112,9 @@ void mu_space_free(struct mu_space *space)
 {
     if (!space)
         return;
-    munmap(space->base, space->size_bytes);
+    if (space->backed && !mu_device_is_host(space->device)) /* the host's go with their addresses */
+        mu_space_release(space, 0, space->size_bytes);
+    space->device->ops->unreserve(space->device, space->base, space->size_bytes);
     free(space->backed);
     free(space);
 }
@@ -128,42 +129,24 @@ static bool is_backed(const struct mu_space *space, size_t page)
     return space->backed[page / 8] >> (page % 8) & 1;
 }
 
-static void set_backed(struct mu_space *space, size_t page, bool backed)
+static void set_backed(struct mu_space *space, size_t first, size_t end, bool backed)
 {
-    uint8_t bit = (uint8_t)(1u << (page % 8));
-    space->backed[page / 8] = (uint8_t)(backed ? space->backed[page / 8] | bit : space->backed[page / 8] & ~bit);
-    space->committed_pages += backed ? 1 : (uint64_t)-1;
-}
-
-/* Huge pages where whole ones fit [first, end). */
-static void advise_huge(const struct mu_space *space, size_t first_page, size_t end_page)
-{
-    uintptr_t unit = HUGE_PAGE_BYTES, first = (uintptr_t)space->base + first_page * space->page_bytes,
-              end = (uintptr_t)space->base + end_page * space->page_bytes;
-    first = (first + unit - 1) / unit * unit;
-    end = end / unit * unit;
-    if (first < end)
-        (void)madvise((void *)first, end - first, MADV_HUGEPAGE);
-}
-
-/* Backs pages [first, end), none of which is. */
-static enum mu_status back_pages(struct mu_space *space, size_t first, size_t end, struct mu_error *err)
-{
-    char *start = space->base + first * space->page_bytes;
-    size_t size = (end - first) * space->page_bytes;
-    advise_huge(space, first, end);
-    if (madvise(start, size, MADV_POPULATE_WRITE) != 0) {
-        int saved = errno;
-        if (saved != EINVAL) /* older kernels: touched one by one below */
-            return mu_fail(err, MU_ERR_NO_MEMORY,
-                           "space: no memory for %zu MiB (%s); use a smaller model or more workers, or more memory",
-                           size >> 20, strerror(saved));
-        for (size_t i = 0; i < size; i += space->page_bytes)
-            *(volatile char *)(start + i) = 0;
+    for (size_t page = first; page < end; page++) {
+        uint8_t bit = (uint8_t)(1u << (page % 8));
+        space->backed[page / 8] = (uint8_t)(backed ? space->backed[page / 8] | bit : space->backed[page / 8] & ~bit);
     }
-    for (size_t page = first; page < end; page++)
-        set_backed(space, page, true);
-    return MU_OK;
+    space->committed_pages = backed ? space->committed_pages + (end - first) : space->committed_pages - (end - first);
+}
+
+/* The next run of pages in [*first, end) that are backed (or not); false: there is none. */
+static bool next_run(const struct mu_space *space, bool backed, size_t end, size_t *first, size_t *ret_end)
+{
+    while (*first < end && is_backed(space, *first) != backed)
+        (*first)++;
+    *ret_end = *first;
+    while (*ret_end < end && is_backed(space, *ret_end) == backed)
+        (*ret_end)++;
+    return *first < end;
 }
 
 enum mu_status mu_space_commit(struct mu_space *space, size_t offset, size_t size_bytes, struct mu_error *err)
@@ -171,39 +154,34 @@ enum mu_status mu_space_commit(struct mu_space *space, size_t offset, size_t siz
     MU_ASSERT(offset <= space->size_bytes && size_bytes <= space->size_bytes - offset);
     if (size_bytes == 0)
         return MU_OK;
-    size_t page = offset / space->page_bytes, end = (offset + size_bytes + space->page_bytes - 1) / space->page_bytes;
-    while (page < end) {
-        if (is_backed(space, page)) {
-            page++;
-            continue;
-        }
-        size_t first = page;
-        while (page < end && !is_backed(space, page))
-            page++;
-        enum mu_status status = back_pages(space, first, page, err);
+    size_t end = (offset + size_bytes + space->page_bytes - 1) / space->page_bytes, stop;
+    for (size_t page = offset / space->page_bytes; next_run(space, false, end, &page, &stop); page = stop) {
+        enum mu_status status = space->device->ops->back(space->device, space->base + page * space->page_bytes,
+                                                         (stop - page) * space->page_bytes, err);
         if (status != MU_OK)
             return status;
+        set_backed(space, page, stop, true);
     }
     return MU_OK;
+}
+
+static bool unback(struct mu_space *space, size_t first, size_t end)
+{
+    return space->device->ops->unback(space->device, space->base + first * space->page_bytes,
+                                      (end - first) * space->page_bytes);
 }
 
 void mu_space_release(struct mu_space *space, size_t offset, size_t size_bytes)
 {
     MU_ASSERT(offset <= space->size_bytes && size_bytes <= space->size_bytes - offset);
     size_t first = (offset + space->page_bytes - 1) / space->page_bytes,
-           end = (offset + size_bytes) / space->page_bytes;
-    if (first >= end)
-        return;
-    char *start = space->base + first * space->page_bytes;
-    size_t size = (end - first) * space->page_bytes;
-    (void)madvise(start, size, MADV_NOHUGEPAGE);    /* else the kernel may join them into a huge page again */
-    if (madvise(start, size, MADV_DONTNEED) != 0) { /* locked pages cannot be given back: they still read as zeros */
-        memset(start, 0, size);
-        return;
-    }
-    for (size_t page = first; page < end; page++)
-        if (is_backed(space, page))
-            set_backed(space, page, false);
+           end = (offset + size_bytes) / space->page_bytes, stop;
+    bool gone = true, host = mu_device_is_host(space->device);
+    if (host && first < end) /* with what was only read in it */
+        gone = unback(space, first, end);
+    for (size_t page = first; gone && next_run(space, true, end, &page, &stop); page = stop)
+        if (host || unback(space, page, stop))
+            set_backed(space, page, stop, false);
 }
 
 uint64_t mu_space_committed_bytes(const struct mu_space *space)

@@ -2,8 +2,8 @@
  * machines and steps must never allocate.
  *
  * Arena: one block, handed out in 256-byte aligned pieces and freed as a whole. Space: a large range of addresses of
- * which only the parts in use are backed by memory; positions in it never move. Huge pages are asked for (madvise). Not
- * thread-safe; the owner frees them. */
+ * which only the parts in use are backed by memory; positions in it never move. Both are the host's, where huge pages
+ * are asked for (madvise), or on a device. Not thread-safe; the owner frees them. */
 #ifndef MU_KERNELS_ARENA_H
 #define MU_KERNELS_ARENA_H
 
@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "common/status.h"
+#include "kernels/device.h"
 
 enum { MU_ARENA_ALIGN = 256 };
 
@@ -21,6 +22,8 @@ size_t mu_arena_piece_bytes(size_t size_bytes);
 
 /* Maps `size_bytes` (zeroed) and touches every page. */
 enum mu_status mu_arena_new(size_t size_bytes, struct mu_error *err, struct mu_arena **ret_arena) MU_WARN_UNUSED;
+enum mu_status mu_arena_new_on(struct mu_device *device, enum mu_memory kind, size_t size_bytes, struct mu_error *err,
+                               struct mu_arena **ret_arena) MU_WARN_UNUSED;
 void mu_arena_free(struct mu_arena *arena);
 /* The next piece, zeroed, MU_ARENA_ALIGN aligned. Taking more than the arena holds is a programmer error (asserted). */
 void *mu_arena_take(struct mu_arena *arena, size_t size_bytes);
@@ -28,9 +31,11 @@ size_t mu_arena_size_bytes(const struct mu_arena *arena);
 
 struct mu_space;
 
-/* Reserves `size_bytes` (> 0) of addresses; nothing is backed until committed. What is not committed reads as zeros and
- * must not be written. */
+/* Reserves `size_bytes` (> 0) of addresses; nothing is backed until committed. What is not committed reads as zeros (on
+ * other devices than the host: not at all) and must not be written. */
 enum mu_status mu_space_new(size_t size_bytes, struct mu_error *err, struct mu_space **ret_space) MU_WARN_UNUSED;
+enum mu_status mu_space_new_on(struct mu_device *device, size_t size_bytes, struct mu_error *err,
+                               struct mu_space **ret_space) MU_WARN_UNUSED;
 void mu_space_free(struct mu_space *space);
 /* Start of the space, on a page boundary; the same for its whole life. */
 void *mu_space_base(const struct mu_space *space);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/rng.h"
+#include "kernels/device.h"
 
 enum {
     ROWS = 19,        /* odd, more than two register panels */
@@ -476,6 +477,9 @@ static void host_free(void *ctx, void *memory)
 enum mu_status mu_kernels_identity(struct mu_pool *pool, const struct mu_kernel_shapes *shapes, struct mu_error *err,
                                    struct mu_kernel_identity *ret_identity)
 {
+    const struct mu_device *device = mu_pool_device(pool);
+    if (device->ops->identity)
+        return device->ops->identity(pool, shapes, err, ret_identity);
     /* the last number: version of the definitions in kernels.h */
     const struct mu_identity_place place = {.alloc = host_alloc, .free = host_free, .text = "cpu fp32 exact 1"};
     return mu_identity_run(pool, shapes, &place, err, ret_identity);

@@ -11,6 +11,7 @@
 #include <xmmintrin.h>
 #endif
 
+#include "kernels/device.h"
 #include "kernels/kernel_ops.h"
 
 enum {
@@ -18,6 +19,8 @@ enum {
     FP_STATUS_MASK = 0x3f,   /* sticky flags, no part of the environment */
     SPIN_COUNT = 600,   /* pauses before sleeping: 10 to 20 us; longer would steal from other workers on the host */
     POLL_WAIT_US = 100, /* between calls of the poll hook while the caller sleeps */
+    WAIT_LOOKS = 50,    /* at a device's progress before naps between them */
+    NAP_NS = 20000,
 };
 
 /* A run in progress.
@@ -40,8 +43,7 @@ struct mu_pool {
     atomic_uint_fast32_t sleepers;
     atomic_bool caller_waits, stop;
 
-    const struct mu_kernel_ops *ops;
-    void *backend;
+    struct mu_device *device;
     const atomic_bool *cancel;
     void (*poll)(void *ctx);
     void *poll_ctx;
@@ -185,7 +187,7 @@ static struct mu_pool *pool_create(void)
     if (!pool)
         return NULL;
     memset(pool, 0, sizeof *pool);
-    pool->ops = &mu_cpu_ops;
+    pool->device = mu_host_device();
     atomic_init(&pool->ticket, 0);
     atomic_init(&pool->completed, 0);
     atomic_init(&pool->skipped, false);
@@ -262,20 +264,35 @@ uint32_t mu_pool_threads(const struct mu_pool *pool)
     return pool->threads;
 }
 
-void mu_pool_bind(struct mu_pool *pool, const struct mu_kernel_ops *ops, void *backend)
+void mu_pool_bind(struct mu_pool *pool, struct mu_device *device)
 {
-    pool->ops = ops;
-    pool->backend = backend;
+    pool->device = device ? device : mu_host_device();
+}
+
+struct mu_device *mu_pool_device(const struct mu_pool *pool)
+{
+    return pool->device;
 }
 
 const struct mu_kernel_ops *mu_pool_ops(const struct mu_pool *pool)
 {
-    return pool->ops;
+    return pool->device->kernels;
 }
 
-void *mu_pool_backend(const struct mu_pool *pool)
+/* A cancelled run is not left before the device is done with it: it would write to buffers that have other uses. */
+enum mu_status mu_pool_wait(struct mu_pool *pool)
 {
-    return pool->backend;
+    if (mu_device_is_host(pool->device))
+        return MU_OK;
+    const struct timespec nap = {.tv_nsec = NAP_NS};
+    uint64_t mark = mu_device_mark(pool->device);
+    enum mu_status status;
+    for (uint32_t looks = 0; (status = mu_device_passed(pool->device, mark)) == MU_ERR_BUSY; looks++) {
+        mu_pool_poll(pool);
+        if (looks >= WAIT_LOOKS)
+            nanosleep(&nap, NULL);
+    }
+    return status == MU_OK && cancelled(pool) ? MU_ERR_CANCELLED : status;
 }
 
 void mu_pool_set_cancel(struct mu_pool *pool, const atomic_bool *cancel)

@@ -30,6 +30,7 @@ enum {
 };
 
 struct mu_pool;
+struct mu_device;
 struct mu_kernel_ops;
 
 /* What a task may know of the thread it runs on: scratch memory, and whether to go on. */
@@ -59,11 +60,14 @@ enum mu_status mu_pool_new(uint32_t threads, struct mu_error *err, struct mu_poo
 void mu_pool_free(struct mu_pool *pool);
 uint32_t mu_pool_threads(const struct mu_pool *pool);
 
-/* The device that the operations of kernels.h run on for this pool: their functions and what these need. A new pool
- * computes on its threads (mu_cpu_ops, NULL). Set between runs only. */
-void mu_pool_bind(struct mu_pool *pool, const struct mu_kernel_ops *ops, void *backend);
+/* The device that the operations of kernels.h run on for this pool, and whose memory they work on (kernels/device.h). A
+ * new pool computes on its threads: the host (NULL). It must outlive the pool. Set between runs only. */
+void mu_pool_bind(struct mu_pool *pool, struct mu_device *device);
+struct mu_device *mu_pool_device(const struct mu_pool *pool);
 const struct mu_kernel_ops *mu_pool_ops(const struct mu_pool *pool);
-void *mu_pool_backend(const struct mu_pool *pool);
+/* Until the device has done all that it was told; the poll hook runs meanwhile. MU_ERR_CANCELLED: it has, but the
+ * cancel flag is set. Nothing to do for the host. */
+enum mu_status mu_pool_wait(struct mu_pool *pool) MU_WARN_UNUSED;
 
 /* While *cancel is true, remaining tasks are skipped and mu_pool_run returns MU_ERR_CANCELLED; running tasks end by
  * themselves (a few milliseconds at most: long ones look at the flag, mu_lane_pause). NULL = never. Set between runs

@@ -281,7 +281,8 @@ static enum mu_status smallest_memory(const struct planning *p, uint32_t wanted,
     for (uint32_t i = 0; i < p->input->member_count; i++) {
         const struct mu_plan_member *member = &p->input->members[i];
         if (p->in[i] && !member->leaving && member->memory_bytes)
-            all[count++] = (struct host_memory){member->host, member->memory_bytes};
+            all[count++] =
+                (struct host_memory){member->own_memory ? UINT32_MAX - i : member->host, member->memory_bytes};
     }
     qsort(all, count, sizeof *all, by_host);
     for (uint32_t first = 0, end; first < count; first = end) {

@@ -12,6 +12,7 @@ struct mu_plan_member {
     struct mu_held held;
     double seconds_per_layer; /* measured compute time of a leaf in one layer (mu_cost_stage_layers); 0 = unknown */
     uint64_t memory_bytes;    /* of its host, which it shares with the other members there; 0 = unknown */
+    bool own_memory;          /* it is a device's, and shared with nobody */
     uint32_t old_rank;        /* rank in the previous generation, or UINT32_MAX */
     uint32_t old_leaf_count;  /* leaves it had there */
     uint32_t host;            /* failure domain and memory: equal numbers share one */

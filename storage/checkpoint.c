@@ -234,6 +234,8 @@ static enum mu_status read_file(const char *path, enum piece_use use, const stru
     struct mu_piece_read_options options = {.wants = wants_entry,
                                             .place = place_block,
                                             .arg = &matcher,
+                                            .copy = want ? want->copy : NULL,
+                                            .copy_ctx = want ? want->copy_ctx : NULL,
                                             .expected = &expected,
                                             .partial = use == PIECE_IN_PART,
                                             .abort = abort,

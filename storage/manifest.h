@@ -129,6 +129,8 @@ struct mu_checkpoint_want {
     const struct mu_chunk_run *runs[3];   /* of parameters, first and second moments: ascending, disjoint */
     uint32_t run_counts[3];
     float *flats[3]; /* flat spaces; only the chunks of the runs are written to */
+    enum mu_status (*copy)(void *ctx, float *to, const float *from, size_t size_bytes); /* into them; NULL: directly */
+    void *copy_ctx;
 };
 
 /* Fills part of the flat spaces from a checkpoint of any layout: proves the tiling against the model, then reads what

@@ -179,7 +179,7 @@ static enum mu_status read_block(struct reader *reader, const struct mu_piece_en
         return mu_fail(err, MU_ERR_CANCELLED, "'%s': the read was aborted on request", reader->path);
     uint64_t count = entry->size - first < block ? entry->size - first : block;
     float *destination = is_wanted ? options->place(options->arg, entry, first, &count) : NULL;
-    void *to = destination ? (void *)destination : reader->scratch;
+    void *to = destination && !options->copy ? (void *)destination : reader->scratch;
     size_t size_bytes = (size_t)count * sizeof(float);
     enum mu_status status = mu_safetensors_read_at(reader->file, at + first * sizeof(float), to, size_bytes, err);
     if (status != MU_OK)
@@ -190,7 +190,10 @@ static enum mu_status read_block(struct reader *reader, const struct mu_piece_en
     if (options->progress)
         atomic_fetch_add_explicit(options->progress, 1, memory_order_relaxed);
     *ret_count = count;
-    return MU_OK;
+    if (!destination || !options->copy)
+        return MU_OK;
+    status = options->copy(options->copy_ctx, destination, to, size_bytes);
+    return status == MU_OK ? MU_OK : mu_fail(err, status, "'%s': what was read cannot be passed on", reader->path);
 }
 
 static enum mu_status read_entry(struct reader *reader, const struct mu_piece_entry *entry, uint64_t at, bool is_wanted,

@@ -107,6 +107,9 @@ struct mu_piece_read_options {
      * is asked for again. The destination holds unverified bytes until mu_piece_read has returned MU_OK. */
     float *(*place)(void *arg, const struct mu_piece_entry *entry, uint64_t first, uint64_t *count);
     void *arg;
+    /* How what was read gets there, for places that cannot be read into; NULL: it is read into them. */
+    enum mu_status (*copy)(void *ctx, float *to, const float *from, size_t size_bytes);
+    void *copy_ctx;
     const struct mu_piece_expected *expected; /* NULL: judge the file by its own checksums */
     bool partial; /* read and verify only the entries that are wanted (their own checksums; size and identity, not the
                      whole) */

@@ -44,6 +44,7 @@ struct agent {
     struct link *link; /* current stream; NULL: none */
     struct link *dead; /* ended streams, to be freed outside of the lock */
     struct mu_wire_arena arena_in, arena_out;
+    struct mu_device *device;
     char connect_trouble[MU_TEXT_SIZE]; /* CONNECT failed at once: to be told to the core after its step */
     bool connect_failed;
     char trouble_told[MU_ERROR_TEXT_SIZE]; /* why there is no coordinator: each reason is told once in a row */
@@ -422,6 +423,13 @@ static void on_post(void *ctx, const struct mu_worker_event *event)
                gone ? " came too late, the checkpoint was given up" : "", event->piece.text);
     }
     give_event(agent, &copy);
+    const char *trouble = event->kind == MU_WE_PARKED ? mu_device_trouble(agent->device) : NULL;
+    if (!trouble)
+        return;
+    pthread_mutex_lock(&agent->lock); /* the coordinator has been told: this process is of no more use */
+    MU_LOGE("leaving: %s", trouble);
+    leave(agent, MU_AGENT_EXIT_FAILURE);
+    pthread_mutex_unlock(&agent->lock);
 }
 
 static uint64_t on_vote(void *ctx, uint64_t generation)
@@ -590,7 +598,8 @@ static enum mu_status start_engine(struct agent *agent, const struct mu_agent_co
         MU_LOGW("the host has no name: %s", strerror(errno));
     mu_wire_text_clean(config->host_id ? config->host_id : host, agent->host, sizeof agent->host);
     struct mu_engine_config engine = {
-        .threads = config->threads,
+        .threads = config->threads == 0 && !mu_device_is_host(config->device) ? 1 : config->threads,
+        .device = config->device,
         .data_addr = config->data_addr,
         .route_to = literal_address(config->coordinator, route_to, sizeof route_to) ? route_to : NULL,
         .host_id = config->host_id,
@@ -618,10 +627,12 @@ static enum mu_status start_core(struct agent *agent, const struct mu_agent_conf
     snprintf(hello->name, sizeof hello->name, "%s", config->name ? config->name : "");
     memcpy(hello->host, agent->host, sizeof hello->host);
     snprintf(hello->address, sizeof hello->address, "%s", mu_engine_address(agent->engine));
-    snprintf(hello->backend, sizeof hello->backend, "cpu");
+    uint64_t free_bytes;
+    const char *device = config->device ? config->device->name : "cpu";
+    snprintf(hello->backend, sizeof hello->backend, "%.*s", (int)strcspn(device, ":"), device);
     hello->pid = (uint64_t)getpid();
     hello->threads = mu_engine_threads(agent->engine);
-    hello->memory_bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    mu_device_memory(config->device, &free_bytes, &hello->memory_bytes);
     worker.incarnation = mu_id_random();
     worker.jitter_seed = mu_id_random().low;
     worker.give_up_ms = config->give_up_ms;
@@ -679,8 +690,12 @@ static void stop(struct agent *agent)
 
 int mu_agent_run(const struct mu_agent_config *config)
 {
-    struct agent agent = {
-        .wake_fd = -1, .signal_fd = -1, .ledger_fd = -1, .note_fd = mu_notes_open(), .armed_us = UINT64_MAX};
+    struct agent agent = {.device = config->device,
+                          .wake_fd = -1,
+                          .signal_fd = -1,
+                          .ledger_fd = -1,
+                          .note_fd = mu_notes_open(),
+                          .armed_us = UINT64_MAX};
     struct mu_error err = {0};
     pthread_mutex_init(&agent.lock, NULL);
     mu_wire_arena_init(&agent.arena_in);

@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "common/status.h"
+#include "kernels/device.h"
 #include "rpc/tls.h"
 
 enum {
@@ -31,9 +32,10 @@ struct mu_agent_config {
     const char *job;
     const char *name;                           /* NULL: the coordinator chooses one */
     const char *data_addr, *host_id, *unix_dir; /* NULL: defaults of worker/comm.h */
-    const char *ledger;  /* file that receives a line for each leaf computed and update applied; NULL: none */
-    uint32_t threads;    /* 0: the affinity mask */
-    uint32_t give_up_ms; /* 0: never */
+    const char *ledger;       /* file that receives a line for each leaf computed and update applied; NULL: none */
+    struct mu_device *device; /* that computes; NULL: the host */
+    uint32_t threads;         /* 0: the affinity mask; with a GPU, whose host has little to compute, one */
+    uint32_t give_up_ms;      /* 0: never */
     uint32_t backoff_min_ms, backoff_max_ms, step_report_ms, connect_timeout_ms; /* 0: defaults */
 };
 

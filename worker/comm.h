@@ -17,6 +17,11 @@
  * interleave with other exchanges; small ones overtake large ones between pieces. Post receives early: then no round
  * trip is added.
  *
+ * Buffers may lie in the memory of a device that the host cannot touch: then bytes pass through pinned memory, a piece
+ * at a time. Such a buffer is read or written only after the operations of the device that were given before its
+ * request was posted; a request that is done leaves nothing under way. So posting does not wait for the device, but for
+ * messages of up to MU_COMM_EAGER_SIZE.
+ *
  * Failures: the first failure of a connection fails its group; every later call on the group returns MU_ERR_UNAVAILABLE
  * and names the peer. After a failure keep the group open (parked) until the generation is superseded or revoked, so
  * that other survivors see only the dead peer go away; `mu_comm_group_close` says goodbye, which is not counted as a
@@ -30,6 +35,7 @@
 
 #include "common/id.h"
 #include "common/status.h"
+#include "kernels/device.h"
 
 enum {
     MU_COMM_ADDRESS_SIZE = 256,      /* text of an address with the terminating 0 */
@@ -68,6 +74,7 @@ struct mu_comm_config {
     const char
         *unix_dir; /* directory for the Unix socket's file; NULL: an abstract name, which leaves nothing behind */
     struct mu_comm_limits limits;
+    struct mu_device *device; /* in whose memory buffers may lie, too; NULL: only in the host's */
 };
 
 struct mu_comm_stats {         /* since mu_comm_new */
@@ -129,6 +136,8 @@ struct mu_comm_request {
     struct mu_comm_group *group;
     uint32_t peer_rank;
     uint8_t kind, state;
+    bool far;      /* the buffer is the device's */
+    uint64_t mark; /* of the device: what must be done before the buffer is touched */
 };
 
 struct mu_comm_traffic {

@@ -15,9 +15,10 @@
 #include "worker/comm.h"
 
 enum {
-    COMM_BUCKETS = 64,            /* of the tables by exchange number; a power of two */
-    COMM_INBOX_SIZE = 8192,       /* bytes read ahead per connection, beyond a posted buffer */
-    COMM_BURST_FRAMES = 16,       /* frames handed to the kernel in one call */
+    COMM_BUCKETS = 64,      /* of the tables by exchange number; a power of two */
+    COMM_INBOX_SIZE = 8192, /* bytes read ahead per connection, beyond a posted buffer */
+    COMM_BURST_FRAMES = 16, /* frames handed to the kernel in one call */
+    COMM_STAGING_SIZE = MU_COMM_PIECE_SIZE + (COMM_BURST_FRAMES - 1) * MU_COMM_EAGER_SIZE,
     COMM_TURN_SIZE = 1024 * 1024, /* bytes moved per peer and direction in one progress */
     COMM_ACCEPTS_PER_TURN = 32,
     COMM_SCRATCH_SIZE = 64 * 1024,
@@ -153,6 +154,8 @@ struct outbox {
     struct mu_comm_request *requests[COMM_BURST_FRAMES]; /* sends with bytes in the burst, or NULL */
     uint32_t lengths[COMM_BURST_FRAMES];
     size_t frame_count, iov_count, iov_next;
+    uint8_t *staging; /* COMM_STAGING_SIZE: copies of what lies on the device; NULL without one */
+    size_t staged;
 };
 
 struct inbox {
@@ -160,10 +163,11 @@ struct inbox {
     size_t begin, end;
     struct wire_frame head;
     bool in_payload;
-    bool held_back; /* a small message that no slot is free for: do not read on */
-    bool resume;    /* no longer: look at `head` again, without an event */
-    uint8_t *into;  /* NULL: throw away */
-    size_t missing; /* bytes of the frame's payload still to come */
+    bool held_back;   /* a small message that no slot is free for: do not read on */
+    bool resume;      /* no longer: look at `head` again, without an event */
+    uint8_t *into;    /* NULL: throw away */
+    uint8_t *staging; /* MU_COMM_PIECE_SIZE: for what goes on to the device; NULL without one */
+    size_t missing;   /* bytes of the frame's payload still to come */
     struct mu_comm_request *request;
     struct slot *slot;
 };
@@ -242,6 +246,8 @@ struct mu_comm {
     uint64_t newest_generation;    /* opened so far */
     uint64_t accept_again_us;      /* 0, or when to try again after running out of descriptors */
     struct mu_comm_limits limits;
+    struct mu_device *device; /* NULL: none but the host */
+    bool device_busy;         /* in the last turn something could not move because the device has not come so far */
     char host_id[MU_COMM_HOST_ID_SIZE];
     char unix_path[sizeof(((struct sockaddr_un *)0)->sun_path)]; /* to unlink, or empty */
     char address[MU_COMM_ADDRESS_SIZE];

@@ -10,11 +10,12 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/clock.h"
 
-enum { EVENTS_PER_CALL = 64, CALLS_PER_TURN = 16, UNIX_BUFFER_SIZE = 1024 * 1024 };
+enum { EVENTS_PER_CALL = 64, CALLS_PER_TURN = 16, UNIX_BUFFER_SIZE = 1024 * 1024, DEVICE_NAP_NS = 20000 };
 
 /* ---- sources and events ---- */
 
@@ -127,6 +128,7 @@ enum mu_status mu_comm_new(const struct mu_comm_config *config, struct mu_comm *
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the data plane");
     comm->epoll_fd = comm->wake.fd = comm->unix_listener.fd = comm->tcp_listener.fd = -1;
     comm->limits = config->limits;
+    comm->device = mu_device_is_host(config->device) ? NULL : config->device;
     limits_complete(&comm->limits);
     enum mu_status status;
     if (comm->limits.pending_max > MU_COMM_PENDING_MAX || comm->limits.user_timeout_ms > 3600000 ||
@@ -452,6 +454,7 @@ static bool group_step(struct mu_comm_group *group, uint64_t now_us)
 static bool progress(struct mu_comm *comm, int timeout_ms)
 {
     collect_events(comm, timeout_ms);
+    comm->device_busy = false;
     uint64_t now_us = mu_clock_mono_us();
     bool moved = mu_comm_accept(comm, now_us);
     moved |= mu_comm_pending_step(comm, now_us);
@@ -610,6 +613,10 @@ static enum mu_status wait_until(struct mu_comm_group *group, enum wait_for what
         if (!moved && idle_since_us == 0)
             idle_since_us = now_us;
         bool sleep = !moved && now_us - idle_since_us >= comm->limits.spin_us;
+        if (sleep && comm->device_busy) { /* nobody wakes this thread when the device has come further */
+            nanosleep(&(struct timespec){.tv_nsec = DEVICE_NAP_NS}, NULL);
+            sleep = false;
+        }
         timeout_ms =
             sleep ? sleep_ms(now_us, earliest(deadline_us, mu_comm_shake_deadline(comm), leaving_deadline(comm))) : 0;
     }

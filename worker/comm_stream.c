@@ -101,11 +101,28 @@ static void slot_release(struct peer *peer, struct slot *slot)
     peer->free_slots = slot;
 }
 
+static void device_failed(struct peer *peer)
+{
+    const char *trouble = mu_device_trouble(peer->group->comm->device);
+    mu_comm_peer_fail(peer, MU_COMM_FAIL_LOCAL, EIO, "%s", trouble ? trouble : "the device failed");
+}
+
+/* Bytes for a request's buffer, wherever that lies. False: the device failed. */
+static bool put(struct peer *peer, struct mu_comm_request *request, size_t at, const uint8_t *bytes, size_t size)
+{
+    if (request->far && mu_device_move(peer->group->comm->device, request->data + at, bytes, size) != MU_OK) {
+        device_failed(peer);
+        return false;
+    }
+    if (!request->far && size)
+        memcpy(request->data + at, bytes, size);
+    return true;
+}
+
 static void slot_deliver(struct peer *peer, struct slot *slot, struct mu_comm_request *request)
 {
-    if (!sizes_differ(peer, request->link.exchange, slot->size, request->size)) {
-        if (slot->size)
-            memcpy(request->data, slot->data, slot->size);
+    if (!sizes_differ(peer, request->link.exchange, slot->size, request->size) &&
+        put(peer, request, 0, slot->data, slot->size)) {
         request->moved = slot->size;
         request_done(peer, request);
     }
@@ -157,8 +174,23 @@ static void receive_posted(struct peer *peer, struct mu_comm_request *request)
         unblock(peer);
 }
 
+/* Small messages move as soon as they are posted: their buffers must be free of the device by then. */
+static bool settle(struct peer *peer, struct mu_comm_request *request)
+{
+    struct mu_device *device = peer->group->comm->device;
+    request->far = mu_device_holds(device, request->data);
+    if (!request->far)
+        return true;
+    request->mark = mu_device_mark(device);
+    return request->size > MU_COMM_EAGER_SIZE || mu_device_await(device, request->mark) == MU_OK;
+}
+
 void mu_comm_stream_posted(struct peer *peer, struct mu_comm_request *request)
 {
+    if (!settle(peer, request)) {
+        device_failed(peer);
+        return;
+    }
     if (request->kind == REQUEST_SEND)
         send_posted(peer, request);
     else
@@ -171,11 +203,54 @@ void mu_comm_stream_posted(struct peer *peer, struct mu_comm_request *request)
 
 /* ---- writing ---- */
 
+/* The first request of the queue whose buffer the device has left. Marks ascend: what is behind one that has not passed
+ * has not either. */
+static struct mu_comm_request *pop_free(struct peer *peer, struct queue *queue)
+{
+    struct mu_comm *comm = peer->group->comm;
+    uint64_t busy_from = UINT64_MAX;
+    for (struct mu_comm_request **at = &queue->first, *before = NULL, *request; (request = *at) != NULL;
+         before = request, at = &request->next) {
+        enum mu_status status = !request->far                ? MU_OK
+                                : request->mark >= busy_from ? MU_ERR_BUSY
+                                                             : mu_device_passed(comm->device, request->mark);
+        if (status == MU_OK) {
+            *at = request->next;
+            if (queue->last == request)
+                queue->last = before;
+            return request;
+        }
+        if (status != MU_ERR_BUSY) {
+            device_failed(peer);
+            return NULL;
+        }
+        busy_from = request->mark < busy_from ? request->mark : busy_from;
+        comm->device_busy = true;
+    }
+    return NULL;
+}
+
+/* Where the kernel can read the next bytes of a send; NULL: the device failed. */
+static uint8_t *reachable(struct peer *peer, const struct mu_comm_request *request, size_t length)
+{
+    struct outbox *out = peer->out;
+    if (!request->far)
+        return request->data + request->moved;
+    uint8_t *copy = out->staging + out->staged;
+    if (mu_device_move(peer->group->comm->device, copy, request->data + request->moved, length) != MU_OK) {
+        device_failed(peer);
+        return NULL;
+    }
+    out->staged += length;
+    return copy;
+}
+
 static struct wire_frame *burst_frame(struct peer *peer, enum wire_kind kind, struct mu_comm_request *request,
                                       uint32_t length)
 {
     struct outbox *out = peer->out;
     struct wire_frame *frame = &out->heads[out->frame_count];
+    uint8_t *bytes = length ? reachable(peer, request, length) : NULL;
     *frame = (struct wire_frame){
         .prefix = {.magic = WIRE_MAGIC, .version = WIRE_VERSION, .kind = (uint8_t)kind},
         .generation = peer->group->generation,
@@ -186,7 +261,7 @@ static struct wire_frame *burst_frame(struct peer *peer, enum wire_kind kind, st
     };
     out->iov[out->iov_count++] = (struct iovec){.iov_base = frame, .iov_len = sizeof *frame};
     if (length)
-        out->iov[out->iov_count++] = (struct iovec){.iov_base = request->data + request->moved, .iov_len = length};
+        out->iov[out->iov_count++] = (struct iovec){.iov_base = bytes, .iov_len = length};
     out->requests[out->frame_count] = kind == WIRE_DATA ? request : NULL;
     out->lengths[out->frame_count] = length;
     out->frame_count++;
@@ -199,14 +274,14 @@ static bool burst_assemble(struct peer *peer)
 {
     struct outbox *out = peer->out;
     struct mu_comm_request *request;
-    out->iov_count = out->iov_next = 0;
-    while (out->frame_count < COMM_BURST_FRAMES - 1 && (request = queue_pop(&peer->to_grant))) {
+    out->iov_count = out->iov_next = out->staged = 0;
+    while (out->frame_count < COMM_BURST_FRAMES - 1 && (request = pop_free(peer, &peer->to_grant))) {
         request->state = REQUEST_GRANTED;
         burst_frame(peer, WIRE_GRANT, request, 0);
     }
     while (out->frame_count < COMM_BURST_FRAMES - 1 && (request = queue_pop(&peer->small)))
         burst_frame(peer, WIRE_DATA, request, (uint32_t)request->size);
-    request = queue_pop(&peer->bulk);
+    request = pop_free(peer, &peer->bulk);
     if (request) {
         size_t left = request->size - request->moved;
         size_t length = left < MU_COMM_PIECE_SIZE ? left : MU_COMM_PIECE_SIZE;
@@ -214,7 +289,7 @@ static bool burst_assemble(struct peer *peer)
         if (length < left)
             queue_push(&peer->bulk, request);
     }
-    return out->frame_count > 0;
+    return out->frame_count > 0 && peer->group->failure_count == 0;
 }
 
 static void burst_sent(struct peer *peer)
@@ -289,7 +364,7 @@ static void small_begin(struct peer *peer)
         if (sizes_differ(peer, exchange, in->head.total, request->size))
             return;
         in->request = request;
-        in->into = request->data;
+        in->into = request->far ? in->staging : request->data;
     } else if (mu_comm_table_find(&peer->slots, exchange)) {
         mu_comm_peer_fail(peer, MU_COMM_FAIL_PROTOCOL, 0, "it sent exchange %llu twice", (unsigned long long)exchange);
         return;
@@ -324,7 +399,7 @@ static void large_begin(struct peer *peer)
     if (sizes_differ(peer, exchange, in->head.total, request->size))
         return;
     in->request = request;
-    in->into = request->data + request->moved;
+    in->into = request->far ? in->staging : request->data + request->moved;
     in->missing = in->head.length;
     in->in_payload = true;
 }
@@ -445,6 +520,8 @@ static void frame_end(struct peer *peer)
         else
             mu_comm_table_insert(&peer->slots, &slot->link);
     } else if (in->request) {
+        if (in->request->far && !put(peer, in->request, in->request->moved, in->staging, in->head.length))
+            return;
         in->request->moved += in->head.length;
         if (in->request->moved == in->request->size)
             request_done(peer, in->request);
@@ -561,12 +638,18 @@ static bool stream_read(struct peer *peer)
 
 void mu_comm_stream_start(struct peer *peer)
 {
+    struct mu_device *device = peer->group->comm->device;
+    void *staging = NULL;
     peer->in = calloc(1, sizeof *peer->in);
     peer->out = calloc(1, sizeof *peer->out);
-    if (!peer->in || !peer->out) {
+    if (!peer->in || !peer->out ||
+        (device && mu_device_allocate(device, MU_MEMORY_PINNED, COMM_STAGING_SIZE + MU_COMM_PIECE_SIZE, NULL,
+                                      &staging) != MU_OK)) {
         mu_comm_peer_fail(peer, MU_COMM_FAIL_LOCAL, ENOMEM, "no memory for the connection");
         return;
     }
+    peer->out->staging = staging;
+    peer->in->staging = staging ? peer->out->staging + COMM_STAGING_SIZE : NULL;
     peer->state = PEER_UP;
     peer->source.readable = peer->source.writable = true;
     peer->group->up_count++;
@@ -688,6 +771,9 @@ void mu_comm_stream_fini(struct peer *peer)
     list_free((struct mu_comm_link *)peer->free_slots);
     if (peer->in)
         free(peer->in->slot);
+    if (peer->out)
+        mu_device_release(peer->group->comm->device, MU_MEMORY_PINNED, peer->out->staging,
+                          COMM_STAGING_SIZE + MU_COMM_PIECE_SIZE);
     free(peer->in);
     free(peer->out);
 }

@@ -10,6 +10,7 @@
 
 #include "common/clock.h"
 #include "common/fault.h"
+#include "common/log.h"
 
 /* ---- stopping ---- */
 
@@ -154,8 +155,16 @@ void engine_park_failed(struct mu_engine *engine, enum mu_status status, const s
                         enum mu_park_reason otherwise, uint64_t bad_checkpoint)
 {
     engine->phase = ENGINE_PARKED;
-    if (engine_aborted(engine))
+    const char *trouble = mu_device_trouble(engine->device);
+    struct mu_error device_error;
+    if (trouble) { /* with the device went everything that it held */
+        memset(&engine->held, 0, sizeof engine->held);
+        status = mu_fail(&device_error, MU_ERR_IO, "%s", trouble);
+        err = &device_error;
+        otherwise = MU_PARK_ENGINE;
+    } else if (engine_aborted(engine)) {
         return;
+    }
     if (engine->now.group && (status == MU_ERR_UNAVAILABLE || status == MU_ERR_CANCELLED) && post_peer_failures(engine))
         return;
     struct mu_parked parked = {
@@ -274,6 +283,9 @@ static void idle(struct mu_engine *engine)
 static void *engine_main(void *arg)
 {
     struct mu_engine *engine = arg;
+    struct mu_error err = {0};
+    if (mu_device_enter(engine->device, &err) != MU_OK) /* whatever it is told to do will say so */
+        MU_LOGE("%s", err.text);
     for (bool stop = false; !stop;) {
         struct engine_command *command = mu_queue_pop(engine->mailbox, 0);
         if (!command) {
@@ -307,7 +319,8 @@ static int start_thread(struct mu_engine *engine)
 enum mu_status mu_engine_new(const struct mu_engine_config *config, struct mu_engine **ret_engine, struct mu_error *err)
 {
     MU_ASSERT(config->callbacks.post && config->callbacks.vote && config->callbacks.boundary);
-    struct mu_comm_config comm = {.data_addr = config->data_addr,
+    struct mu_comm_config comm = {.device = config->device,
+                                  .data_addr = config->data_addr,
                                   .route_to = config->route_to,
                                   .host_id = config->host_id,
                                   .unix_dir = config->unix_dir};
@@ -317,6 +330,7 @@ enum mu_status mu_engine_new(const struct mu_engine_config *config, struct mu_en
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the engine");
     pthread_mutex_init(&engine->stop_lock, NULL);
     engine->callbacks = config->callbacks;
+    engine->device = config->device ? config->device : mu_host_device();
     snprintf(engine->host, sizeof engine->host, "%s", config->host ? config->host : "localhost");
     engine->connect_timeout_ms = config->connect_timeout_ms ? config->connect_timeout_ms : MU_ENGINE_CONNECT_TIMEOUT_MS;
     engine->mailbox = mu_queue_new(MU_ENGINE_MAILBOX_MAX);
@@ -331,9 +345,10 @@ enum mu_status mu_engine_new(const struct mu_engine_config *config, struct mu_en
     if (status != MU_OK)
         goto failed;
     engine->threads = mu_pool_threads(engine->pool);
+    mu_pool_bind(engine->pool, engine->device);
     mu_pool_set_poll(engine->pool, poll_sockets, engine);
     engine_set_cancellable(engine, true);
-    status = mu_snapshots_new(post_piece, engine, &engine->snapshots, err);
+    status = mu_snapshots_new(engine->device, post_piece, engine, &engine->snapshots, err);
     if (status != MU_OK)
         goto failed;
     int failure = start_thread(engine);

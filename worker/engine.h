@@ -12,7 +12,9 @@
  * Memory: parameters, moments and gradients are flat spaces of addresses with the same positions in every layout
  * (kernels/arena.h); only the share of a rank is backed by memory. All that a step touches is mapped and touched at
  * load (where one worker may hold the whole model) or at prepare; a step allocates nothing. What lies outside the share
- * is given back at RUN, because until then it may be all there is.
+ * is given back at RUN, because until then it may be all there is. All of this lies on the device that computes
+ * (kernels/device.h); the engine's thread gives it work and waits for it where a result is needed: the losses of a
+ * micro-batch, the norm of the gradient, a snapshot.
  *
  * What is held (struct mu_held): a share stays as it was reported until RUN of a generation that does without it. The
  * state of a step is taken into the share's own spaces next to it; one of another step into spaces of its own. A rank
@@ -30,6 +32,7 @@
 
 #include "common/id.h"
 #include "common/status.h"
+#include "kernels/device.h"
 #include "worker/core/core.h"
 
 enum {
@@ -57,7 +60,8 @@ struct mu_engine_callbacks {
 };
 
 struct mu_engine_config {
-    uint32_t threads; /* of the compute pool, 0: the affinity mask */
+    uint32_t threads;         /* of the compute pool, 0: the affinity mask */
+    struct mu_device *device; /* that computes and holds the state; must outlive the engine. NULL: the host */
     /* Data plane, see struct mu_comm_config. NULL: its defaults. */
     const char *data_addr, *route_to, *host_id, *unix_dir;
     const char *host;            /* its name, in checkpoints of kind local; NULL: "localhost" */

@@ -27,6 +27,7 @@ static enum mu_status open_feed(struct mu_engine *engine, const struct engine_fe
                                     .run_count = runs->count,
                                     .flats = {job->state.flats[0], job->state.flats[1], job->state.flats[2]},
                                     .gradient = job->stack[0],
+                                    .device = engine->device,
                                     .deadline_us = mu_clock_mono_us() + (uint64_t)engine->connect_timeout_ms * 1000};
     return mu_feed_new(&config, ret_feed, err);
 }
@@ -127,6 +128,11 @@ void engine_feeds_boundary(struct mu_engine *engine)
         if (is_own_share(engine, &given) && whole)
             give(engine, &given);
     }
+    bool any = false;
+    for (uint32_t i = 0; i < ENGINE_FEEDS_MAX; i++)
+        any = any || engine->feeds[i].feed;
+    if (any && mu_device_await(engine->device, mu_device_mark(engine->device)) != MU_OK) /* the update is made */
+        engine_feeds_drop(engine);
     engine_feeds_pump(engine);
 }
 

@@ -17,8 +17,6 @@
 #include "common/fault.h"
 #include "worker/exchange.h"
 
-enum { HASH_STRETCH = 1 << 20 }; /* bytes hashed between two looks at the sockets */
-
 /* As on the wire: little-endian, no padding. */
 struct digest_state {
     uint32_t h[8], length_low, length_high, buffered, reserved;
@@ -77,8 +75,12 @@ static enum mu_status hash_cell(struct mu_engine *engine, uint32_t index, SHA256
     const uint8_t *bytes = (const uint8_t *)(engine->job.state.flats[0] + cell.offset);
     size_t left = cell.size * sizeof(float);
     while (left > 0) {
-        size_t stretch = left < HASH_STRETCH ? left : HASH_STRETCH;
-        SHA256_Update(sha, bytes, stretch);
+        size_t stretch = left < MU_DEVICE_READ_MAX ? left : MU_DEVICE_READ_MAX;
+        const void *view = NULL;
+        enum mu_status status = mu_device_read(engine->device, bytes, stretch, &view);
+        if (status != MU_OK)
+            return engine_model_failed(engine, status, "hash of the weights", err);
+        SHA256_Update(sha, view, stretch);
         bytes += stretch;
         left -= stretch;
         mu_pool_poll(engine->pool);

@@ -159,6 +159,7 @@ struct engine_job {
 struct mu_engine {
     struct mu_engine_callbacks callbacks;
     uint32_t threads, connect_timeout_ms;
+    struct mu_device *device;
     char host[MU_WORKER_NAME_SIZE];
     struct mu_comm *comm;
     struct mu_queue *mailbox;
@@ -223,7 +224,8 @@ void engine_unload(struct mu_engine *engine);
 /* ---- engine_memory.c ---- */
 
 /* A clear refusal where the kernel would kill the process later. */
-enum mu_status engine_check_memory(uint64_t size_bytes, const char *what, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status engine_check_memory(struct mu_engine *engine, enum mu_memory kind, uint64_t size_bytes, const char *what,
+                                   struct mu_error *err) MU_WARN_UNUSED;
 void engine_runs_of(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
                     enum mu_share share, struct engine_runs *out);
 /* All that the rank has parameters of: its column, the copy of a tied embedding, what it mirrors. The same for moments.
@@ -236,7 +238,7 @@ void engine_moment_runs(const struct mu_model_spec *model, const struct mu_layou
 void engine_run_range(const struct mu_model_spec *model, const struct mu_chunk_run *run, uint64_t *ret_offset,
                       uint64_t *ret_size);
 /* Reserves addresses only. engine_state_free: NULLs are fine. */
-enum mu_status engine_state_new(const struct mu_model_spec *model, struct engine_state *ret_state,
+enum mu_status engine_state_new(struct mu_engine *engine, struct engine_state *ret_state,
                                 struct mu_error *err) MU_WARN_UNUSED;
 void engine_state_free(struct engine_state *state);
 /* Memory for a rank's share of the state: nothing that is there already changes. */

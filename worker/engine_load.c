@@ -115,6 +115,8 @@ static enum mu_status load_job(struct mu_engine *engine, const struct engine_com
                                struct mu_worker_event *event, struct mu_error *err)
 {
     struct engine_job *job = &engine->job;
+    if (mu_device_trouble(engine->device))
+        return mu_fail(err, MU_ERR_IO, "%s; start the worker again", mu_device_trouble(engine->device));
     job->spec = command->spec;
     job->uid = command->id;
     mu_model_spec_init(&job->model, &job->spec.model);
@@ -122,7 +124,7 @@ static enum mu_status load_job(struct mu_engine *engine, const struct engine_com
     job->tokens_per_step = (uint64_t)job->spec.batch.sequences * job->spec.batch.length;
     enum mu_status status = open_data(job, err);
     if (status == MU_OK)
-        status = engine_state_new(&job->model, &job->state, err);
+        status = engine_state_new(engine, &job->state, err);
     if (status == MU_OK)
         status = reserve_early(engine, err);
     if (status != MU_OK)

@@ -27,11 +27,31 @@ static uint64_t available_bytes(void)
     return kib << 10;
 }
 
-enum mu_status engine_check_memory(uint64_t size_bytes, const char *what, struct mu_error *err)
+/* In how many parts of the model each has room for its state and one gradient, with a tenth to spare. */
+static uint64_t parts_that_fit(const struct mu_engine *engine, uint64_t total_bytes)
 {
-    uint64_t available = size_bytes > 0 ? available_bytes() : UINT64_MAX;
+    uint64_t whole = (ENGINE_KINDS + 1) * engine->job.model.flat_size * sizeof(float), room = total_bytes / 10 * 9;
+    return room > 0 ? (whole + room - 1) / room : whole;
+}
+
+enum mu_status engine_check_memory(struct mu_engine *engine, enum mu_memory kind, uint64_t size_bytes, const char *what,
+                                   struct mu_error *err)
+{
+    bool host = kind == MU_MEMORY_PINNED || mu_device_is_host(engine->device);
+    uint64_t available = UINT64_MAX, total;
+    if (size_bytes > 0 && host)
+        available = available_bytes();
+    else if (size_bytes > 0)
+        mu_device_memory(engine->device, &available, &total);
     if (size_bytes <= available)
         return MU_OK;
+    if (!host)
+        return mu_fail(
+            err, MU_ERR_NO_MEMORY,
+            "%s: %llu MiB are needed, %llu of %llu MiB are free on %s; parameters, moments and gradients fit "
+            "when parallel.tp times parallel.pp is %llu or more",
+            what, (unsigned long long)(size_bytes >> 20), (unsigned long long)(available >> 20),
+            (unsigned long long)(total >> 20), engine->device->name, (unsigned long long)parts_that_fit(engine, total));
     return mu_fail(err, MU_ERR_NO_MEMORY,
                    "%s: %llu MiB are needed, %llu MiB are available; use a smaller model or micro-batch, fewer workers "
                    "on this host, or "
@@ -182,6 +202,12 @@ static void release_between(const struct mu_model_spec *model, struct mu_space *
     mu_space_release(space, end * sizeof(float), (model->flat_size - end) * sizeof(float));
 }
 
+static uint64_t whole_pages(const struct mu_engine *engine, uint64_t size_bytes)
+{
+    uint64_t page_bytes = engine->device->page_bytes ? engine->device->page_bytes : 1;
+    return (size_bytes + page_bytes - 1) / page_bytes * page_bytes;
+}
+
 /* Bytes that committing `runs` in `space` would add, at most: what is held there is there already, and no space grows
  * beyond its size. */
 static uint64_t growth_bytes(const struct mu_engine *engine, const struct mu_space *space,
@@ -190,7 +216,7 @@ static uint64_t growth_bytes(const struct mu_engine *engine, const struct mu_spa
     const struct mu_model_spec *model = &engine->job.model;
     uint64_t need = runs_bytes(model, runs), committed = mu_space_committed_bytes(space), there = 0;
     if (committed == 0)
-        return need;
+        return whole_pages(engine, need);
     for (uint32_t i = 0; i < engine->held.share_count; i++) {
         const struct mu_held_share *share = &engine->held.shares[i];
         struct engine_runs held;
@@ -200,14 +226,15 @@ static uint64_t growth_bytes(const struct mu_engine *engine, const struct mu_spa
     }
     uint64_t room = model->flat_size * sizeof(float);
     room = room > committed ? room - committed : 0;
-    return need - there < room ? need - there : room;
+    return whole_pages(engine, need - there < room ? need - there : room);
 }
 
-enum mu_status engine_state_new(const struct mu_model_spec *model, struct engine_state *ret_state, struct mu_error *err)
+enum mu_status engine_state_new(struct mu_engine *engine, struct engine_state *ret_state, struct mu_error *err)
 {
     struct engine_state state = {0};
     for (uint32_t i = 0; i < ENGINE_KINDS; i++) {
-        enum mu_status status = mu_space_new(model->flat_size * sizeof(float), err, &state.spaces[i]);
+        enum mu_status status =
+            mu_space_new_on(engine->device, engine->job.model.flat_size * sizeof(float), err, &state.spaces[i]);
         if (status != MU_OK) {
             engine_state_free(&state);
             return mu_error_prefix(err, "parameters and moments");
@@ -233,9 +260,12 @@ enum mu_status engine_commit_state(struct mu_engine *engine, struct engine_state
     engine_moment_runs(&engine->job.model, layout, rank, &moments);
     uint64_t growth = growth_bytes(engine, state->spaces[0], &params, MU_SHARE_PARAMS) +
                       2 * growth_bytes(engine, state->spaces[1], &moments, MU_SHARE_MOMENTS);
-    enum mu_status status = engine_check_memory(growth, "parameters and moments", err);
-    for (uint32_t i = 0; i < ENGINE_KINDS && status == MU_OK; i++)
+    enum mu_status status = engine_check_memory(engine, MU_MEMORY_DEVICE, growth, "parameters and moments", err);
+    for (uint32_t i = 0; i < ENGINE_KINDS && status == MU_OK; i++) {
         status = commit_runs(engine, state->spaces[i], i == 0 ? &params : &moments, err);
+        if (status == MU_ERR_NO_MEMORY)
+            return mu_error_prefix(err, "parameters and moments");
+    }
     return status;
 }
 
@@ -251,18 +281,19 @@ enum mu_status engine_commit_stack(struct mu_engine *engine, uint32_t depth, con
         if (i == 1)
             step_runs(&job->model, layout, rank, &runs);
         if (i == job->stack_count) {
-            status = mu_space_new(job->model.flat_size * sizeof(float), err, &job->stack_spaces[i]);
+            status = mu_space_new_on(engine->device, job->model.flat_size * sizeof(float), err, &job->stack_spaces[i]);
             if (status != MU_OK)
                 return mu_error_prefix(err, "gradient buffers");
             job->stack[i] = mu_space_base(job->stack_spaces[i]);
             job->stack_count = i + 1;
         }
         uint64_t growth = growth_bytes(engine, job->stack_spaces[i], &runs, MU_SHARE_PARAMS);
-        status = engine_check_memory(growth, "gradient buffers", err);
-        if (status == MU_OK)
-            status = commit_runs(engine, job->stack_spaces[i], &runs, err);
+        status = engine_check_memory(engine, MU_MEMORY_DEVICE, growth, "gradient buffers", err);
         if (status != MU_OK)
             return status;
+        status = commit_runs(engine, job->stack_spaces[i], &runs, err);
+        if (status != MU_OK)
+            return status == MU_ERR_NO_MEMORY ? mu_error_prefix(err, "gradient buffers") : status;
     }
     return MU_OK;
 }
@@ -289,9 +320,10 @@ enum mu_status engine_reserve_staging(struct mu_engine *engine, uint64_t size_by
     mu_arena_free(job->staging_arena);
     job->staging_arena = NULL;
     job->staging_bytes = 0;
-    enum mu_status status = engine_check_memory(size_bytes, "staging of received gradients", err);
+    enum mu_status status =
+        engine_check_memory(engine, MU_MEMORY_DEVICE, size_bytes, "staging of received gradients", err);
     if (status == MU_OK)
-        status = mu_arena_new(size_bytes, err, &job->staging_arena);
+        status = mu_arena_new_on(engine->device, MU_MEMORY_DEVICE, size_bytes, err, &job->staging_arena);
     if (status != MU_OK)
         return status;
     job->staging = mu_arena_take(job->staging_arena, size_bytes);
@@ -307,7 +339,8 @@ enum mu_status engine_reserve_snapshot(struct mu_engine *engine, const struct mu
         return MU_OK;
     uint64_t piece_bytes = mu_snapshots_piece_bytes(&job->model, layout, rank);
     uint64_t growth = mu_snapshots_growth_bytes(engine->snapshots, piece_bytes);
-    enum mu_status status = engine_check_memory(growth, "copy of the state for checkpoints", err);
+    enum mu_status status =
+        engine_check_memory(engine, MU_MEMORY_PINNED, growth, "copy of the state for checkpoints", err);
     return status == MU_OK ? mu_snapshots_reserve(engine->snapshots, piece_bytes, err) : status;
 }
 
@@ -366,6 +399,36 @@ static enum mu_status new_batches(const struct engine_job *job, uint32_t slots, 
     return MU_OK;
 }
 
+/* The gentlest settings with which the activations would fit: of what is computed again, then of the micro-batch. */
+static enum mu_status too_many_activations(struct mu_engine *engine, const struct mu_model_options *wanted,
+                                           struct mu_error *err)
+{
+    static const char *const names[] = {
+        [MU_RECOMPUTE_NONE] = "none", [MU_RECOMPUTE_SELECTIVE] = "selective", [MU_RECOMPUTE_FULL] = "full"};
+    const struct mu_model_spec *model = &engine->job.model;
+    const struct mu_error first = *err;
+    uint64_t room, total;
+    mu_device_memory(engine->device, &room, &total);
+    unsigned long long needed = mu_model_workspace_bytes(model, wanted) >> 20, free_mib = room >> 20;
+    struct mu_model_options o = *wanted;
+    for (; o.micro > 0; o.micro /= 2) {
+        if (o.micro * o.length % model->config.slices)
+            continue;
+        for (int r = MU_RECOMPUTE_NONE; r <= MU_RECOMPUTE_FULL; r++) {
+            o.recompute = (enum mu_recompute)r;
+            uint64_t bytes = mu_model_workspace_bytes(model, &o);
+            if (bytes <= room)
+                return mu_fail(err, MU_ERR_NO_MEMORY,
+                               "activations: %llu MiB are needed, %llu MiB are free on %s; batch.micro: %u with "
+                               "parallel.recompute: %s would need %llu MiB",
+                               needed, free_mib, engine->device->name, o.micro, names[r],
+                               (unsigned long long)(bytes >> 20));
+        }
+    }
+    *err = first;
+    return MU_ERR_NO_MEMORY;
+}
+
 enum mu_status engine_build_net(struct mu_engine *engine, const struct mu_layout *layout, uint32_t rank, uint32_t slots,
                                 struct mu_error *err)
 {
@@ -389,7 +452,10 @@ enum mu_status engine_build_net(struct mu_engine *engine, const struct mu_layout
                                        .recompute = job->spec.parallel.recompute,
                                        .slots = slots,
                                        .tensor = layout->tp > 1 ? &net->tensor : NULL};
-    enum mu_status status = engine_check_memory(mu_model_workspace_bytes(&job->model, &options), "activations", err);
+    enum mu_status status = engine_check_memory(engine, MU_MEMORY_DEVICE,
+                                                mu_model_workspace_bytes(&job->model, &options), "activations", err);
+    if (status == MU_ERR_NO_MEMORY && !mu_device_is_host(engine->device))
+        status = too_many_activations(engine, &options, err);
     if (status == MU_OK)
         status = mu_model_new(&job->model, &options, engine->pool, err, &net->model);
     if (status == MU_OK)

@@ -182,6 +182,7 @@ static enum mu_status new_tensor(struct mu_engine *engine, struct mu_error *err)
                                            .ranks = ranks,
                                            .size = size,
                                            .index = now->at.t,
+                                           .device = engine->device,
                                            .waiting = engine_set_waiting,
                                            .waiting_ctx = engine};
     return mu_tensor_comm_new(&config, &now->tensor, err);
@@ -213,9 +214,11 @@ static enum mu_status new_pipeline(struct mu_engine *engine, struct mu_error *er
                                         .before = stage_rank(now, (int64_t)now->at.p - 1),
                                         .after = stage_rank(now, (int64_t)now->at.p + 1),
                                         .block_floats = mu_model_stream_elements(engine->job.net.model),
+                                        .device = engine->device,
                                         .waiting = engine_set_waiting,
                                         .waiting_ctx = engine};
-    enum mu_status status = engine_check_memory(mu_pipeline_bytes(&config), "blocks between stages", err);
+    enum mu_status status =
+        engine_check_memory(engine, MU_MEMORY_DEVICE, mu_pipeline_bytes(&config), "blocks between stages", err);
     return status == MU_OK ? mu_pipeline_new(&config, &now->pipeline, err) : status;
 }
 

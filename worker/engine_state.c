@@ -45,7 +45,7 @@ struct mu_held engine_reported(const struct mu_engine *engine)
 static enum mu_status new_incoming(struct mu_engine *engine, struct mu_error *err)
 {
     engine_state_free(&engine->job.incoming);
-    return engine_state_new(&engine->job.model, &engine->job.incoming, err);
+    return engine_state_new(engine, &engine->job.incoming, err);
 }
 
 /* Not over a state that is held, until the new one is complete; memory for this rank's share. */
@@ -143,6 +143,7 @@ static enum mu_status load_initial(struct mu_engine *engine, const struct engine
                                     .params = params->runs,
                                     .params_count = params->count,
                                     .flats = {state->flats[0], state->flats[1], state->flats[2]},
+                                    .device = engine->device,
                                     .cancel = &engine->cancel,
                                     .progress = &engine->progress};
     enum mu_status status = mu_load_checkpoint(&config, err);
@@ -172,7 +173,7 @@ static enum mu_status initialise(struct mu_engine *engine, const struct mu_assig
     if (status == MU_OK)
         status = zero_moments(engine, state);
     if (status != MU_OK)
-        return mu_fail(err, status, "initialisation cancelled");
+        return engine_model_failed(engine, status, "initialisation", err);
     accept_new(engine, state, 0);
     return MU_OK;
 }
@@ -205,6 +206,7 @@ static enum mu_status load(struct mu_engine *engine, const struct mu_assign *ass
                                     .params_count = params.count,
                                     .moments_count = moments.count,
                                     .flats = {state->flats[0], state->flats[1], state->flats[2]},
+                                    .device = engine->device,
                                     .cancel = &engine->cancel,
                                     .progress = &engine->progress};
     status = mu_load_checkpoint(&config, err);
@@ -335,6 +337,7 @@ static enum mu_status run_moves(struct mu_engine *engine, const struct mu_assign
     struct mu_transfer_config config = {.model = &engine->job.model,
                                         .group = engine->now.group,
                                         .flats = {state->flats[0], state->flats[1], state->flats[2]},
+                                        .device = engine->device,
                                         .step = assign->start_step,
                                         .rank = assign->rank,
                                         .moves = assign->moves,

@@ -43,6 +43,9 @@ enum mu_status engine_model_failed(struct mu_engine *engine, enum mu_status stat
         *err = *tensor;
         return status;
     }
+    if (status != MU_ERR_CANCELLED && mu_device_trouble(engine->device))
+        return mu_fail(err, status, "%s of step %llu: %s", what, (unsigned long long)engine->held.step,
+                       mu_device_trouble(engine->device));
     return mu_fail(err, status, "%s of step %llu cancelled", what, (unsigned long long)engine->held.step);
 }
 
@@ -393,13 +396,16 @@ static enum mu_status vote(struct mu_engine *engine, struct mu_small *own, struc
     struct mu_held *held = &engine->held;
     struct mu_small total;
     MU_ASSERT(held->has_gradient);
-    if (own_squares(engine, &own->squares) != MU_OK)
-        return mu_fail(err, MU_ERR_CANCELLED, "norm of step %llu cancelled", (unsigned long long)held->step);
+    enum mu_status status = mu_pool_wait(engine->pool); /* the sockets are served meanwhile */
+    if (status == MU_OK)
+        status = own_squares(engine, &own->squares);
+    if (status != MU_OK)
+        return engine_model_failed(engine, status, "norm", err);
     own->command = engine->callbacks.vote(engine->callbacks.ctx, engine->now.generation);
     MU_FAULT("worker.vote.before");
     engine_set_waiting(engine, true);
-    enum mu_status status = mu_reduce_small(engine->now.reduce, held->step - engine->now.start_step, MU_SMALL_VOTE,
-                                            job->leaves, own, &total, err);
+    status = mu_reduce_small(engine->now.reduce, held->step - engine->now.start_step, MU_SMALL_VOTE, job->leaves, own,
+                             &total, err);
     engine_set_waiting(engine, false);
     if (status != MU_OK)
         return status;
@@ -430,7 +436,7 @@ void engine_update_range(struct mu_engine *engine, const struct mu_adamw *adamw,
     float *const *flats = job->state.flats;
     enum mu_status status =
         mu_model_update(&job->model, engine->pool, adamw, offset, size, flats[0], flats[1], flats[2], job->stack[0]);
-    MU_ASSERT(status == MU_OK);
+    MU_ASSERT(status == MU_OK || mu_device_trouble(engine->device)); /* then nothing is held any more */
 }
 
 static void update_runs(struct mu_engine *engine, const struct mu_adamw *adamw, const struct mu_held_share *share,
@@ -498,6 +504,8 @@ enum mu_status engine_apply(struct mu_engine *engine, const struct mu_step_resul
         share->owned_only = sharded || has_copy(engine, share);
         held->share_count = 1; /* any other share is a step behind now */
     }
+    if (mu_device_trouble(engine->device))
+        return engine_model_failed(engine, MU_ERR_IO, "update", err);
     held->step++;
     held->has_gradient = false;
     held->has_result = true;

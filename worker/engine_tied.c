@@ -8,7 +8,6 @@
 #include "worker/engine_internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/clock.h"
 #include "common/fault.h"
@@ -38,12 +37,15 @@ struct engine_tied {
     bool copying;
 };
 
-static enum mu_status new_chains(struct engine_tied *tied, uint32_t count, struct mu_error *err)
+static enum mu_status new_chains(struct mu_engine *engine, struct engine_tied *tied, uint32_t count,
+                                 struct mu_error *err)
 {
     size_t bytes = tied->size * sizeof(float);
-    enum mu_status status = engine_check_memory(count * bytes, "gradients of the embedding from the last stage", err);
+    enum mu_status status = engine_check_memory(engine, MU_MEMORY_DEVICE, count * bytes,
+                                                "gradients of the embedding from the last stage", err);
     if (status == MU_OK)
-        status = mu_arena_new(count * mu_arena_piece_bytes(bytes), err, &tied->arena);
+        status =
+            mu_arena_new_on(engine->device, MU_MEMORY_DEVICE, count * mu_arena_piece_bytes(bytes), err, &tied->arena);
     for (uint32_t i = 0; i < count && status == MU_OK; i++)
         tied->chains[i] = mu_arena_take(tied->arena, bytes);
     tied->chain_count = count;
@@ -72,7 +74,7 @@ enum mu_status engine_tied_new(struct mu_engine *engine, struct mu_error *err)
     if (!tied->first)
         return MU_OK;
     /* With long leaves the first stage is never a whole leaf behind. */
-    return new_chains(tied, engine->job.spec.batch.accumulate > last ? 1 : CHAINS_MAX, err);
+    return new_chains(engine, tied, engine->job.spec.batch.accumulate > last ? 1 : CHAINS_MAX, err);
 }
 
 void engine_tied_free(struct engine_tied *tied)
@@ -121,7 +123,9 @@ static enum mu_status put_chain(struct mu_engine *engine, float *into, const flo
         return mu_kernel_add(engine->pool, size, into, chain);
     for (uint64_t at = 0, floats; at < size; at += floats) {
         floats = size - at < COPY_FLOATS ? size - at : COPY_FLOATS;
-        memcpy(into + at, chain + at, floats * sizeof(float));
+        enum mu_status status = mu_device_copy(engine->device, into + at, chain + at, floats * sizeof(float));
+        if (status != MU_OK)
+            return status;
         mu_pool_poll(engine->pool);
         if (mu_pool_cancelled(engine->pool))
             return MU_ERR_CANCELLED;
@@ -138,8 +142,9 @@ enum mu_status engine_tied_take(struct mu_engine *engine, float *grads, bool add
     if (status != MU_OK)
         return status;
     MU_FAULT("worker.tied.gradient");
-    if (put_chain(engine, grads + tied->offset, tied->chains[slot], tied->size, add) != MU_OK)
-        return mu_fail(err, MU_ERR_CANCELLED, "step %llu cancelled", (unsigned long long)engine->held.step);
+    status = put_chain(engine, grads + tied->offset, tied->chains[slot], tied->size, add);
+    if (status != MU_OK)
+        return engine_model_failed(engine, status, "backward pass", err);
     tied->done++;
     return post_chains(engine, err);
 }

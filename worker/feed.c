@@ -161,15 +161,30 @@ static bool has_room(struct mu_feed *feed)
     return feed->next - feed->first < WINDOW;
 }
 
+static enum mu_status hash_chunk(const struct mu_feed *feed, uint32_t flat, const struct mu_chunk *chunk,
+                                 struct mu_hash128 *ret_hash, struct mu_error *err)
+{
+    const void *view = NULL;
+    size_t size_bytes = chunk->size * sizeof(float);
+    enum mu_status status =
+        mu_device_peek(feed->config.device, feed->config.flats[flat] + chunk->offset, size_bytes, &view);
+    if (status != MU_OK)
+        return mu_fail(err, status, "%s", mu_device_trouble(feed->config.device));
+    *ret_hash = mu_xxh3_128(view, size_bytes);
+    return MU_OK;
+}
+
 static enum mu_status send_chunk(struct mu_feed *feed, uint64_t step, struct mu_error *err)
 {
     struct item *item = item_at(feed, feed->next);
     struct mu_chunk chunk = step_chunk(feed);
     size_t size_bytes = chunk.size * sizeof(float);
     note_of(item, NOTE_CHUNK, step, feed->count);
-    for (uint32_t i = 0; i < FLATS; i++)
-        item->note.hashes[i] = mu_xxh3_128(feed->config.flats[i] + chunk.offset, size_bytes);
-    enum mu_status status = send_note(feed, item, err);
+    enum mu_status status = MU_OK;
+    for (uint32_t i = 0; i < FLATS && status == MU_OK; i++)
+        status = hash_chunk(feed, i, &chunk, &item->note.hashes[i], err);
+    if (status == MU_OK)
+        status = send_note(feed, item, err);
     for (uint32_t i = 0; i < FLATS && status == MU_OK; i++)
         status = mu_comm_send(feed->group, TAKER, feed->next * STRIDE + 1 + i, feed->config.flats[i] + chunk.offset,
                               size_bytes, &item->requests[1 + i], err);
@@ -325,7 +340,10 @@ static enum mu_status take_chunk(struct mu_feed *feed, struct item *item, enum m
         return out_of_order(feed, &item->note, err);
     struct mu_chunk chunk = chunk_number(feed, feed->count);
     for (uint32_t i = 0; i < FLATS; i++) {
-        struct mu_hash128 hash = mu_xxh3_128(feed->config.flats[i] + chunk.offset, chunk.size * sizeof(float));
+        struct mu_hash128 hash;
+        enum mu_status status = hash_chunk(feed, i, &chunk, &hash, err);
+        if (status != MU_OK)
+            return status;
         if (memcmp(&hash, &item->note.hashes[i], sizeof hash) != 0)
             return mu_fail(err, MU_ERR_CORRUPT, "chunk %u of a feed does not match its checksum", feed->count);
     }

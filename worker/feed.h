@@ -25,9 +25,10 @@ struct mu_feed_config {
     const struct mu_feed_order *order;
     struct mu_id incarnation; /* own */
     const struct mu_chunk_run *runs;
-    uint32_t run_count; /* of the share, ascending */
-    float *flats[3];    /* flat spaces of parameters, first and second moments */
-    float *gradient;    /* of the reduced gradient */
+    uint32_t run_count;       /* of the share, ascending */
+    float *flats[3];          /* flat spaces of parameters, first and second moments */
+    float *gradient;          /* of the reduced gradient */
+    struct mu_device *device; /* where these lie, no operation writing to them while a feed looks; NULL: the host */
     uint64_t deadline_us;
 };
 

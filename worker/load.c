@@ -35,15 +35,25 @@ static enum mu_status check_identity(const struct mu_load_config *config, const 
 }
 
 /* Gaps between cells are in no piece: zero, as after initialisation. */
-static void zero_gaps(const struct mu_model_spec *model, const struct mu_chunk_run *run, float *flat)
+static enum mu_status zero_gaps(struct mu_device *device, const struct mu_model_spec *model,
+                                const struct mu_chunk_run *run, float *flat)
 {
+    static const float zeros[MU_CELL_ALIGN];
+    enum mu_status status = MU_OK;
     uint32_t cell = mu_model_chunk(model, run->first).cell,
              last = mu_model_chunk(model, run->first + run->count - 1).cell;
-    for (; cell < last; cell++) {
+    for (; cell < last && status == MU_OK; cell++) {
         struct mu_cell before = mu_model_cell(model, cell);
         uint64_t begin = before.offset + before.size, end = mu_model_cell(model, cell + 1).offset;
-        memset(flat + begin, 0, (size_t)(end - begin) * sizeof(float));
+        MU_ASSERT(end - begin < MU_CELL_ALIGN);
+        status = mu_device_copy(device, flat + begin, zeros, (size_t)(end - begin) * sizeof(float));
     }
+    return status;
+}
+
+static enum mu_status copy_to_device(void *device, float *to, const float *from, size_t size_bytes)
+{
+    return mu_device_copy(device, to, from, size_bytes);
 }
 
 enum mu_status mu_load_checkpoint(const struct mu_load_config *config, struct mu_error *err)
@@ -52,10 +62,13 @@ enum mu_status mu_load_checkpoint(const struct mu_load_config *config, struct mu
         .runs = {config->params, config->moments, config->moments},
         .run_counts = {config->params_count, config->moments_count, config->moments_count},
         .flats = {config->flats[0], config->flats[1], config->flats[2]},
+        .copy = mu_device_is_host(config->device) ? NULL : copy_to_device,
+        .copy_ctx = config->device,
     };
+    enum mu_status status = MU_OK;
     for (int kind = 0; kind < 3; kind++) {
-        for (uint32_t i = 0; i < want.run_counts[kind]; i++)
-            zero_gaps(config->model, &want.runs[kind][i], want.flats[kind]);
+        for (uint32_t i = 0; i < want.run_counts[kind] && status == MU_OK; i++)
+            status = zero_gaps(config->device, config->model, &want.runs[kind][i], want.flats[kind]);
     }
     struct mu_holder_source copies = {.dir = config->dir,
                                       .host = config->host,
@@ -68,7 +81,9 @@ enum mu_status mu_load_checkpoint(const struct mu_load_config *config, struct mu
         want.source = &source;
     }
     struct mu_manifest *manifest = NULL;
-    enum mu_status status =
+    if (status != MU_OK)
+        return mu_fail(err, status, "%s", mu_device_trouble(config->device));
+    status =
         config->holders ? mu_holder_manifest(&copies, &manifest, err) : mu_manifest_read(config->dir, &manifest, err);
     if (status == MU_OK)
         status = check_identity(config, manifest, err);

@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "kernels/device.h"
 #include "plan/layout.h"
 #include "plan/model_spec.h"
 #include "plan/session.h"
@@ -27,6 +28,7 @@ struct mu_load_config {
     const struct mu_chunk_run *params, *moments; /* wanted: ascending, disjoint (mu_layout_runs) */
     uint32_t params_count, moments_count;        /* 0: nothing of that kind is read */
     float *flats[3];                             /* flat spaces of parameters, first and second moments */
+    struct mu_device *device;                    /* where these lie; NULL: the host */
     const atomic_bool *cancel;                   /* NULL: never */
     atomic_uint_least64_t *progress;             /* counts blocks read; NULL: nobody looks */
 };

@@ -23,7 +23,8 @@ enum {
     MILLISECONDS_MAX = 3600 * 1000,
     READY_MAX_S = 3600,
     READY_DEFAULT_S = 30,
-    NAME_ROOM = 8 /* "-cpu255" */
+    NAME_ROOM = 8, /* "-cpu255" */
+    GPU_DIGITS = 3,
 };
 
 static const char help[] =
@@ -47,6 +48,7 @@ static const char help[] =
     "  --device cpu          a supervisor whose workers share the processors of the affinity mask: --slots N of them\n"
     "                        (default: 1). Workers are called NAME-cpu0, NAME-cpu1, ... (default NAME: the host's).\n"
     "                        Those that crash are started again, as often as the coordinator permits\n"
+    "  --device cuda:N       one worker, without a supervisor, that computes on this GPU and holds the model there\n"
     "  --detach              with --device: return once all workers are attached; they stay in the background\n"
     "  --ready-within S      with --detach: give up when they are not attached after S seconds (default: 30)\n"
     "  --log FILE            with --detach: where their output goes (default: ~/.local/state/muster/NAME.log)\n"
@@ -132,6 +134,7 @@ struct choices {
     struct mu_agent_config agent;
     enum mu_log_level level;
     const char *device, *log; /* device NULL: no supervisor */
+    const char *gpu;          /* "cuda:N": computes there, without a supervisor */
     uint32_t slots, ready_s;  /* 0: not given */
     bool detach;
     char **words; /* what the supervisor's workers are given, "--job=kjv" */
@@ -175,11 +178,18 @@ static bool parse_name(const char *option, const char *text, size_t capacity)
     return false;
 }
 
-static bool parse_device(const char *text)
+static bool parse_device(struct choices *choices)
 {
+    const char *text = choices->device;
+    size_t digits = strncmp(text, "cuda:", 5) == 0 ? strspn(text + 5, "0123456789") : 0;
+    if (digits > 0 && digits <= GPU_DIGITS && !text[5 + digits]) {
+        choices->gpu = text;
+        choices->device = NULL;
+        return true;
+    }
     if (strcmp(text, "all") == 0 || strcmp(text, "cpu") == 0)
         return true;
-    fprintf(stderr, "muster-worker: --device: '%s' is not allowed: all or cpu\n", text);
+    fprintf(stderr, "muster-worker: --device: '%s' is not allowed: all, cpu, or cuda:0, cuda:1, ...\n", text);
     return false;
 }
 
@@ -265,7 +275,7 @@ static bool take_option(int id, const char *text, struct choices *choices, int *
             return take_number(id, text, choices);
         return (id != OPT_JOB || parse_name("job", text, MU_JOB_NAME_SIZE)) &&
                (id != OPT_NAME || parse_name("name", text, MU_WORKER_NAME_SIZE)) &&
-               (id != OPT_DEVICE || parse_device(text));
+               (id != OPT_DEVICE || parse_device(choices));
     }
 }
 
@@ -392,6 +402,22 @@ static int take_options(int argc, char **argv, struct choices *choices)
     return check_choices(choices) ? -1 : MU_AGENT_EXIT_USAGE;
 }
 
+/* One worker, on the CPU or on a GPU. */
+static int work(struct choices *choices)
+{
+    struct mu_error err = {0};
+    enum mu_status status = MU_OK;
+    if (choices->gpu)
+        status = mu_device_open_cuda((uint32_t)strtoul(choices->gpu + 5, NULL, 10), 0, &err, &choices->agent.device);
+    if (status != MU_OK) {
+        MU_LOGE("%s", err.text);
+        return status == MU_ERR_INVALID ? MU_AGENT_EXIT_USAGE : MU_AGENT_EXIT_FAILURE;
+    }
+    int code = mu_agent_run(&choices->agent);
+    mu_device_close(choices->agent.device);
+    return code;
+}
+
 int main(int argc, char **argv)
 {
     const char *from_environment = getenv("MUSTER_COORDINATOR");
@@ -408,7 +434,7 @@ int main(int argc, char **argv)
         bool is_one_of_several = getenv(MU_NOTES_VARIABLE) && choices.agent.name; /* their lines stand in one log */
         mu_log_init(choices.device ? "supervisor" : is_one_of_several ? choices.agent.name : "worker", choices.level);
         if (join(&choices.agent, &code))
-            code = choices.device ? supervise(&choices) : mu_agent_run(&choices.agent);
+            code = choices.device ? supervise(&choices) : work(&choices);
     }
     for (size_t i = 0; i < choices.word_count; i++)
         free(choices.words[i]);

@@ -141,18 +141,25 @@ static enum mu_status check_options(const struct mu_model_spec *spec, const stru
 
 /* ---- workspace ---- */
 
-/* Runs over all buffers twice: to count bytes (arena NULL), then to take them. */
+/* Runs over all buffers twice: to count bytes (arenas NULL), then to take them. */
 struct planner {
-    struct mu_arena *arena;
-    size_t total_bytes;
+    struct mu_arena *arena, *tables;
+    size_t arena_bytes, table_bytes;
 };
 
 static void *place(struct planner *planner, size_t size_bytes)
 {
     if (size_bytes == 0)
         return NULL;
-    planner->total_bytes += mu_arena_piece_bytes(size_bytes);
+    planner->arena_bytes += mu_arena_piece_bytes(size_bytes);
     return planner->arena ? mu_arena_take(planner->arena, size_bytes) : NULL;
+}
+
+/* What the host reads and writes. */
+static void *place_table(struct planner *planner, size_t size_bytes)
+{
+    planner->table_bytes += mu_arena_piece_bytes(size_bytes);
+    return planner->tables ? mu_arena_take(planner->tables, size_bytes) : NULL;
 }
 
 static float *place_floats(struct planner *planner, size_t count)
@@ -189,7 +196,7 @@ static void place_slot(struct planner *planner, struct mu_model *m, const struct
     const struct model_dims *d = &m->dims;
     const enum mu_recompute recompute = m->options.recompute;
     size_t own = d->own;
-    struct layer_state *layers = place(planner, m->options.part.layer_count * sizeof *layers), layer = *shared;
+    struct layer_state *layers = place_table(planner, m->options.part.layer_count * sizeof *layers), layer = *shared;
     for (uint32_t i = 0; i < m->options.part.layer_count; i++) {
         if (i == 0 || !m->options.forward_only) {
             layer.x1 = place_floats(planner, own * d->channels);
@@ -221,7 +228,7 @@ static void place_activations(struct planner *planner, struct mu_model *m)
         place_norms_and_act(planner, &m->dims, &shared);
     if (m->options.recompute == MU_RECOMPUTE_FULL)
         place_kept(planner, &m->dims, &shared);
-    struct slot_state *slots = place(planner, m->options.slots * sizeof *slots);
+    struct slot_state *slots = place_table(planner, m->options.slots * sizeof *slots);
     for (uint32_t i = 0; i < m->options.slots; i++) {
         struct slot_state slot;
         place_slot(planner, m, &shared, &slot);
@@ -276,7 +283,7 @@ static void place_gradients(struct planner *planner, struct mu_model *m)
     place_sums(planner, m);
     if (!m->options.part.embedding)
         return;
-    m->dembedding = place(planner, accumulate * sizeof(float *));
+    m->dembedding = place_table(planner, accumulate * sizeof(float *));
     m->tokens = place(planner, accumulate * rows * sizeof(int32_t));
     m->samples = place(planner, accumulate * m->options.micro * sizeof(uint64_t));
     for (uint32_t i = 0; i < accumulate; i++) {
@@ -286,11 +293,29 @@ static void place_gradients(struct planner *planner, struct mu_model *m)
     }
 }
 
+/* The batch under way. */
+static void place_inputs(struct planner *planner, struct mu_model *m)
+{
+    const struct model_dims *d = &m->dims;
+    m->in_samples = place(planner, m->options.micro * sizeof *m->in_samples);
+    if (m->options.part.head)
+        m->in_targets = place(planner, d->rows * sizeof *m->in_targets);
+    if (!m->options.part.embedding)
+        return;
+    m->in_tokens = place(planner, d->rows * sizeof *m->in_tokens);
+    m->vocab = place_table(planner, d->slices * sizeof *m->vocab);
+    if (d->ranks == 1)
+        return;
+    m->places = place(planner, d->own * sizeof *m->places);
+    m->places_table = place_table(planner, d->own * sizeof *m->places_table);
+}
+
 static void place_all(struct planner *planner, struct mu_model *m)
 {
     const struct model_dims *d = &m->dims;
-    m->map.layer_slices = place(planner, m->options.part.layer_count * sizeof(uint64_t));
-    m->map.layer_shared = place(planner, m->options.part.layer_count * sizeof(uint64_t));
+    m->map.layer_slices = place_table(planner, m->options.part.layer_count * sizeof(uint64_t));
+    m->map.layer_shared = place_table(planner, m->options.part.layer_count * sizeof(uint64_t));
+    place_inputs(planner, m);
     place_activations(planner, m);
     m->full = place_floats(planner, (size_t)d->rows * d->channels);
     if (d->ranks > 1)
@@ -301,8 +326,6 @@ static void place_all(struct planner *planner, struct mu_model *m)
         m->cosines = place_floats(planner, (size_t)m->options.length * (d->head_channels / 2));
         m->sines = place_floats(planner, (size_t)m->options.length * (d->head_channels / 2));
     }
-    if (m->options.part.embedding)
-        m->vocab = place(planner, d->slices * sizeof *m->vocab);
     if (m->options.part.head)
         place_head(planner, m);
     if (!m->options.forward_only)
@@ -351,16 +374,28 @@ static struct model_map map_of(const struct mu_model_spec *spec, const struct mu
     return map;
 }
 
-static void fill_tables(struct mu_model *m)
+static enum mu_status fill_rotary(struct mu_model *m)
+{
+    size_t size = (size_t)m->options.length * (m->dims.head_channels / 2);
+    float *table = calloc(2 * size, sizeof *table);
+    if (!table)
+        return MU_ERR_NO_MEMORY;
+    mu_kernel_rotary_table(m->options.length, m->dims.head_channels, m->spec.config.rope_base, table, table + size);
+    enum mu_status status = mu_device_copy(m->device, m->cosines, table, size * sizeof *table);
+    if (status == MU_OK)
+        status = mu_device_copy(m->device, m->sines, table + size, size * sizeof *table);
+    free(table);
+    return status;
+}
+
+static enum mu_status fill_tables(struct mu_model *m)
 {
     const struct mu_model_part *part = &m->options.part;
     for (uint32_t i = 0; i < part->layer_count; i++) {
         m->map.layer_slices[i] = cell_offset(&m->spec, MU_CELL_L, part->first_layer + i, part->first_slice);
         m->map.layer_shared[i] = cell_offset(&m->spec, MU_CELL_L_SHARED, part->first_layer + i, 0);
     }
-    if (m->dims.llama)
-        mu_kernel_rotary_table(m->options.length, m->dims.head_channels, m->spec.config.rope_base, m->cosines,
-                               m->sines);
+    return m->dims.llama ? fill_rotary(m) : MU_OK;
 }
 
 static struct mu_model model_of(const struct mu_model_spec *spec, const struct mu_model_options *options)
@@ -376,7 +411,7 @@ size_t mu_model_workspace_bytes(const struct mu_model_spec *spec, const struct m
     struct mu_model model = model_of(spec, options);
     struct planner planner = {0};
     place_all(&planner, &model);
-    return planner.total_bytes;
+    return planner.arena_bytes + planner.table_bytes;
 }
 
 enum mu_status mu_model_new(const struct mu_model_spec *spec, const struct mu_model_options *options,
@@ -391,16 +426,25 @@ enum mu_status mu_model_new(const struct mu_model_spec *spec, const struct mu_mo
         return mu_fail(err, MU_ERR_NO_MEMORY, "model: out of memory");
     *model = model_of(spec, &o);
     model->pool = pool;
-    struct planner planner = {0};
-    status = mu_arena_new(mu_model_workspace_bytes(spec, &o), err, &planner.arena);
+    model->device = mu_pool_device(pool);
+    struct planner sizes = {0}, planner = {0};
+    place_all(&sizes, model);
+    status = mu_arena_new_on(model->device, MU_MEMORY_DEVICE, sizes.arena_bytes, err, &model->arena);
+    if (status == MU_OK)
+        status = mu_arena_new(sizes.table_bytes, err, &model->tables);
     if (status != MU_OK) {
-        mu_error_prefix(err, "model workspace");
-        free(model);
+        (void)mu_error_prefix(err, "model workspace");
+        mu_model_free(model);
         return status;
     }
-    model->arena = planner.arena;
+    planner.arena = model->arena;
+    planner.tables = model->tables;
     place_all(&planner, model);
-    fill_tables(model);
+    status = fill_tables(model);
+    if (status != MU_OK) {
+        mu_model_free(model);
+        return mu_fail(err, status, "model: the table of positions cannot be filled");
+    }
     *ret_model = model;
     return MU_OK;
 }
@@ -410,6 +454,7 @@ void mu_model_free(struct mu_model *model)
     if (!model)
         return;
     mu_arena_free(model->arena);
+    mu_arena_free(model->tables);
     free(model);
 }
 

@@ -7,7 +7,9 @@
  * struct mu_tensor_group. A model owns its workspace (activations, gradients of activations), not the parameters and
  * not the leaf gradients: those are flat fp32 buffers of spec->flat_size elements laid out by plan/model_spec.h and
  * owned by the engine; only the cells of the part are touched (and on the last of several stages with tied embeddings
- * the copy of wte's slices). A model is used by one thread at a time, the owner of its pool. Nothing is allocated after
+ * the copy of wte's slices). All of these, the residual streams of stages and the blocks of a tensor group, lie on the
+ * device of the pool (kernels/device.h); with a GPU calls return while work is under way, except where a loss is
+ * returned. A model is used by one thread at a time, the owner of its pool. Nothing is allocated after
  * mu_model_new.
  *
  * The result of a call is a function of (spec, micro-batch, parameters) alone: threads of the pool, the part, the size
@@ -94,7 +96,8 @@ struct mu_model_options {
     const struct mu_tensor_group *tensor; /* must outlive the model; NULL when the part has all slices */
 };
 
-/* One micro-batch of a leaf. Arrays belong to the caller and are only read, during the call. */
+/* One micro-batch of a leaf. Arrays belong to the caller, lie in the host's memory and are only read, during the call.
+ */
 struct mu_micro_batch {
     const int32_t *tokens;   /* [micro, length], 0 <= token < vocab; the first stage only */
     const int32_t *targets;  /* [micro, length], or -1: not counted; the last stage only */
@@ -175,8 +178,8 @@ enum mu_status mu_model_forward_backward(struct mu_model *model, const struct mu
 enum mu_status mu_model_loss(struct mu_model *model, const struct mu_micro_batch *batch, const float *params,
                              const float *in, float *out, double *ret_loss_sum) MU_WARN_UNUSED;
 
-/* logits[vocab] of the token that follows tokens[0..count), 1 <= count <= options.length. No dropout. The part must be
- * the whole model. Overwrites slot 0. MU_ERR_INVALID for a count or token out of range. */
+/* logits[vocab], on the device, of the token that follows tokens[0..count), 1 <= count <= options.length. No dropout.
+ * The part must be the whole model. Overwrites slot 0. MU_ERR_INVALID for a count or token out of range. */
 enum mu_status mu_model_logits_last(struct mu_model *model, const int32_t *tokens, uint32_t count, const float *params,
                                     float *logits, struct mu_error *err) MU_WARN_UNUSED;
 

@@ -1,16 +1,18 @@
 /* The first stage: the look-up, and at the end of a leaf the gradients of both tables. */
-#include <string.h>
-
 #include "worker/model_internal.h"
 
-/* Rows of own tokens from the ranks that hold their vocabulary rows. */
+/* Rows of own tokens from the ranks that hold their vocabulary rows: a look-up in what was received. */
 static void pick_rows(struct mu_model *m, const struct pass *p, float *x)
 {
-    const uint32_t channels = m->dims.channels, of_rank = m->dims.vocab_slice * m->dims.slices;
-    for (uint32_t i = 0; i < p->own && m->status == MU_OK; i++) {
-        size_t owner = (uint32_t)p->tokens[p->first_row + i] / of_rank;
-        memcpy(x + (size_t)i * channels, m->received + (owner * p->own + i) * channels, channels * sizeof *x);
-    }
+    const uint32_t of_rank = m->dims.vocab_slice * m->dims.slices, rows = m->dims.ranks * p->own;
+    const float *const received[] = {m->received};
+    const struct mu_vocab_slices table = {.slices = received, .slice_rows = rows, .slice_count = 1, .vocab = rows};
+    for (uint32_t i = 0; i < p->own; i++)
+        m->places_table[i] = (int32_t)((uint32_t)p->batch->tokens[p->first_row + i] / of_rank * p->own + i);
+    model_copy(m, m->places, m->places_table, p->own * sizeof *m->places);
+    if (m->status == MU_OK)
+        m->status =
+            mu_kernel_embedding_forward(m->pool, 0, p->own, p->own, m->dims.channels, &table, m->places, NULL, NULL, x);
 }
 
 void model_embedding_forward(struct mu_model *m, const struct pass *p, float *x)
@@ -50,9 +52,9 @@ void model_embedding_keep(struct mu_model *m, const struct pass *p)
 {
     const struct mu_micro_batch *b = p->batch;
     size_t at = model_kept(m, p);
-    memcpy(m->tokens + at * p->rows, b->tokens, p->rows * sizeof *b->tokens);
+    model_copy(m, m->tokens + at * p->rows, b->tokens, p->rows * sizeof *b->tokens);
     if (p->dropout)
-        memcpy(m->samples + at * p->sequences, b->samples, p->sequences * sizeof *b->samples);
+        model_copy(m, m->samples + at * p->sequences, b->samples, p->sequences * sizeof *b->samples);
 }
 
 /* ---- the leaf's end ---- */
@@ -101,7 +103,7 @@ static void join_positions(struct mu_model *m, const struct pass *p, float *tota
     if (m->status == MU_OK)
         m->status = group->all_to_all(group->ctx, m->position_sums, received, block * sizeof *total);
     model_tree(m, m->dims.ranks, block, received);
-    memcpy(total + m->dims.rank * block, received, block * sizeof *total);
+    model_copy(m, total + m->dims.rank * block, received, block * sizeof *total);
     if (m->status == MU_OK)
         m->status = group->all_gather(group->ctx, total, block * sizeof *total);
 }
@@ -120,7 +122,7 @@ static void backward_positions(struct mu_model *m, const struct pass *p)
         if (m->dims.ranks > 1)
             join_positions(m, p, begins ? dwpe : m->position_sums);
         else if (begins)
-            memcpy(dwpe, m->position_sums, size * sizeof *dwpe);
+            model_copy(m, dwpe, m->position_sums, size * sizeof *dwpe);
         if (m->status == MU_OK && !begins)
             m->status = mu_kernel_add(m->pool, size, dwpe, m->position_sums);
     }

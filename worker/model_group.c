@@ -1,12 +1,16 @@
 /* Steps of the passes that see slices and the tensor group. */
-#include <string.h>
-
 #include "worker/model_internal.h"
 
 void model_product(struct mu_model *m, const struct mu_gemm *gemm)
 {
     if (m->status == MU_OK)
         m->status = mu_kernel_gemm(m->pool, gemm);
+}
+
+void model_copy(struct mu_model *m, void *to, const void *from, size_t size_bytes)
+{
+    if (m->status == MU_OK)
+        m->status = mu_device_copy(m->device, to, from, size_bytes);
 }
 
 static void all_gather(struct mu_model *m, void *blocks, size_t block_bytes)
@@ -28,7 +32,7 @@ const float *model_gather(struct mu_model *m, const struct pass *p, const float 
     if (m->dims.ranks == 1)
         return own;
     size_t block = (size_t)p->own * m->dims.channels;
-    memcpy(m->full + m->dims.rank * block, own, block * sizeof *own);
+    model_copy(m, m->full + m->dims.rank * block, own, block * sizeof *own);
     all_gather(m, m->full, block * sizeof *own);
     return m->full;
 }
@@ -104,12 +108,12 @@ void model_finish_sums(struct mu_model *m, const struct pass *p, float *sums, ui
     const float *total = sums;
     model_tree(m, m->dims.slices, size, sums);
     if (m->dims.ranks > 1) {
-        memcpy(m->shared_gather + m->dims.rank * size, sums, size * sizeof *sums);
+        model_copy(m, m->shared_gather + m->dims.rank * size, sums, size * sizeof *sums);
         all_gather(m, m->shared_gather, size * sizeof *sums);
         model_tree(m, m->dims.ranks, size, m->shared_gather);
         total = m->shared_gather;
     }
-    memcpy(p->grads + cell, total, size * sizeof *sums);
+    model_copy(m, p->grads + cell, total, size * sizeof *sums);
 }
 
 /* ---- reports ---- */

@@ -1,9 +1,11 @@
 /* The last stage: final norm, logits a few tokens at a time, loss. */
-#include <string.h>
-
 #include "worker/model_internal.h"
 
-enum { LOSS_BLOCK = 256 /* token losses are added in blocks of this many, blocks in order */ };
+enum {
+    LOSS_BLOCK = 256, /* token losses are added in blocks of this many, blocks in order */
+    LOSSES_READ = MU_DEVICE_READ_MAX / sizeof(double),
+};
+_Static_assert(LOSSES_READ % LOSS_BLOCK == 0, "whole blocks at a time");
 
 /* Some rows whose logits exist now. */
 struct head_rows {
@@ -103,8 +105,9 @@ static float *join_highest(struct mu_model *m, uint32_t rows)
         m->status = mu_kernel_join_max(m->pool, m->dims.slices, rows, local);
     if (m->dims.ranks == 1 || m->status != MU_OK)
         return local;
-    memcpy(m->highest + (size_t)m->dims.rank * rows, local, rows * sizeof *local);
-    m->status = group->all_gather(group->ctx, m->highest, rows * sizeof *local);
+    model_copy(m, m->highest + (size_t)m->dims.rank * rows, local, rows * sizeof *local);
+    if (m->status == MU_OK)
+        m->status = group->all_gather(group->ctx, m->highest, rows * sizeof *local);
     if (m->status == MU_OK)
         m->status = mu_kernel_join_max(m->pool, m->dims.ranks, rows, m->highest);
     return m->highest;
@@ -118,8 +121,9 @@ static double *join_sums(struct mu_model *m, uint32_t rows)
         m->status = mu_kernel_join_sums(m->pool, m->dims.slices, rows, local);
     if (m->dims.ranks == 1 || m->status != MU_OK)
         return local;
-    memcpy(m->sums + (size_t)m->dims.rank * rows, local, rows * sizeof *local);
-    m->status = group->all_gather(group->ctx, m->sums, rows * sizeof *local);
+    model_copy(m, m->sums + (size_t)m->dims.rank * rows, local, rows * sizeof *local);
+    if (m->status == MU_OK)
+        m->status = group->all_gather(group->ctx, m->sums, rows * sizeof *local);
     if (m->status == MU_OK)
         m->status = mu_kernel_join_sums(m->pool, m->dims.ranks, rows, m->sums);
     return m->sums;
@@ -186,19 +190,16 @@ static void backward_rows(struct mu_model *m, const struct pass *p, const struct
                                        .ldc = channels});
 }
 
-/* Every rank has the losses of the targets in its vocabulary, zeros elsewhere: afterwards all have all. */
+/* Every rank has the losses of the targets in its vocabulary, zeros elsewhere (so the order of additions does not
+ * matter): afterwards all have all. */
 static void join_losses(struct mu_model *m, const struct pass *p)
 {
     const struct mu_tensor_group *group = m->options.tensor;
     if (m->dims.ranks == 1 || m->status != MU_OK)
         return;
     m->status = group->all_gather(group->ctx, m->losses, p->rows * sizeof *m->losses);
-    for (uint32_t i = 0; i < p->rows; i++) {
-        double loss = m->losses[i];
-        for (uint32_t rank = 1; rank < m->dims.ranks; rank++)
-            loss += m->losses[(size_t)rank * p->rows + i];
-        m->losses[i] = loss;
-    }
+    if (m->status == MU_OK)
+        m->status = mu_kernel_join_sums(m->pool, m->dims.ranks, p->rows, m->losses);
 }
 
 static void report_head(struct mu_model *m, const struct pass *p)
@@ -215,8 +216,8 @@ const float *model_head(struct mu_model *m, const struct pass *p)
     const uint32_t channels = m->dims.channels;
     const float *x = model_gather(m, p, p->slot->normf);
     double *losses = m->losses + (size_t)m->dims.rank * p->rows;
-    if (m->dims.total_slices > 1)
-        memset(losses, 0, p->rows * sizeof *losses);
+    if (m->dims.total_slices > 1 && m->status == MU_OK) /* zeros of doubles are twice as many of floats */
+        m->status = mu_kernel_fill(m->pool, 2 * (size_t)p->rows, 0.0f, (float *)losses);
     struct head_rows r = {.gradient = p->grads != NULL};
     if (r.gradient)
         r.scale = (float)(1.0 / (double)p->batch->loss_divisor);
@@ -241,14 +242,22 @@ const float *model_head(struct mu_model *m, const struct pass *p)
     return model_scatter(m, p);
 }
 
-double model_sum_losses(const struct mu_model *m, const struct pass *p)
+double model_sum_losses(struct mu_model *m, const struct pass *p)
 {
     double total = 0;
-    for (uint32_t first = 0; first < p->rows; first += LOSS_BLOCK) {
-        double block = 0;
-        for (uint32_t i = first; i < p->rows && i < first + LOSS_BLOCK; i++)
-            block += m->losses[i];
-        total += block;
+    if (m->status == MU_OK)
+        m->status = mu_pool_wait(m->pool);
+    for (uint32_t first = 0, end; first < p->rows && m->status == MU_OK; first = end) {
+        const void *view = NULL;
+        end = p->rows - first < LOSSES_READ ? p->rows : first + LOSSES_READ;
+        m->status = mu_device_read(m->device, m->losses + first, (end - first) * sizeof *m->losses, &view);
+        const double *losses = view;
+        for (uint32_t block = first; block < end && m->status == MU_OK; block += LOSS_BLOCK) {
+            double sum = 0;
+            for (uint32_t i = block; i < end && i < block + LOSS_BLOCK; i++)
+                sum += losses[i - first];
+            total += sum;
+        }
     }
     return total;
 }

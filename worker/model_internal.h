@@ -11,7 +11,9 @@
  * without a tensor group); local slices are the part's. Buffers "[slices][rows, width]" hold one dense matrix for each
  * local slice, one behind the other, so operations that do not mix rows take all slices as rows of one.
  *
- * A failure (cancelled, an exchange) is kept in model->status; every step after it does nothing. */
+ * Arrays lie on the device of the pool: the host copies them (model_copy), and looks at nothing but losses.
+ *
+ * A failure (cancelled, an exchange, the device) is kept in model->status; every step after it does nothing. */
 #ifndef MU_WORKER_MODEL_INTERNAL_H
 #define MU_WORKER_MODEL_INTERNAL_H
 
@@ -63,7 +65,9 @@ struct mu_model {
     struct model_dims dims;
     struct model_map map;
     struct mu_pool *pool;
-    struct mu_arena *arena;
+    struct mu_device *device; /* of the pool */
+    struct mu_arena *arena;   /* arrays, on the device */
+    struct mu_arena *tables;  /* of the host: slots, layers, and what else holds addresses */
 
     struct slot_state *slots;
     float *
@@ -84,6 +88,9 @@ struct mu_model {
     float **dembedding;                  /* [accumulate][own, C]: gradient of the stream, kept to the leaf's end */
     int32_t *tokens;                     /* [accumulate][n], copies for the look-up's gradient */
     uint64_t *samples;                   /* [accumulate][micro] */
+    int32_t *in_tokens, *in_targets;     /* [n]: the batch under way, where operations see it */
+    uint64_t *in_samples;                /* [micro] */
+    int32_t *places, *places_table;      /* [own]: rows of `received` with the look-ups of own tokens; on the host */
     uint32_t head_tokens, position_levels;
     size_t logits_stride;
 
@@ -96,6 +103,7 @@ struct pass {
     uint32_t sequences, length, rows;
     uint32_t first_row, own; /* own rows of the residual stream */
     const int32_t *tokens, *targets;
+    const uint64_t *samples;
     const struct mu_micro_batch *batch;
     const struct slot_state *slot;
     const float *params;
@@ -124,6 +132,7 @@ static inline uint32_t model_vocab_rows(const struct model_dims *d, uint32_t sli
 /* ---- model_group.c ---- */
 
 void model_product(struct mu_model *m, const struct mu_gemm *gemm);
+void model_copy(struct mu_model *m, void *to, const void *from, size_t size_bytes);
 
 /* All rows from everybody's own rows: the buffer itself without a tensor group, else in m->full. */
 const float *model_gather(struct mu_model *m, const struct pass *p, const float *own);
@@ -209,7 +218,7 @@ void model_final_norm(struct mu_model *m, const struct pass *p, struct stream in
  * rows). */
 const float *model_head(struct mu_model *m, const struct pass *p);
 const float *model_final_backward(struct mu_model *m, const struct pass *p, const float *dnorm, float *dx);
-double model_sum_losses(const struct mu_model *m, const struct pass *p);
+double model_sum_losses(struct mu_model *m, const struct pass *p);
 void model_last_logits(struct mu_model *m, const struct pass *p, float *logits);
 
 uint64_t model_clock_ns(void);

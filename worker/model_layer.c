@@ -1,6 +1,4 @@
 /* One layer, of both families: forward and backward. */
-#include <string.h>
-
 #include "worker/model_internal.h"
 
 /* Pointers of one layer in a flat buffer: cell of the first local slice, shared cell. */
@@ -28,7 +26,7 @@ struct mu_dropout model_site(const struct mu_model *m, const struct pass *p, uin
 {
     if (!p->dropout)
         return (struct mu_dropout){0};
-    return mu_dropout_site(p->batch->seed, p->batch->step, layer, op, m->spec.config.dropout, p->batch->samples);
+    return mu_dropout_site(p->batch->seed, p->batch->step, layer, op, m->spec.config.dropout, p->samples);
 }
 
 /* ---- norms ---- */

@@ -1,5 +1,4 @@
 /* The calls: a micro-batch forward and backward through the part, evaluation, generation. */
-#include <string.h>
 #include <time.h>
 
 #include "worker/model_internal.h"
@@ -21,12 +20,26 @@ static struct pass pass_of(const struct mu_model *m, const struct mu_micro_batch
         .rows = m->dims.rows,
         .first_row = m->dims.rank * m->dims.own,
         .own = m->dims.own,
-        .tokens = batch->tokens,
-        .targets = batch->targets,
+        .tokens = m->in_tokens,
+        .targets = m->in_targets,
+        .samples = m->in_samples,
         .batch = batch,
         .slot = &m->slots[slot],
         .params = params,
     };
+}
+
+/* What the pass reads of the batch, to where its operations see it. */
+static void take_inputs(struct mu_model *m, const struct pass *p, bool tokens, bool targets)
+{
+    const struct mu_micro_batch *b = p->batch;
+    m->status = MU_OK;
+    if (tokens && m->options.part.embedding)
+        model_copy(m, m->in_tokens, b->tokens, p->rows * sizeof *b->tokens);
+    if (targets && m->options.part.head)
+        model_copy(m, m->in_targets, b->targets, p->rows * sizeof *b->targets);
+    if (p->dropout)
+        model_copy(m, m->in_samples, b->samples, p->sequences * sizeof *b->samples);
 }
 
 /* The stream as the next stage needs it: x + drop(branch). */
@@ -34,7 +47,7 @@ static void pass_on(struct mu_model *m, const struct pass *p, struct stream stre
 {
     size_t size = (size_t)p->own * m->dims.channels;
     if (!p->dropout) {
-        memcpy(out, stream.x, size * sizeof *out);
+        model_copy(m, out, stream.x, size * sizeof *out);
         if (m->status == MU_OK)
             m->status = mu_kernel_add(m->pool, size, out, stream.branch);
         return;
@@ -56,7 +69,6 @@ static void pass_on(struct mu_model *m, const struct pass *p, struct stream stre
 static void forward(struct mu_model *m, const struct pass *p, const float *in, float *out)
 {
     struct stream stream = {in, NULL};
-    m->status = MU_OK;
     MU_ASSERT(m->options.part.embedding || in);
     MU_ASSERT(m->options.part.head || out);
     if (m->options.part.embedding) {
@@ -87,13 +99,15 @@ static const float *begin_backward(struct mu_model *m, const struct pass *p, con
     }
     size_t size = (size_t)p->own * m->dims.channels;
     if (dx != dout)
-        memcpy(dx, dout, size * sizeof *dx);
+        model_copy(m, dx, dout, size * sizeof *dx);
     if (!p->dropout)
         return dx;
     struct mu_dropout drop =
         model_site(m, p, m->options.part.first_layer + m->options.part.layer_count - 1, MU_DROPOUT_MLP);
-    memcpy(m->dbranch, dx, size * sizeof *dx);
-    m->status = mu_kernel_embedding_drop(m->pool, p->first_row, p->own, p->length, m->dims.channels, &drop, m->dbranch);
+    model_copy(m, m->dbranch, dx, size * sizeof *dx);
+    if (m->status == MU_OK)
+        m->status =
+            mu_kernel_embedding_drop(m->pool, p->first_row, p->own, p->length, m->dims.channels, &drop, m->dbranch);
     return m->dbranch;
 }
 
@@ -102,7 +116,6 @@ static void backward(struct mu_model *m, const struct pass *p, const float *dout
     const struct mu_model_part *part = &m->options.part;
     MU_ASSERT(part->head || dout);
     MU_ASSERT(part->embedding || din);
-    m->status = MU_OK;
     float *dx = part->embedding ? m->dembedding[model_kept(m, p)] : din;
     const float *dbranch = begin_backward(m, p, dout, dx);
     uint64_t start_ns = model_clock_ns();
@@ -142,6 +155,7 @@ enum mu_status mu_model_forward(struct mu_model *model, const struct mu_micro_ba
     p.dropout = model->spec.config.dropout > 0.0f;
     model->forward_ns = model->backward_ns = 0;
     uint64_t start_ns = model_clock_ns();
+    take_inputs(model, &p, true, false);
     forward(model, &p, in, out);
     model->forward_ns += model_clock_ns() - start_ns;
     return model->status;
@@ -157,9 +171,11 @@ enum mu_status mu_model_backward(struct mu_model *model, const struct mu_micro_b
     p.accumulate = batch->index > 0;
     p.dropout = model->spec.config.dropout > 0.0f;
     model->forward_ns = model->backward_ns = 0;
+    take_inputs(model, &p, false, true);
     backward(model, &p, dout, din);
+    double loss_sum = model->options.part.head ? model_sum_losses(model, &p) : 0.0;
     if (model->status == MU_OK)
-        *ret_loss_sum = model->options.part.head ? model_sum_losses(model, &p) : 0.0;
+        *ret_loss_sum = loss_sum;
     return model->status;
 }
 
@@ -180,11 +196,13 @@ enum mu_status mu_model_loss(struct mu_model *model, const struct mu_micro_batch
                              const float *in, float *out, double *ret_loss_sum)
 {
     struct pass p = pass_of(model, batch, 0, params);
+    take_inputs(model, &p, true, true);
     forward(model, &p, in, out);
     if (model->options.part.head && model->status == MU_OK)
         (void)model_head(model, &p);
+    double loss_sum = model->options.part.head ? model_sum_losses(model, &p) : 0.0;
     if (model->status == MU_OK)
-        *ret_loss_sum = model->options.part.head ? model_sum_losses(model, &p) : 0.0;
+        *ret_loss_sum = loss_sum;
     return model->status;
 }
 
@@ -204,11 +222,15 @@ enum mu_status mu_model_logits_last(struct mu_model *model, const int32_t *token
                      .length = count,
                      .rows = count,
                      .own = count,
-                     .tokens = tokens,
+                     .tokens = model->in_tokens,
                      .slot = &model->slots[0],
                      .params = params};
+    model->status = MU_OK;
+    model_copy(model, model->in_tokens, tokens, count * sizeof *tokens);
     forward(model, &p, NULL, NULL);
     model_last_logits(model, &p, logits);
+    if (model->status == MU_OK)
+        model->status = mu_pool_wait(model->pool);
     return model->status == MU_OK ? MU_OK : mu_fail(err, model->status, "generation was cancelled");
 }
 

@@ -1,6 +1,4 @@
 /* Initial parameters and updates: what is done to ranges of the flat space. */
-#include <string.h>
-
 #include "worker/model_internal.h"
 
 /* ---- tensors of a cell ---- */
@@ -117,7 +115,8 @@ static enum mu_status init_chunks(const struct init_run *run, const struct mu_ce
     }
     if (end == cell->first_chunk + cell->chunk_count) {
         uint64_t gap = (MU_CELL_ALIGN - cell->size % MU_CELL_ALIGN) % MU_CELL_ALIGN;
-        memset(run->params + cell->offset + cell->size, 0, gap * sizeof(float));
+        if (status == MU_OK)
+            status = mu_kernel_fill(run->pool, gap, 0.0f, run->params + cell->offset + cell->size);
     }
     return status;
 }

@@ -49,7 +49,8 @@ enum mu_status mu_pipeline_new(const struct mu_pipeline_config *config, struct m
     if (!pipeline)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the stage of a pipeline");
     pipeline->config = *config;
-    enum mu_status status = mu_arena_new(mu_pipeline_bytes(config), err, &pipeline->arena);
+    enum mu_status status =
+        mu_arena_new_on(config->device, MU_MEMORY_DEVICE, mu_pipeline_bytes(config), err, &pipeline->arena);
     if (status != MU_OK) {
         free(pipeline);
         return mu_error_prefix(err, "blocks between stages");

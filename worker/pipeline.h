@@ -26,6 +26,7 @@ struct mu_pipeline_config {
     struct mu_comm_group *group; /* must be closed before mu_pipeline_free */
     int64_t before, after;       /* ranks of the neighbour stages, or MU_PIPELINE_NO_RANK */
     size_t block_floats;
+    struct mu_device *device;                 /* where the blocks lie; NULL: the host */
     void (*waiting)(void *ctx, bool waiting); /* around what may wait for a peer; may be NULL */
     void *waiting_ctx;
 };

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/fault.h"
+#include "kernels/device.h"
 #include "kernels/kernels.h"
 
 enum mu_status mu_reduce_new(const struct mu_reduce_config *config, struct mu_reduce **ret_reduce, struct mu_error *err)
@@ -185,7 +186,8 @@ static enum mu_status add_inputs(struct mu_reduce *reduce, uint32_t turn, struct
         enum mu_status status = mu_kernel_add(reduce->pool, segment->size, storage_at(reduce, segment, add->into, turn),
                                               storage_at(reduce, segment, add->from, turn));
         if (status != MU_OK)
-            return mu_fail(err, status, "addition of gradients cancelled");
+            return mu_fail(err, status, "addition of gradients: %s",
+                           status == MU_ERR_CANCELLED ? "cancelled" : mu_device_trouble(mu_pool_device(reduce->pool)));
     }
     MU_FAULT("worker.exchange.partial");
     return deliver(reduce, segment, turn, err);

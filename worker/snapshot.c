@@ -29,6 +29,7 @@ struct piece_job {
 };
 
 struct mu_snapshots {
+    struct mu_device *device;
     mu_snapshot_done_fn *done;
     void *ctx;
     pthread_t writer;
@@ -109,12 +110,13 @@ static void *writer_main(void *arg)
 
 /* ---- engine thread ---- */
 
-enum mu_status mu_snapshots_new(mu_snapshot_done_fn *done, void *ctx, struct mu_snapshots **ret_snapshots,
-                                struct mu_error *err)
+enum mu_status mu_snapshots_new(struct mu_device *device, mu_snapshot_done_fn *done, void *ctx,
+                                struct mu_snapshots **ret_snapshots, struct mu_error *err)
 {
     struct mu_snapshots *snapshots = calloc(1, sizeof *snapshots);
     if (!snapshots)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the snapshot writer");
+    snapshots->device = device;
     snapshots->done = done;
     snapshots->ctx = ctx;
     pthread_mutex_init(&snapshots->lock, NULL);
@@ -185,7 +187,7 @@ static enum mu_status ensure_room(struct mu_snapshots *snapshots, uint64_t size_
     mu_arena_free(snapshots->arena);
     snapshots->arena = NULL;
     snapshots->copy_bytes = 0;
-    enum mu_status status = mu_arena_new(size_bytes, err, &snapshots->arena);
+    enum mu_status status = mu_arena_new_on(snapshots->device, MU_MEMORY_PINNED, size_bytes, err, &snapshots->arena);
     if (status != MU_OK)
         return mu_error_prefix(err, "snapshot");
     snapshots->copy = mu_arena_take(snapshots->arena, size_bytes);
@@ -296,6 +298,18 @@ static uint32_t place_entries(struct mu_snapshots *snapshots, const struct mu_sn
     return count;
 }
 
+/* From a device all parts are copied in its order; then they are waited for. */
+static enum mu_status copy_parts(struct mu_snapshots *snapshots, struct mu_pool *pool, struct copy_part *parts,
+                                 uint32_t count)
+{
+    if (mu_device_is_host(snapshots->device))
+        return mu_pool_run(pool, count, copy_task, parts);
+    enum mu_status status = MU_OK;
+    for (uint32_t i = 0; i < count && status == MU_OK; i++)
+        status = mu_device_copy(snapshots->device, parts[i].to, parts[i].from, parts[i].floats * sizeof(float));
+    return status == MU_OK ? mu_pool_wait(pool) : status;
+}
+
 static enum mu_status copy_state(struct mu_snapshots *snapshots, struct mu_pool *pool,
                                  const struct mu_snapshot_state *state, struct mu_error *err)
 {
@@ -304,8 +318,10 @@ static enum mu_status copy_state(struct mu_snapshots *snapshots, struct mu_pool 
     if (!parts)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the list of what a piece copies");
     place_entries(snapshots, state, parts);
-    enum mu_status status = mu_pool_run(pool, count, copy_task, parts);
+    enum mu_status status = copy_parts(snapshots, pool, parts, count);
     free(parts);
+    if (status != MU_OK && status != MU_ERR_CANCELLED)
+        return mu_fail(err, status, "%s", mu_device_trouble(snapshots->device));
     if (status != MU_OK)
         return mu_fail(err, MU_ERR_CANCELLED, "snapshot cancelled while the state of step %llu was being copied",
                        (unsigned long long)state->step);

@@ -18,6 +18,7 @@
 
 #include <stdbool.h>
 
+#include "kernels/device.h"
 #include "kernels/pool.h"
 #include "plan/model_spec.h"
 #include "plan/session.h"
@@ -39,8 +40,9 @@ struct mu_snapshot_state {
 /* Runs on the engine's thread when a snapshot is refused, else on the writer's. */
 typedef void mu_snapshot_done_fn(void *ctx, uint64_t generation, const struct mu_piece_report *report);
 
-enum mu_status mu_snapshots_new(mu_snapshot_done_fn *done, void *ctx, struct mu_snapshots **ret_snapshots,
-                                struct mu_error *err) MU_WARN_UNUSED;
+/* `device`: where states lie; NULL: the host. */
+enum mu_status mu_snapshots_new(struct mu_device *device, mu_snapshot_done_fn *done, void *ctx,
+                                struct mu_snapshots **ret_snapshots, struct mu_error *err) MU_WARN_UNUSED;
 /* Abandons the piece being written, joins the writer. NULL is fine. */
 void mu_snapshots_free(struct mu_snapshots *snapshots);
 

@@ -94,6 +94,9 @@ enum mu_status mu_tensor_comm_all_gather(struct mu_tensor_comm *comm, void *bloc
 enum mu_status mu_tensor_comm_all_to_all(struct mu_tensor_comm *comm, const void *send, void *recv, size_t block_bytes)
 {
     size_t own = comm->config.index * block_bytes;
-    memcpy((uint8_t *)recv + own, (const uint8_t *)send + own, block_bytes);
+    enum mu_status status =
+        mu_device_copy(comm->config.device, (uint8_t *)recv + own, (const uint8_t *)send + own, block_bytes);
+    if (status != MU_OK)
+        return mu_fail(&comm->error, status, "%s", mu_device_trouble(comm->config.device));
     return exchange(comm, send, block_bytes, recv, block_bytes);
 }

@@ -18,6 +18,7 @@ struct mu_tensor_comm_config {
     struct mu_comm_group *group; /* connected to all of `ranks`; must be closed before mu_tensor_comm_free */
     const uint32_t *ranks;       /* [size] of the group, by tensor index */
     uint32_t size, index;
+    struct mu_device *device;                 /* where the blocks lie; NULL: the host */
     void (*waiting)(void *ctx, bool waiting); /* around what may wait for a peer; may be NULL */
     void *waiting_ctx;
 };

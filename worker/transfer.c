@@ -259,15 +259,27 @@ static uint64_t number(uint64_t index, uint32_t message)
     return MU_TRANSFER_EXCHANGES | index << MESSAGE_BITS | message;
 }
 
-static void fill_header(const struct mu_transfer *t, struct item *item)
+static enum mu_status hash_part(const struct mu_transfer *t, const struct item *item, uint32_t part,
+                                struct mu_hash128 *ret_hash, struct mu_error *err)
 {
+    size_t size_bytes;
+    const void *view = NULL;
+    const float *data = part_data(t, item, part, &size_bytes);
+    enum mu_status status = mu_device_read(t->config.device, data, size_bytes, &view);
+    if (status != MU_OK)
+        return mu_fail(err, status, "%s", mu_device_trouble(t->config.device));
+    *ret_hash = mu_xxh3_128(view, size_bytes);
+    return MU_OK;
+}
+
+static enum mu_status fill_header(const struct mu_transfer *t, struct item *item, struct mu_error *err)
+{
+    enum mu_status status = MU_OK;
     item->header =
         (struct header){.magic = HEADER_MAGIC, .step = t->config.step, .chunk = item->chunk, .kind = item->kind};
-    for (uint32_t part = 0; part < kinds[item->kind].parts; part++) {
-        size_t size_bytes;
-        const float *data = part_data(t, item, part, &size_bytes);
-        item->header.hashes[part] = mu_xxh3_128(data, size_bytes);
-    }
+    for (uint32_t part = 0; part < kinds[item->kind].parts && status == MU_OK; part++)
+        status = hash_part(t, item, part, &item->header.hashes[part], err);
+    return status;
 }
 
 /* Requests for the stream's next item. */
@@ -279,9 +291,10 @@ static enum mu_status post_item(struct mu_transfer *t, struct stream *stream, st
     stream_peek(stream, &item->chunk, &item->kind);
     queue_pop(&stream->queues[item->kind]);
     struct mu_comm_request *requests = item->requests;
-    if (!stream->incoming)
-        fill_header(t, item);
-    enum mu_status status =
+    enum mu_status status = stream->incoming ? MU_OK : fill_header(t, item, err);
+    if (status != MU_OK)
+        return status;
+    status =
         stream->incoming
             ? mu_comm_recv(group, stream->peer, number(index, 0), &item->header, sizeof item->header, requests, err)
             : mu_comm_send(group, stream->peer, number(index, 0), &item->header, sizeof item->header, requests, err);
@@ -317,9 +330,10 @@ static enum mu_status verify_item(const struct mu_transfer *t, const struct stre
                        stream->peer, header->chunk, header->kind, (unsigned long long)header->step, item->chunk,
                        item->kind, (unsigned long long)t->config.step);
     for (uint32_t part = 0; part < kinds[item->kind].parts; part++) {
-        size_t size_bytes;
-        const float *data = part_data(t, item, part, &size_bytes);
-        struct mu_hash128 hash = mu_xxh3_128(data, size_bytes), expected = header->hashes[part];
+        struct mu_hash128 hash, expected = header->hashes[part];
+        enum mu_status status = hash_part(t, item, part, &hash, err);
+        if (status != MU_OK)
+            return status;
         if (hash.low != expected.low || hash.high != expected.high)
             return mu_fail(err, MU_ERR_CORRUPT, "state from rank %u: chunk %u (%s) does not match its checksum",
                            stream->peer, item->chunk, kinds[item->kind].name);

@@ -21,6 +21,7 @@ struct mu_transfer_config {
     const struct mu_model_spec *model;
     struct mu_comm_group *group; /* connected to every rank that a move names; NULL is fine without moves */
     float *flats[3];             /* flat spaces of parameters, first and second moments: of what is received and sent */
+    struct mu_device *device;    /* where these lie; NULL: the host */
     uint64_t step;               /* of the state: both sides must agree */
     uint32_t rank;
     const struct mu_move *moves; /* those from and to `rank`; others are ignored. Must stay until run has returned */

@@ -49,6 +49,7 @@ static void add_member(struct mu_coord *coord, struct job *job, const struct wor
     member->held = job->plan_without_state ? (struct mu_held){0} : worker->status.held;
     member->seconds_per_layer = worker->seconds_per_layer;
     member->memory_bytes = worker->memory_bytes;
+    member->own_memory = strncmp(worker->backend, "cuda", sizeof worker->backend) == 0;
     member->old_rank = worker->rank;
     member->old_leaf_count = worker->rank == NONE ? 0 : worker->leaf_count;
     member->host = host_number(worker);

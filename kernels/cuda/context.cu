@@ -1,10 +1,12 @@
 /* A GPU and what a pool needs of it: stream, workspace, library handle. Errors of the runtime become words here. */
 #include "kernels/cuda/device.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cuda/memory.h"
 #include "kernels/cuda/plan.h"
 extern "C" {
 #include "kernels/identity.h"
@@ -19,9 +21,15 @@ static enum mu_status failed(struct mu_error *err, int device, const char *what,
 static enum mu_status take_memory(struct mu_cuda *cuda, struct mu_error *err)
 {
     cudaError_t error = cudaMalloc(&cuda->workspace, cuda->workspace_bytes);
-    if (error != cudaSuccess)
-        return mu_fail(err, MU_ERR_NO_MEMORY, "GPU %d: %zu MiB for the kernels' workspace: %s", cuda->device,
-                       cuda->workspace_bytes >> 20, cudaGetErrorString(error));
+    if (error != cudaSuccess) {
+        size_t free_bytes = 0, total_bytes = 0;
+        (void)cudaMemGetInfo(&free_bytes, &total_bytes);
+        return mu_fail(err, MU_ERR_NO_MEMORY,
+                       "GPU %d: %zu MiB for the kernels' workspace: %s; %zu of %zu MiB are free: does another program "
+                       "use it?",
+                       cuda->device, cuda->workspace_bytes >> 20, cudaGetErrorString(error), free_bytes >> 20,
+                       total_bytes >> 20);
+    }
     error = cudaHostAlloc(&cuda->pinned, MU_CUDA_PINNED_BYTES, cudaHostAllocMapped);
     if (error != cudaSuccess)
         return failed(err, cuda->device, "pinned host memory", error);
@@ -50,7 +58,8 @@ enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_cuda_dtype
         return failed(err, device, "stream", error);
     cuda->multiprocessors = (uint32_t)multiprocessors;
     cuda->shared_bytes_max = (uint32_t)shared_bytes;
-    status = take_memory(cuda, err);
+    error = mu_cuda_memory_init(cuda);
+    status = error == cudaSuccess ? take_memory(cuda, err) : failed(err, device, "memory", error);
     if (status == MU_OK && dtype == MU_CUDA_BF16)
         status = mu_cuda_plans_init(cuda, err);
     if (status != MU_OK)
@@ -62,6 +71,7 @@ void mu_cuda_fini(struct mu_cuda *cuda)
 {
     struct mu_cuda empty = {};
     mu_cuda_plans_fini(cuda);
+    mu_cuda_memory_fini(cuda);
     if (cuda->pinned)
         (void)cudaFreeHost(cuda->pinned);
     if (cuda->workspace)
@@ -78,6 +88,84 @@ enum mu_status mu_cuda_wait(struct mu_cuda *cuda)
         return MU_OK;
     return mu_fail(cuda->error.status == MU_OK ? &cuda->error : NULL, MU_ERR_IO, "GPU %d failed: %s", cuda->device,
                    cudaGetErrorString(error));
+}
+
+/* ---- is it fit? ---- */
+
+static enum mu_status unfit(struct mu_error *err, uint32_t index, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+static enum mu_status unfit(struct mu_error *err, uint32_t index, const char *fmt, ...)
+{
+    char text[256];
+    va_list list;
+    va_start(list, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, list);
+    va_end(list);
+    return mu_fail(err, MU_ERR_UNAVAILABLE, "device cuda:%u: %s", index, text);
+}
+
+/* The driver, and whether there is such a GPU. */
+static enum mu_status check_driver(uint32_t index, struct mu_error *err)
+{
+    int version = 0, count = 0;
+    cudaError_t error = cudaDriverGetVersion(&version);
+    if (error != cudaSuccess || version == 0)
+        return unfit(err, index, "no NVIDIA driver is loaded on this host; install one, or use cpu");
+    if (version / 1000 < CUDART_VERSION / 1000)
+        return unfit(err, index,
+                     "the driver of this host knows CUDA up to %d.%d, this program needs %d.%d; update the driver",
+                     version / 1000, version % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+    error = cudaGetDeviceCount(&count);
+    if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0))
+        return unfit(err, index, "the driver shows no GPU (CUDA_VISIBLE_DEVICES hides all when it is empty)");
+    if (error != cudaSuccess)
+        return unfit(err, index, "the driver does not work: %s", cudaGetErrorString(error));
+    if (index >= (uint32_t)count)
+        return unfit(err, index, "not there; the GPUs of this host are cuda:0 to cuda:%d", count - 1);
+    return MU_OK;
+}
+
+__global__ void probe_kernel() {}
+
+/* Whether this build has code for the GPU. */
+static enum mu_status check_architecture(uint32_t index, struct mu_error *err)
+{
+    struct cudaDeviceProp properties;
+    struct cudaFuncAttributes attributes;
+    cudaError_t error = cudaGetDeviceProperties(&properties, (int)index);
+    if (error == cudaSuccess)
+        error = cudaSetDevice((int)index);
+    if (error != cudaSuccess)
+        return unfit(err, index, "cannot be used: %s", cudaGetErrorString(error));
+    error = cudaFuncGetAttributes(&attributes, (const void *)probe_kernel);
+    if (error == cudaSuccess)
+        return MU_OK;
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction)
+        return unfit(err, index,
+                     "%s has compute capability %d.%d, and this program no code for that; build it with "
+                     "-DCMAKE_CUDA_ARCHITECTURES=%d%d, or use another GPU",
+                     properties.name, properties.major, properties.minor, properties.major, properties.minor);
+    return unfit(err, index, "%s: %s", properties.name, cudaGetErrorString(error));
+}
+
+enum mu_status mu_device_open_cuda(uint32_t index, size_t workspace_bytes, struct mu_error *err,
+                                   struct mu_device **ret_device)
+{
+    enum mu_status status = check_driver(index, err);
+    if (status == MU_OK)
+        status = check_architecture(index, err);
+    if (status != MU_OK)
+        return status;
+    struct mu_cuda *cuda = (struct mu_cuda *)calloc(1, sizeof *cuda);
+    if (!cuda)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "device cuda:%u: no host memory", index);
+    status = mu_cuda_init(cuda, (int)index, MU_CUDA_FP32, workspace_bytes, err);
+    if (status != MU_OK) {
+        free(cuda);
+        return status;
+    }
+    *ret_device = &cuda->base;
+    return MU_OK;
 }
 
 /* ---- numeric identity ---- */

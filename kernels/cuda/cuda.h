@@ -1,7 +1,7 @@
 /* The CUDA backend: the operations of kernels/kernels.h on one GPU.
  *
  * mu_cuda_ops holds them as functions mu_cuda_X with the signatures of mu_kernel_X. Their pool is bound to a GPU
- * (mu_pool_bind with one of the tables and a struct mu_cuda). They enqueue their work on its stream and return at once;
+ * (mu_pool_bind to the device in a struct mu_cuda). They enqueue their work on its stream and return at once;
  * a returned MU_OK says that it was enqueued. What they read and write is device memory, except:
  *   - structures passed by pointer (struct mu_gemm, struct mu_dropout, struct mu_adamw, ...) and the array
  *     mu_vocab_slices.slices are host memory, read during the call; the arrays that their members point to (and
@@ -25,13 +25,15 @@
 extern "C" {
 #endif
 
+#include "kernels/device.h"
 #include "kernels/kernels.h"
 
 enum mu_cuda_dtype { MU_CUDA_FP32, MU_CUDA_BF16 };
 
 enum {
     MU_CUDA_WORKSPACE_BYTES = 512 << 20, /* unless asked for otherwise; what is larger is done in parts */
-    MU_CUDA_PINNED_BYTES = 1 << 20,
+    MU_CUDA_PINNED_BYTES = MU_DEVICE_READ_MAX,
+    MU_CUDA_MARKS = 256,     /* that may be ahead of the GPU */
     MU_CUDA_PLANS_MAX = 256, /* shapes of matrix products that a context remembers the algorithm of */
 };
 
@@ -45,22 +47,28 @@ struct mu_cuda_shadow {
 };
 
 struct mu_cuda {
+    struct mu_device base; /* first: one is the other */
     int device;
     enum mu_cuda_dtype dtype;
     uint32_t multiprocessors;
     uint32_t shared_bytes_max; /* of one block, when asked for */
     cudaStream_t stream;
+    cudaStream_t side; /* copies beside the order of the operations */
+    cudaEvent_t events[MU_CUDA_MARKS];
+    uint64_t marks, marks_passed;
     struct cublasLtContext *blas; /* bf16 only, else NULL */
     void *workspace;              /* device, 256-byte aligned */
     size_t workspace_bytes;
-    void *pinned;               /* host, MU_CUDA_PINNED_BYTES */
+    void *pinned;               /* host, MU_CUDA_PINNED_BYTES; for one operation */
+    void *view;                 /* host, MU_DEVICE_READ_MAX: what the host looks at */
     struct mu_cuda_plan *plans; /* [MU_CUDA_PLANS_MAX] */
     uint32_t plan_count;
     struct mu_cuda_shadow shadow;
     struct mu_error error; /* what the first operation that did not return MU_OK met */
 };
 
-/* Takes GPU `device` for the calling thread. workspace_bytes 0: MU_CUDA_WORKSPACE_BYTES. On failure nothing is held. */
+/* Takes GPU `device` for the calling thread; cuda->base is then the device. See mu_device_open_cuda for one that is not
+ * known to be fit. workspace_bytes 0: MU_CUDA_WORKSPACE_BYTES. On failure nothing is held. */
 enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_cuda_dtype dtype, size_t workspace_bytes,
                             struct mu_error *err) MU_WARN_UNUSED;
 void mu_cuda_fini(struct mu_cuda *cuda);
@@ -83,7 +91,6 @@ enum mu_status mu_cuda_shadow_refresh(struct mu_pool *pool, const float *params,
 enum mu_status mu_cuda_identity(struct mu_pool *pool, const struct mu_kernel_shapes *shapes, struct mu_error *err,
                                 struct mu_kernel_identity *ret_identity) MU_WARN_UNUSED;
 
-struct mu_kernel_ops;
 extern const struct mu_kernel_ops mu_cuda_ops;      /* exact fp32 */
 extern const struct mu_kernel_ops mu_cuda_bf16_ops; /* the same but for products and attention */
 

@@ -21,7 +21,7 @@
 
 struct mu_cuda *mu_pool_cuda(struct mu_pool *pool)
 {
-    return mu_pool_backend(pool);
+    return (struct mu_cuda *)mu_pool_device(pool); /* its first member */
 }
 
 const struct mu_kernel_ops mu_cuda_ops = MU_CUDA_OPS();

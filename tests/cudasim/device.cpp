@@ -296,6 +296,7 @@ cudaError_t cudaSetDevice(int index)
     if (version_from("CUDASIM_DRIVER_VERSION") < CUDART_VERSION / 1000 * 1000)
         return leave(cudaErrorInsufficientDriver);
     current = index;
+    guard_host_thread();
     return leave(static_cast<cudaError_t>(device_here().sticky.load()));
 }
 

@@ -73,6 +73,10 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attr
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel)
 {
     const int version = device_here().major * 10 + device_here().minor;
+    if (const int code = injected("cudaFuncGetAttributes", cudaErrorInvalidDeviceFunction))
+        return leave(static_cast<cudaError_t>(code));
+    if (device_here().major < 8) /* older than what the product is built for */
+        return leave(cudaErrorNoKernelImageForDevice);
     *attributes = {0, 0, 0, BLOCK_THREADS_MAX, 64, version, version, 0, static_cast<int>(dynamic_shared_limit(kernel))};
     return cudaSuccess;
 }

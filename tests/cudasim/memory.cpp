@@ -20,7 +20,12 @@
 namespace cudasim
 {
 
-static constexpr size_t page = 4096, poison_bytes = 2 << 20, mapped_from = 1 << 20;
+#if defined(__SANITIZE_ADDRESS__)
+static constexpr size_t page = 4096, poison_bytes = 2 << 20,
+                        mapped_from = 1 << 20; /* smaller: red zones on both sides */
+#else
+static constexpr size_t page = 4096, poison_bytes = 2 << 20, mapped_from = page;
+#endif
 
 static std::mutex lock;
 static std::map<uintptr_t, region> &regions()
@@ -44,6 +49,7 @@ void region_add(const region &r)
 {
     std::lock_guard<std::mutex> hold(lock);
     regions()[r.start] = r;
+    guard_region(r);
 }
 
 bool region_remove(const void *start, region *ret)

@@ -70,6 +70,14 @@ bool region_remove(const void *start, region *ret);
 bool is_device_range(const void *pointer, size_t size);
 /* Ordinary memory, or a range that does not leave the allocation in which it starts. */
 bool is_sound_range(const void *pointer, size_t size);
+/* Device memory is open to the threads of streams alone: guard.cpp. A thread of the host, a thread that runs a stream;
+ * before work; a new region; nothing is left to do for the calling thread's stream. */
+void guard_install();
+void guard_host_thread();
+void guard_stream_thread();
+void guard_stream_end();
+void guard_region(const region &r);
+void guard_close();
 /* size bytes full of poison. */
 void poison_mapping(void *at, size_t size);
 

@@ -34,11 +34,14 @@ static void run_stream(CUstream_st *s)
 {
     inside_stream = true;
     device_set_here(s->device);
+    guard_stream_thread();
     std::unique_lock<std::mutex> hold(s->lock);
     for (bool fresh = true;; fresh = s->queue.empty()) {
         s->changed.wait(hold, [s] { return !s->queue.empty() || s->destroyed; });
-        if (s->queue.empty())
-            return; /* the object stays, so that its use is noticed */
+        if (s->queue.empty()) { /* the object stays, so that its use is noticed */
+            guard_stream_end();
+            return;
+        }
         if (delay_max_us() > 0 && (fresh || s->dice.below(16) == 0))
             s->changed.wait_for(hold, std::chrono::microseconds(s->dice.below(delay_max_us())),
                                 [s] { return s->wanted > s->completed || s->destroyed; });
@@ -46,11 +49,14 @@ static void run_stream(CUstream_st *s)
         s->queue.pop_front();
         hold.unlock();
         /* A device that failed does nothing any more. */
+        guard_install();
         if (device_at(s->device).sticky == cudaSuccess)
             if (const cudaError_t error = run())
                 device_at(s->device).sticky = error;
         run = nullptr;
         hold.lock();
+        if (s->queue.empty())
+            guard_close();
         s->completed++;
         s->progressed.notify_all();
     }

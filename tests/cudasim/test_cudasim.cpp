@@ -331,6 +331,25 @@ static void test_fresh_memory_is_poison(void **)
     assert_int_equal(cudasim_device_bytes(0), 0);
 }
 
+/* Code of the host must not touch device memory. (Like all that die, before this process has threads.) */
+static void test_host_that_touches_device_memory_dies(void **)
+{
+    static constexpr size_t count = 1 << 20;
+    assert_true(dies_saying("code of the host touches device memory", [] {
+        float *x = new_floats(count);
+        cudaStream_t stream = new_stream();
+        fill(x, count, 1.0f, stream);
+        OK(cudaStreamSynchronize(stream));
+        x[3] = 2.0f;
+    }));
+    assert_true(dies_saying("code of the host touches device memory: byte 400 ", [] {
+        OK(cudaSetDevice(0));
+        float *x = new_floats(count);
+        volatile float y = x[100];
+        (void)y;
+    }));
+}
+
 static void test_access_out_of_bounds_dies(void **)
 {
 #if defined(__SANITIZE_ADDRESS__)
@@ -467,6 +486,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         /* first those that fork: a child has no threads of streams */
         cmocka_unit_test(test_divergence_is_reported),
+        cmocka_unit_test(test_host_that_touches_device_memory_dies),
         cmocka_unit_test(test_access_out_of_bounds_dies),
         cmocka_unit_test(test_layer_norm_by_shuffles_matches_double),
         cmocka_unit_test(test_collectives_match_their_definition),

@@ -196,9 +196,9 @@ class Cluster:
             extra["MU_FAULT_LOG"] = os.path.join(self.dir, "faults")
         return extra
 
-    def start_worker(self, job="tiny", name=None, fault=None, threads=1, env=None, flags=()):
+    def start_worker(self, job="tiny", name=None, fault=None, threads=1, env=None, flags=(), program="worker/muster-worker"):
         self.count += 1
-        argv = [os.path.join(BUILD, "worker/muster-worker"), "--coordinator", self.address, "--job", job, "--threads", str(threads),
+        argv = [os.path.join(BUILD, program), "--coordinator", self.address, "--job", job, "--threads", str(threads),
                 "--unix-dir", self.dir, *flags]
         if name:
             argv += ["--name", name]

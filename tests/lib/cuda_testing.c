@@ -23,7 +23,7 @@ static enum mu_status new_pool(enum mu_cuda_dtype dtype, struct mu_error *err, s
     if (status == MU_OK)
         status = mu_pool_new(1, err, ret_pool);
     if (status == MU_OK)
-        mu_pool_bind(*ret_pool, dtype == MU_CUDA_BF16 ? &mu_cuda_bf16_ops : &mu_cuda_ops, cuda);
+        mu_pool_bind(*ret_pool, &cuda->base);
     return status;
 }
 

@@ -1,6 +1,9 @@
 /* Engines in one process and the smallest possible coordinator for them: it starts any layout it is told to, from the
  * newest step that the workers hold together, moves planned by plan/reshard.h; it hands out assignments and waits for
- * answers. Included by one file per executable. */
+ * answers. Included by one file per executable.
+ *
+ * With MU_TEST_CUDA workers compute on an emulated GPU, each with a context of its own, but for those that are started
+ * with worker_start_on_cpu: references come from the CPU. */
 #ifndef MU_TESTS_ENGINE_TESTING_H
 #define MU_TESTS_ENGINE_TESTING_H
 
@@ -43,6 +46,7 @@ struct worker {
     struct fleet *fleet;
     uint32_t index;
     struct mu_engine *engine;
+    struct mu_device *device; /* NULL: the CPU */
     struct mu_id incarnation;
     struct mu_worker_event *events; /* [EVENTS_MAX] */
     uint32_t event_count, seen;
@@ -266,8 +270,11 @@ static inline void remove_tree(const char *dir)
 
 static inline void worker_stop(struct fleet *fleet, uint32_t index)
 {
-    mu_engine_free(fleet->workers[index].engine);
-    fleet->workers[index].engine = NULL;
+    struct worker *worker = &fleet->workers[index];
+    mu_engine_free(worker->engine);
+    mu_device_close(worker->device);
+    worker->engine = NULL;
+    worker->device = NULL;
 }
 
 static inline void fleet_free(struct fleet *fleet)
@@ -346,14 +353,15 @@ static inline void set_trigger(struct fleet *fleet, enum trigger_point point, ui
     pthread_mutex_unlock(&fleet->lock);
 }
 
-static inline uint32_t worker_start(struct fleet *fleet)
+static inline uint32_t worker_start_with(struct fleet *fleet, struct mu_device *device)
 {
     uint32_t index = fleet->count++;
     struct worker *worker = &fleet->workers[index];
-    *worker = (struct worker){.fleet = fleet, .index = index, .incarnation = mu_id_random()};
+    *worker = (struct worker){.fleet = fleet, .index = index, .device = device, .incarnation = mu_id_random()};
     worker->events = calloc(EVENTS_MAX, sizeof *worker->events);
     assert_non_null(worker->events);
     struct mu_engine_config config = {.threads = fleet->threads,
+                                      .device = device,
                                       .host_id = "host",
                                       .callbacks = {.ctx = worker,
                                                     .post = on_post,
@@ -369,6 +377,23 @@ static inline uint32_t worker_start(struct fleet *fleet)
     if (event->job_loaded.status != MU_OK)
         fail_msg("load: %s", worker->text);
     return index;
+}
+
+static inline uint32_t worker_start_on_cpu(struct fleet *fleet)
+{
+    return worker_start_with(fleet, NULL);
+}
+
+static inline uint32_t worker_start(struct fleet *fleet)
+{
+    struct mu_device *device = NULL;
+#ifdef MU_TEST_CUDA
+    enum { WORKSPACE_BYTES = 4 << 20 };
+    struct mu_error err;
+    if (mu_device_open_cuda(0, WORKSPACE_BYTES, &err, &device) != MU_OK)
+        fail_msg("%s", err.text);
+#endif
+    return worker_start_with(fleet, device);
 }
 
 /* ---- the coordinator ---- */

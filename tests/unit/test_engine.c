@@ -16,7 +16,7 @@ static int setup_reference(void **state)
 {
     (void)state;
     struct fleet *fleet = fleet_new();
-    worker_start(fleet);
+    worker_start_on_cpu(fleet);
     start(fleet, 1);
     if (wait_parked(fleet, reference_sha) != MU_PARK_FINISHED)
         return -1;

@@ -69,7 +69,7 @@ static void check_finished(struct fleet *fleet, const struct reference *referenc
 static void make_reference(const struct variant *variant, struct reference *out)
 {
     struct fleet *fleet = fleet_of_variant(variant);
-    worker_start(fleet);
+    worker_start_on_cpu(fleet);
     start(fleet, 1);
     assert_int_equal(wait_parked(fleet, out->sha), MU_PARK_FINISHED);
     memcpy(out->loss, fleet->loss, sizeof out->loss);

@@ -80,7 +80,7 @@ static struct fixture *fixture_new(int model)
         }
     }
     assert_ok(mu_pool_new(2, &err, &f->pool), &err);
-    assert_ok(mu_snapshots_new(on_done, f, &f->snapshots, &err), &err);
+    assert_ok(mu_snapshots_new(NULL, on_done, f, &f->snapshots, &err), &err);
     pthread_mutex_init(&f->lock, NULL);
     pthread_cond_init(&f->told, NULL);
     return f;

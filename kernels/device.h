@@ -1,0 +1,116 @@
+/* A device: where the operations of a pool run (kernels/kernels.h), and the memory that they work on.
+ *
+ *   host   operations are done when they return; arrays are ordinary memory
+ *   GPU    operations are enqueued, and done one after the other; the host cannot touch arrays, it can only have them
+ *          copied (kernels/cuda/cuda.h)
+ *
+ * What is written for a GPU is right for the host too. Memory comes in two kinds, and as spaces and arenas of them
+ * (kernels/arena.h). Order: an operation or a mu_device_copy sees what those before it have left; mu_pool_wait
+ * (kernels/pool.h) waits for all of them. Beside that order stand mu_device_move and mu_device_peek, for what no
+ * operation under way touches: marks tell when that is so.
+ *
+ * One thread at a time uses a device, the owner of its pool. A device that failed stays so: every call returns the
+ * failure, and mu_device_trouble says what it was. Where a device may be NULL, that is the host. */
+#ifndef MU_KERNELS_DEVICE_H
+#define MU_KERNELS_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/status.h"
+
+enum mu_memory {
+    MU_MEMORY_DEVICE, /* arrays of operations */
+    MU_MEMORY_PINNED, /* the host's, for copies without a detour */
+};
+
+enum { MU_DEVICE_READ_MAX = 1 << 20, MU_DEVICE_NAME_SIZE = 16 };
+
+struct mu_device;
+struct mu_kernel_ops;
+struct mu_pool;
+struct mu_kernel_shapes;
+struct mu_kernel_identity;
+
+/* What a device can do beside computing: the functions below, which say what each means. */
+struct mu_device_ops {
+    enum mu_status (*enter)(struct mu_device *device, struct mu_error *err);
+    void (*close)(struct mu_device *device);
+    void (*memory)(struct mu_device *device, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
+    enum mu_status (*identity)(struct mu_pool *pool, const struct mu_kernel_shapes *shapes, struct mu_error *err,
+                               struct mu_kernel_identity *ret_identity);
+    enum mu_status (*allocate)(struct mu_device *device, enum mu_memory kind, size_t size_bytes, struct mu_error *err,
+                               void **ret_memory);
+    void (*release)(struct mu_device *device, enum mu_memory kind, void *memory, size_t size_bytes);
+    enum mu_status (*reserve)(struct mu_device *device, size_t size_bytes, struct mu_error *err, void **ret_base);
+    void (*unreserve)(struct mu_device *device, void *base, size_t size_bytes);
+    enum mu_status (*back)(struct mu_device *device, void *at, size_t size_bytes, struct mu_error *err);
+    bool (*unback)(struct mu_device *device, void *at, size_t size_bytes);
+    enum mu_status (*copy)(struct mu_device *device, void *to, const void *from, size_t size_bytes);
+    enum mu_status (*read)(struct mu_device *device, const void *from, size_t size_bytes, const void **ret_view);
+    enum mu_status (*peek)(struct mu_device *device, const void *from, size_t size_bytes, const void **ret_view);
+    enum mu_status (*move)(struct mu_device *device, void *to, const void *from, size_t size_bytes);
+    bool (*holds)(const struct mu_device *device, const void *data);
+    uint64_t (*mark)(struct mu_device *device);
+    enum mu_status (*passed)(struct mu_device *device, uint64_t mark);
+    enum mu_status (*await)(struct mu_device *device, uint64_t mark);
+};
+
+struct mu_device {
+    const struct mu_device_ops *ops;
+    const struct mu_kernel_ops *kernels;
+    size_t page_bytes;              /* of spaces; 0: the system's */
+    char name[MU_DEVICE_NAME_SIZE]; /* "cpu", "cuda:0" */
+    const struct mu_error *error;   /* status MU_OK until it fails */
+};
+
+struct mu_device *mu_host_device(void);
+
+/* GPU number `index` of this host, computing in exact fp32. workspace_bytes 0: the kernels' default. MU_ERR_UNAVAILABLE
+ * and one line when it cannot be used: no driver, one that is too old, no such GPU, no code for it, taken;
+ * MU_ERR_INVALID from a build without GPU support. */
+enum mu_status mu_device_open_cuda(uint32_t index, size_t workspace_bytes, struct mu_error *err,
+                                   struct mu_device **ret_device) MU_WARN_UNUSED;
+/* All of its memory must have been given back. The host, and NULL, are fine. */
+void mu_device_close(struct mu_device *device);
+
+static inline bool mu_device_is_host(const struct mu_device *device)
+{
+    return !device || device == mu_host_device();
+}
+
+/* The calling thread is the one that uses the device from now on. */
+enum mu_status mu_device_enter(struct mu_device *device, struct mu_error *err) MU_WARN_UNUSED;
+void mu_device_memory(struct mu_device *device, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
+/* What the device failed of; NULL: it works. */
+const char *mu_device_trouble(const struct mu_device *device);
+
+/* Zeroed, and backed; size and kind are needed again to give it back. */
+enum mu_status mu_device_allocate(struct mu_device *device, enum mu_memory kind, size_t size_bytes,
+                                  struct mu_error *err, void **ret_memory) MU_WARN_UNUSED;
+void mu_device_release(struct mu_device *device, enum mu_memory kind, void *memory, size_t size_bytes);
+
+/* Between arrays, pinned and any other memory of the host, in the order of the operations. `from` in host memory may be
+ * written again at once when it is not pinned. */
+enum mu_status mu_device_copy(struct mu_device *device, void *to, const void *from, size_t size_bytes) MU_WARN_UNUSED;
+/* What lies in an array after all operations so far, for the host to look at until the device is used again: the array
+ * itself, or a copy of it. At most MU_DEVICE_READ_MAX bytes. */
+enum mu_status mu_device_read(struct mu_device *device, const void *from, size_t size_bytes,
+                              const void **ret_view) MU_WARN_UNUSED;
+
+/* ---- beside the order of the operations ---- */
+
+/* As read and copy, but at once: of what no operation under way writes, to where none looks. Done on return. */
+enum mu_status mu_device_peek(struct mu_device *device, const void *from, size_t size_bytes,
+                              const void **ret_view) MU_WARN_UNUSED;
+enum mu_status mu_device_move(struct mu_device *device, void *to, const void *from, size_t size_bytes) MU_WARN_UNUSED;
+/* Does the address lie in memory that the host cannot touch? */
+bool mu_device_holds(const struct mu_device *device, const void *data);
+/* A place in the order: after everything that was given so far. Marks ascend. */
+uint64_t mu_device_mark(struct mu_device *device);
+/* Is everything before the mark done? MU_ERR_BUSY: not yet. */
+enum mu_status mu_device_passed(struct mu_device *device, uint64_t mark) MU_WARN_UNUSED;
+enum mu_status mu_device_await(struct mu_device *device, uint64_t mark) MU_WARN_UNUSED;
+
+#endif

@@ -1,0 +1,103 @@
+#!/usr/bin/python3
+"""Workers that compute on a GPU, an emulated one (muster-worker-sim): in fp32 the weights are those of workers on the CPU."""
+
+from harness import Cluster, check, log_of, main, pb, refused_worker, run, tiny_job, undisturbed
+
+SMALL = dict(steps=4, optimizer__warmup=2, leaves=4, checkpoint_every=2, model__slices=2, batch__length=16, eval__every=2, eval__sequences=2)
+SIM = "worker/muster-worker-sim"
+REFERENCES = {}
+
+
+def start_gpu_worker(cluster, device="cuda:0", env=None):
+    return cluster.start_worker(program=SIM, flags=("--device", device), env={"CUDASIM_DELAY_US": "100", **(env or {})})
+
+
+def start(cluster, workers, **changes):
+    cluster.start_coordinator()
+    cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": workers, **changes}))
+    return [start_gpu_worker(cluster) for _ in range(workers)]
+
+
+def expect_equal(cluster, **changes):
+    """What a worker on the CPU makes of the same job."""
+    key = tuple(sorted(changes.items()))
+    if key not in REFERENCES:
+        REFERENCES[key] = undisturbed({**SMALL, **changes})
+    sha = cluster.wait_finished()
+    check(sha == REFERENCES[key], f"weights {sha} differ from the CPU's {REFERENCES[key]}")
+
+
+def test_layouts_have_the_bits_of_the_cpu():
+    for workers, changes in ((1, {}), (3, {}), (2, {"parallel__tp": 2}), (2, {"parallel__pp": 2}), (2, {"parallel__optimizer_sharding": True})):
+        with Cluster() as cluster:
+            start(cluster, workers, **changes)
+            expect_equal(cluster)
+            backends = {w.backend for w in cluster.list_workers()}
+            check(backends <= {"cuda"}, f"workers say that they are {backends}")
+
+
+def test_a_killed_worker_is_survived():
+    with Cluster() as cluster:
+        workers = start(cluster, 2, workers__min=1, steps=30)
+        cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done >= 1, 30, "two workers did not step together")
+        workers[0].kill()
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "lost" in e.text)
+        expect_equal(cluster, steps=30)
+
+
+def test_a_gpu_that_fails_takes_only_its_worker_along():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 2}))
+        start_gpu_worker(cluster)
+        broken = start_gpu_worker(cluster, env={"CUDASIM_FAIL": "kernel:600"})
+        lost = cluster.wait_event("worker_lost")
+        check("GPU 0" in lost.text and "illegal memory access" in lost.text, lost.text)
+        refused_worker(broken, "GPU 0", "illegal memory access")
+        start_gpu_worker(cluster)
+        expect_equal(cluster)
+
+
+def test_checkpoints_pass_between_cpu_and_gpu():
+    """Written by GPUs, verified, gone on from by a CPU, and the other way round. A job of both kinds at once is one job: their identity is the same."""
+    for first, second in ((start_gpu_worker, Cluster.start_worker), (Cluster.start_worker, start_gpu_worker)):
+        with Cluster() as cluster:
+            cluster.start_coordinator()
+            cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 2, "steps": 20}))
+            workers = [first(cluster), first(cluster)]
+            cluster.wait_event("checkpoint_committed")
+            for worker in workers:
+                worker.kill()
+            for worker in workers:
+                worker.wait()
+            newest = max((c for c in cluster.checkpoints() if c.state == pb.CHECKPOINT_STATE_COMMITTED), key=lambda c: c.step)
+            run(cluster, "checkpoint", "verify", newest.dir, code=0)
+            second(cluster)
+            first(cluster)
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "continue" in e.text and "at step 0" not in e.text)
+            expect_equal(cluster, steps=20)
+
+
+def test_what_cannot_compute_says_why_in_one_line():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **SMALL, parallel__tp=1, parallel__pp=1))
+        for env, device, *fragments in (
+                ({"CUDASIM_DRIVER_VERSION": "0"}, "cuda:0", "cuda:0", "no NVIDIA driver"),
+                ({"CUDASIM_DRIVER_VERSION": "12040"}, "cuda:0", "up to 12.4", "needs 13.0", "update the driver"),
+                ({"CUDASIM_DEVICES": "0"}, "cuda:0", "no GPU", "CUDA_VISIBLE_DEVICES"),
+                ({"CUDASIM_DEVICES": "2"}, "cuda:2", "cuda:2", "cuda:0 to cuda:1"),
+                ({"CUDASIM_DEVICES": "1:Old GPU:7.0"}, "cuda:0", "Old GPU", "compute capability 7.0", "-DCMAKE_CUDA_ARCHITECTURES=70"),
+                ({"CUDASIM_FAIL": "cudaSetDevice:1"}, "cuda:0", "cannot be used", "busy or unavailable"),
+                ({"CUDASIM_DEVICES": "1:Small GPU:9.0:100"}, "cuda:0", "512 MiB for the kernels' workspace", "100 of 100 MiB are free"),
+                ({"CUDASIM_DEVICES": "1:Small GPU:9.0:516"}, "cuda:0", "parameters and moments", "are needed", "of 516 MiB are free", "parallel.tp times parallel.pp")):
+            worker = start_gpu_worker(cluster, device, env=env)
+            refused_worker(worker, *fragments)
+        worker = start_gpu_worker(cluster, "cuda:x")
+        check(worker.wait() == 2 and "cuda:0, cuda:1" in log_of(worker), log_of(worker))
+        worker = cluster.start_worker(flags=("--device", "cuda:1"), env={"CUDA_VISIBLE_DEVICES": ""})
+        check(worker.wait() in (1, 2) and "cuda:1" in log_of(worker), log_of(worker))
+
+
+main([test_layouts_have_the_bits_of_the_cpu, test_a_killed_worker_is_survived, test_a_gpu_that_fails_takes_only_its_worker_along,
+      test_checkpoints_pass_between_cpu_and_gpu, test_what_cannot_compute_says_why_in_one_line])
