@@ -580,6 +580,23 @@ static enum mu_status wait_missed(const struct mu_comm_group *group, enum wait_f
     return mu_fail(err, MU_ERR_TIMEOUT, "the deadline has passed");
 }
 
+void mu_comm_set_idle(struct mu_comm *comm, bool (*idle)(void *ctx), void *ctx)
+{
+    comm->idle = idle;
+    comm->idle_ctx = ctx;
+}
+
+static bool do_other_things(struct mu_comm *comm)
+{
+    bool (*idle)(void *) = comm->idle;
+    if (!idle)
+        return false;
+    comm->idle = NULL;
+    bool did = idle(comm->idle_ctx);
+    comm->idle = idle;
+    return did;
+}
+
 static enum mu_status wait_until(struct mu_comm_group *group, enum wait_for what, const struct mu_comm_request *request,
                                  uint64_t deadline_us, struct mu_error *err)
 {
@@ -607,6 +624,7 @@ static enum mu_status wait_until(struct mu_comm_group *group, enum wait_for what
             status = wait_missed(group, what, request, err);
         if (status != MU_OK)
             break;
+        moved |= do_other_things(comm);
         if (!moved && idle_since_us == 0)
             idle_since_us = now_us;
         bool sleep = !moved && now_us - idle_since_us >= comm->limits.spin_us;

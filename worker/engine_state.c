@@ -321,6 +321,22 @@ static enum mu_status check_sources(const struct mu_engine *engine, const struct
     return status;
 }
 
+bool engine_is_told_to_copy_held(const struct mu_engine *engine, const struct mu_assign *assign)
+{
+    uint8_t *have = calloc(engine->job.model.chunk_count, sizeof *have);
+    uint32_t chunks = engine->job.model.chunk_count, chunk = 0;
+    bool told = !have; /* then what it holds beside is no loss */
+    if (have)
+        mark_held(engine, have);
+    for (uint32_t i = 0; i < assign->move_count && !told; i++) {
+        const struct mu_move *move = &assign->moves[i];
+        told = move->to == assign->rank && move->run.first < chunks && move->run.count <= chunks - move->run.first &&
+               find(have, &move->run, move->kinds << TOLD, true, &chunk);
+    }
+    free(have);
+    return told;
+}
+
 static enum mu_status run_moves(struct mu_engine *engine, const struct mu_assign *assign, struct engine_state *state,
                                 struct mu_error *err)
 {

@@ -20,9 +20,9 @@ const char *mu_sim_fault_name(enum mu_sim_fault fault)
 
 const char *mu_sim_point_name(enum mu_sim_point point)
 {
-    static const char *const names[] = {"assign",   "transfer",    "prepared",   "run",       "forward",
-                                        "exchange", "before-vote", "after-vote", "optimizer", "boundary",
-                                        "parked",   "snapshot",    "piece",      "publish",   "delete"};
+    static const char *const names[] = {"assign",      "transfer",   "prepared",  "run",      "forward", "exchange",
+                                        "before-vote", "after-vote", "optimizer", "boundary", "parked",  "snapshot",
+                                        "piece",       "feed",       "publish",   "delete"};
     return names[point];
 }
 
