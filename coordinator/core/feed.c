@@ -195,6 +195,10 @@ bool feed_begin(struct mu_coord *coord, struct job *job, const struct mu_plan *p
         }
     }
     free(feeds);
+    if (ordered > 0) {
+        job->has_next_layout = true;
+        job->next_layout = to;
+    }
     job->feeding = ordered > 0 || count_fed(coord, job, MU_FEED_FILLING) > 0;
     return job->feeding;
 }
@@ -261,6 +265,7 @@ static void feed_finish(struct mu_coord *coord, struct job *job)
         return;
     }
     feed_over(job); /* all are gone */
+    job->has_next_layout = false;
     if (job->feed_attempts >= FEED_ATTEMPTS_MAX || job->regroup_for_leaving)
         job->settle_until_us = lease_now(coord);
     else

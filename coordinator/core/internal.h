@@ -137,6 +137,8 @@ struct job {
     uint64_t settle_until_us;           /* plan or regroup then; 0: nothing pending */
     bool feeding;                       /* some get their next state; see feed.c */
     bool feed_again;                    /* one of them did not: another trial is due */
+    bool has_next_layout;               /* some were fed since the last Assign ... */
+    struct mu_layout next_layout;       /* ... for this one */
     uint32_t feed_attempts;             /* feeds that failed since the last Assign */
     uint64_t feed_until_us;             /* PARKING: their ends are waited for until then; 0: not */
     bool regroup_for_leaving;           /* then, whatever the new plan would be */

@@ -356,6 +356,7 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     job->considered = job->plan_staying > plan->left_out ? job->plan_staying - plan->left_out : 0;
     job->regroup_for_leaving = job->plan_without_state = false;
     job->feed_attempts = 0;
+    job->has_next_layout = false;
     job->equal_leaves = plan->equal_leaves;
     if (!plan->equal_leaves)
         memcpy(job->leaf_counts, plan->leaf_counts, plan->layout.dp * sizeof job->leaf_counts[0]);

@@ -143,6 +143,8 @@ static uint64_t emit_plan(struct mu_coord *coord, struct job *job, bool trial)
         .may_initialise = trial || !job->record.checkpoint_seen || MU_MUTANT(MU_MUT_START_FROM_SEED),
         .has_old_layout = job->has_generation,
         .old_layout = job->layout,
+        .has_next_layout = job->has_next_layout,
+        .next_layout = job->next_layout,
     };
     emit(coord, &(struct mu_coord_action){.kind = MU_CA_PLAN, .plan = {.ticket = ticket, .input = &input}});
     return ticket;

@@ -233,10 +233,12 @@ static void test_sharded_moments_lost_with_their_owner_come_from_the_checkpoint(
     train(&box, 4);
     assert_true(box_said(&box, "committed at step 2"));
     request(&box, MU_CE_DRAIN, "w2"); /* who leaves in good order gives its part away */
-    train(&box, 1);
-    box_advance(&box, 200);
-    box_train(&box, 1000);
-    box_advance(&box, 200);
+    for (int i = 0; i < 4; i++) {     /* nobody can be fed here: that is tried again */
+        train(&box, 1);
+        box_advance(&box, 200);
+        box_train(&box, 1000);
+        box_advance(&box, 200);
+    }
     assert_int_equal(box.workers[2].exit_code, 0);
     box.workers[2].running = false;
     assert_int_equal(box_view(&box).replayed_steps, 0);
