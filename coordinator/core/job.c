@@ -80,13 +80,13 @@ bool may_take_part(const struct worker *worker)
     return worker->ready && !worker->lost && worker->session != 0 && !worker->draining && is_still(worker);
 }
 
-/* The first thing that broke this generation is told when the next one goes. */
+/* What broke this generation, each thing once, is told when the next one goes. */
 void note_break(struct mu_coord *coord, struct job *job, const char *text)
 {
     if (job->broken_us == 0)
         job->broken_us = coord->now_us;
     size_t length = strnlen(job->broken_text, sizeof job->broken_text);
-    if (length + strlen(text) + 3 < sizeof job->broken_text)
+    if (!strstr(job->broken_text, text) && length + strlen(text) + 3 < sizeof job->broken_text)
         format_into(job->broken_text + length, sizeof job->broken_text - length, "%s%s", length ? "; " : "", text);
 }
 
@@ -484,21 +484,25 @@ static void format_layout(const struct mu_layout *layout, char *out, size_t size
                 layout->sharded ? ", optimizer sharded" : "", layout->buddy_shift ? ", with buddies" : "", idle);
 }
 
+/* The end of the line is never cut: what broke gives way to it. */
 static void tell_go(struct mu_coord *coord, struct job *job)
 {
-    char layout[96];
+    char layout[96], after[48] = "", outcome[MU_EVENT_TEXT_SIZE];
     format_layout(&job->layout, layout, sizeof layout);
-    char after[48] = "", cause[MU_EVENT_TEXT_SIZE] = "";
     if (job->broken_us)
         format_into(after, sizeof after, " after %.0f ms", (double)(coord->now_us - job->broken_us) * 1e-3);
-    if (job->broken_text[0])
-        format_into(cause, sizeof cause, "%s; ", job->broken_text);
     const char *verb = job->reformed ? "continue" : "start";
     uint32_t working = mu_layout_working(&job->layout);
-    event(coord, MU_EVENT_INFO, "generation_go", job, NULL,
-          "%s%u worker%s %s%s as %s at step %llu%s (generation %llu)%s", cause, working, working == 1 ? "" : "s", verb,
-          working == 1 ? "s" : "", layout, (unsigned long long)job->start_step, after,
-          (unsigned long long)job->record.generation, job->reformed ? job->start_text : "");
+    format_into(outcome, sizeof outcome, "%u worker%s %s%s as %s at step %llu%s (generation %llu)%s", working,
+                working == 1 ? "" : "s", verb, working == 1 ? "s" : "", layout, (unsigned long long)job->start_step,
+                after, (unsigned long long)job->record.generation, job->reformed ? job->start_text : "");
+    size_t room = sizeof outcome - strlen(outcome) - sizeof "...; ", length = strlen(job->broken_text);
+    bool fits = length <= room;
+    event(coord, MU_EVENT_INFO, "generation_go", job, NULL, "%.*s%s%s", (int)(fits ? length : room), job->broken_text,
+          length == 0 ? ""
+          : fits      ? "; "
+                      : "...; ",
+          outcome);
     job->reformed = true;
     job->waiting_text[0] = 0;
     job->told_short = 0;

@@ -74,14 +74,18 @@ def test_a_replica_of_tensor_and_stage_is_lost():
 
 
 def test_the_only_holder_of_a_stage_is_lost():
+    """One checkpoint, on demand: what is done after it is lost with the stage, however fast the workers are."""
+    changes = dict(steps=3 * STEPS, checkpoint_every=0)
     with Cluster() as cluster:
-        workers = start(cluster, 2, LLAMA, checkpoint_every=10, **layout(1, 2))
+        workers = start(cluster, 2, LLAMA, **changes, **layout(1, 2))
+        cluster.checkpoint()
         cluster.wait_event("checkpoint_committed")
+        cluster.wait_step(max(c.step for c in cluster.checkpoints() if c.state == pb.CHECKPOINT_STATE_COMMITTED) + 1)
         workers[1].kill()
         cluster.wait_event("worker_lost")
         cluster.start_worker()
         cluster.wait_event("steps_replayed")
-        expect_equal(cluster, LLAMA, checkpoint_every=10)
+        expect_equal(cluster, LLAMA, **changes)
 
 
 def test_the_only_holder_of_a_stage_is_drained():

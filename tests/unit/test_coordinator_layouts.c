@@ -150,6 +150,24 @@ static void test_loss_of_a_replica_goes_on_from_the_same_step(void **state)
     box_fini(&box);
 }
 
+/* However much broke, the line says how it goes on. */
+static void test_many_losses_do_not_cut_the_outcome_off(void **state)
+{
+    (void)state;
+    static struct box box;
+    start_box(&box, 1, 1, "", 8);
+    assert_true(box_all_run(&box));
+    train(&box, 3);
+    forget_events(&box);
+    for (uint32_t rank = 1; rank < 8; rank++)
+        box_kill_worker(&box, member_of_rank(&box, rank));
+    box_advance(&box, 2000);
+    assert_true(box_all_run(&box));
+    assert_true(box_said(&box, "...; 1 worker continues as tp 1 x pp 1 x dp 1 at step 3"));
+    assert_true(box_said(&box, "state from its holders, 0 steps replayed, 0 bytes moved"));
+    box_fini(&box);
+}
+
 static void test_loss_of_a_whole_stage_goes_back_to_the_checkpoint(void **state)
 {
     (void)state;
@@ -778,6 +796,7 @@ int main(void)
         cmocka_unit_test(test_four_workers_join_as_stages_and_slices),
         cmocka_unit_test(test_workers_that_make_no_larger_world_disturb_nobody),
         cmocka_unit_test(test_loss_of_a_replica_goes_on_from_the_same_step),
+        cmocka_unit_test(test_many_losses_do_not_cut_the_outcome_off),
         cmocka_unit_test(test_loss_of_a_whole_stage_goes_back_to_the_checkpoint),
         cmocka_unit_test(test_state_that_cannot_be_moved_comes_from_the_checkpoint),
         cmocka_unit_test(test_sharded_moments_lost_with_their_owner_come_from_the_checkpoint),
