@@ -204,6 +204,7 @@ static void do_forget(struct mu_engine *engine)
     engine_generation_close(&engine->now);
     engine_generation_close(&engine->old);
     mu_snapshots_abandon(engine->snapshots);
+    engine_forget_arrived(engine);
     engine_state_free(&engine->job.incoming);
     memset(&engine->held, 0, sizeof engine->held);
     if (engine->phase != ENGINE_EMPTY)
@@ -261,10 +262,10 @@ static void idle(struct mu_engine *engine)
 {
     struct pollfd fds[2] = {{.fd = mu_queue_fd(engine->mailbox), .events = POLLIN},
                             {.fd = mu_comm_fd(engine->comm), .events = POLLIN}};
+    engine_take_pump(engine, true); /* what has come while something else was done wakes nobody */
     if (poll(fds, 2, engine->take.given.order.number ? ENGINE_TAKE_LOOK_MS : -1) < 0 && errno != EINTR)
         return;
     mu_comm_progress(engine->comm);
-    engine_take_pump(engine, true);
     if (engine->phase == ENGINE_PARKED && engine->now.failures_told > 0 && !engine_aborted(engine))
         post_peer_failures(engine);
     if (engine->phase != ENGINE_PREPARED || !engine->now.group)

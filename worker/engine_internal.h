@@ -148,6 +148,13 @@ struct engine_net {
     struct engine_batches batches;
 };
 
+/* What moves have brought to a state that is not complete yet: it is not moved again while the start stays the same. */
+struct engine_arrived {
+    uint64_t step;
+    const struct engine_state *where; /* NULL: nothing */
+    uint8_t *kinds;                   /* [chunks]: MU_MOVE_* */
+};
+
 /* The job and everything that is allocated for it. */
 struct engine_job {
     struct mu_job_spec spec;
@@ -160,6 +167,7 @@ struct engine_job {
     uint64_t eval_sequences; /* really used */
     uint64_t tokens_per_step;
     struct engine_state state, incoming; /* incoming: only while a state that is held must stay intact */
+    struct engine_arrived arrived;
     struct mu_arena *staging_arena;
     struct mu_space *stack_spaces[MU_TREE_ROOTS_MAX]; /* [i] holds stack[i] */
     float *stack[MU_TREE_ROOTS_MAX]; /* gradient buffers of the binary counter; [0] is where the reduced gradient is
@@ -277,6 +285,8 @@ void engine_prepare(struct mu_engine *engine, const struct engine_command *comma
  * loaded. */
 enum mu_status engine_get_state(struct mu_engine *engine, const struct mu_assign *assign, uint64_t *ret_bad,
                                 struct mu_error *err) MU_WARN_UNUSED;
+/* What moves have brought is no longer there. */
+void engine_forget_arrived(struct mu_engine *engine);
 /* Go: from now on the share of the new generation is the one that is held; memory for anything else is given back. */
 void engine_enter_share(struct mu_engine *engine);
 /* A move to this rank is of something that it holds: the assignment does not know of that. */

@@ -79,6 +79,7 @@ static enum mu_status begin(struct mu_engine *engine, const struct engine_feed_o
     struct engine_take *take = &engine->take;
     size_t bytes = engine->job.model.flat_size * sizeof(float);
     engine_take_drop(engine);
+    engine_forget_arrived(engine); /* this comes to the same places */
     take->given = *given;
     take->until_us = mu_clock_mono_us() + (uint64_t)engine->connect_timeout_ms * 1000;
     enum mu_status status = mu_space_new(bytes, err, &take->gradient);

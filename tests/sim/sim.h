@@ -248,6 +248,7 @@ struct mu_sim_coordinator {
 enum mu_sim_frame_kind {
     MU_SIM_FRAME_DIAL, /* secret: joins the two ends of a link */
     MU_SIM_FRAME_ACCEPT,
+    MU_SIM_FRAME_KEPT,     /* to who moves chunks here: those that came in an earlier preparation */
     MU_SIM_FRAME_MOVE,     /* chunks of state, while preparing */
     MU_SIM_FRAME_TENSOR,   /* to the tensor group: parameters of the own column */
     MU_SIM_FRAME_FORWARD,  /* to the next stage: hash of all that lies before it */
@@ -280,6 +281,7 @@ struct mu_sim_frame { /* one block with its roots and its state */
     uint64_t hash, command;
     uint64_t feed; /* its number */
     enum mu_sim_feed_item item;
+    struct mu_sim_mask kept;    /* MOVE: not sent, since the receiver has the same already */
     struct mu_sim_state *state; /* NULL: carries none */
     uint32_t root_count;
     struct mu_sim_root roots[];
@@ -313,6 +315,8 @@ struct mu_sim_link_end {
     uint64_t last_us;                                 /* FIFO of what this end sends */
     struct mu_sim_frame *kept[MU_SIM_FRAME_KINDS][2]; /* by parity of the step */
     struct mu_sim_mask moved;                         /* chunks sent over it while preparing */
+    bool asked;                                       /* the other end has said what it has of them: */
+    struct mu_sim_state before;
 };
 
 struct mu_sim_feed { /* given */
@@ -361,6 +365,8 @@ struct mu_sim_engine {
     struct mu_held held;
     struct mu_sim_state state;    /* of held.step: what held.shares say, and copies of the tied embedding */
     struct mu_sim_state incoming; /* of the start step, when that is another one */
+    struct mu_sim_state arrived;  /* by moves, in this preparation and those before it that had the same start: */
+    uint64_t arrived_step;
     struct mu_sim_feed feeds[MU_FEED_PARTS_MAX];
     struct mu_sim_take take;
     struct mu_sim_mask taken_whole;     /* of what is held: came by it, and no generation has begun since */
@@ -416,7 +422,7 @@ struct mu_sim_partition {
 
 struct mu_sim_stats {
     uint64_t events, histories, generations, steps_applied, faults[MU_SIM_FAULT_COUNT], points[MU_SIM_POINT_COUNT];
-    uint64_t coordinator_starts, worker_starts, commits, forgotten, fed, fed_beside, replayed, virtual_us;
+    uint64_t coordinator_starts, worker_starts, commits, forgotten, fed, fed_beside, kept, replayed, virtual_us;
 };
 
 struct mu_sim {
