@@ -197,6 +197,7 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
         park(fake, action->generation.generation, MU_PARK_REVOKED);
         break;
     case MU_WA_FEED:
+    case MU_WA_KEEP:
     case MU_WA_SNAPSHOT: /* the jobs of this benchmark have no checkpoints */
         break;
     case MU_WA_FORGET:

@@ -180,7 +180,7 @@ static enum mu_status read_policy(struct mu_yaml_reader *r, const struct job_tex
         ret_spec->checkpoint.every = MU_EVERY_AUTO;
     int kind = MU_CHECKPOINT_SHARED;
     if ((status = mu_yaml_read_path(r, "checkpoint.path", c->path, ret_spec->checkpoint.path)) ||
-        (status = mu_yaml_read_choice(r, "checkpoint.kind", c->kind, kinds, "shared", &kind)) ||
+        (status = mu_yaml_read_choice(r, "checkpoint.kind", c->kind, kinds, "shared or local", &kind)) ||
         (!every_auto && (status = mu_yaml_read_u64(r, "checkpoint.every", c->every, &ret_spec->checkpoint.every))) ||
         (status = mu_yaml_read_u32(r, "checkpoint.keep", c->keep, &ret_spec->checkpoint.keep)) ||
         (status = mu_yaml_read_u64(r, "checkpoint.keep_every", c->keep_every, &ret_spec->checkpoint.keep_every)))

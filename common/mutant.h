@@ -61,6 +61,10 @@ enum mu_mutant {
     MU_MUT_FEED_KEEP_PARAMS,  /* parameters that a taker has no moments of are fed once */
     MU_MUT_FEED_FROM_ANYONE,  /* moments are to come from a replica that does not own them */
     MU_MUT_KEEP_OTHER_STEP,   /* chunks of a transfer that broke off count whatever step they are of */
+    /* checkpoints of kind local */
+    MU_MUT_COMMIT_ONE_COPY, /* committed when the first of its hosts has answered */
+    MU_MUT_FORGET_HOLDERS,  /* a restarted coordinator does not know which hosts have a checkpoint */
+    MU_MUT_COPY_NOTHING,    /* a holder answers without having copied */
     MU_MUT_COUNT
 };
 

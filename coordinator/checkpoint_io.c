@@ -13,8 +13,7 @@
 #include "common/fault.h"
 #include "common/log.h"
 #include "common/queue.h"
-#include "storage/catalog.h"
-#include "storage/job_json.h"
+#include "storage/commit.h"
 #include "storage/manifest.h"
 #include "storage/scrub.h"
 
@@ -25,7 +24,7 @@ struct mu_checkpoint_task {
     struct mu_job_spec spec; /* PUBLISH */
     struct mu_hash128 numeric_identity;
     struct mu_checkpoint_record checkpoint; /* PUBLISH, PROBE, DELETE, SCRUB */
-    struct mu_piece_record *pieces;
+    struct mu_written_piece *pieces;
     char root[MU_PATH_SIZE], job[MU_JOB_NAME_SIZE]; /* SWEEP */
     uint64_t before;
     uint64_t *known;
@@ -44,189 +43,25 @@ struct mu_checkpoint_io {
     int pause_ms; /* before its next block */
 };
 
-/* A checkpoint's directory in its parts. */
-struct place {
-    char root[MU_PATH_SIZE];
-    const char *name; /* inside the record's dir */
-    uint64_t ordered_step;
-};
-
-static enum mu_status find_place(const struct mu_checkpoint_record *checkpoint, struct place *out, struct mu_error *err)
-{
-    const char *slash = strrchr(checkpoint->dir, '/');
-    uint64_t seq = 0;
-    struct mu_id nonce = {0};
-    if (slash && slash != checkpoint->dir && mu_catalog_parse_name(slash + 1, &seq, &out->ordered_step, &nonce) &&
-        seq == checkpoint->number && mu_id_equal(nonce, checkpoint->nonce)) {
-        size_t length = (size_t)(slash - checkpoint->dir);
-        memcpy(out->root, checkpoint->dir, length);
-        out->root[length] = 0;
-        out->name = slash + 1;
-        return MU_OK;
-    }
-    return mu_fail(err, MU_ERR_INVALID, "checkpoint %" PRIu64 " of job %s: '%s' is not the name of its directory",
-                   checkpoint->number, checkpoint->job, checkpoint->dir);
-}
-
-static bool has_manifest(const char *dir)
-{
-    char path[MU_PATH_SIZE + MU_CATALOG_NAME_SIZE + 32];
-    struct stat st;
-    snprintf(path, sizeof path, "%s/" MU_MANIFEST_FILE, dir);
-    return lstat(path, &st) == 0;
-}
-
 /* ---- publish ---- */
-
-static enum mu_status check_size(const char *path, uint64_t size_bytes, struct mu_error *err)
-{
-    struct stat st;
-    if (lstat(path, &st) != 0)
-        return mu_fail_errno(err, errno, "checkpoint piece '%s' was reported written but is not there", path);
-    if (!S_ISREG(st.st_mode) || (uint64_t)st.st_size != size_bytes)
-        return mu_fail(err, MU_ERR_CORRUPT, "checkpoint piece '%s' has %lld bytes, its writer reported %" PRIu64, path,
-                       (long long)st.st_size, size_bytes);
-    return MU_OK;
-}
-
-static bool same_entry(const struct mu_piece_entry *a, const struct mu_piece_entry *b)
-{
-    return a->kind == b->kind && a->cell == b->cell && a->first_chunk == b->first_chunk &&
-           a->chunk_count == b->chunk_count && a->offset == b->offset && a->size == b->size;
-}
-
-/* The chunks that a piece is to hold. */
-struct part {
-    struct mu_chunk_run runs[MU_RUNS_MAX];
-    uint32_t count;
-};
-
-static void part_of(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t piece, struct part *ret)
-{
-    ret->count = mu_layout_runs(model, layout, piece, MU_SHARE_PRIMARY, ret->runs);
-}
-
-static enum mu_status check_entries(const char *path, const struct mu_model_spec *model, const struct part *part,
-                                    const struct mu_piece_entry *entries, size_t entry_count, struct mu_error *err)
-{
-    size_t wanted_count = mu_piece_entries_of_runs(model, part->runs, part->count, NULL, 0);
-    struct mu_piece_entry *wanted = calloc(wanted_count ? wanted_count : 1, sizeof *wanted);
-    if (!wanted)
-        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory to check '%s'", path);
-    mu_piece_entries_of_runs(model, part->runs, part->count, wanted, wanted_count);
-    bool same = wanted_count == entry_count;
-    for (size_t i = 0; same && i < entry_count; i++)
-        same = same_entry(&wanted[i], &entries[i]);
-    free(wanted);
-    if (same)
-        return MU_OK;
-    return mu_fail(err, MU_ERR_CORRUPT,
-                   "checkpoint piece '%s' does not hold the chunks that are its part (%u runs, from chunk %u on)", path,
-                   part->count, part->count ? part->runs[0].first : 0);
-}
-
-static enum mu_status check_piece(const struct mu_checkpoint_task *task, uint32_t number,
-                                  const struct mu_model_spec *model, const struct part *part, struct mu_error *err)
-{
-    const struct mu_checkpoint_record *checkpoint = &task->checkpoint;
-    const struct mu_piece_record *piece = &task->pieces[number];
-    char path[MU_PATH_SIZE + sizeof piece->file + 1];
-    if (!piece->done || piece->file[0] == 0)
-        return mu_fail(err, MU_ERR_CORRUPT, "piece %u of checkpoint %" PRIu64 " is not written", number,
-                       checkpoint->number);
-    snprintf(path, sizeof path, "%s/%s", checkpoint->dir, piece->file);
-    enum mu_status status = check_size(path, piece->size_bytes, err);
-    if (status)
-        return status;
-    struct mu_checkpoint_identity identity;
-    struct mu_piece_entry *entries = NULL;
-    size_t entry_count = 0;
-    status = mu_piece_list(path, &identity, &entries, &entry_count, err);
-    if (status)
-        return status;
-    /* Not the generation: a writer may be parked in an older one, with the same state of the step. */
-    if (strcmp(identity.job, checkpoint->job) != 0 || identity.seq != checkpoint->number ||
-        identity.step != checkpoint->step)
-        status = mu_fail(err, MU_ERR_CORRUPT,
-                         "checkpoint piece '%s' is of job %s, checkpoint %" PRIu64 ", step %" PRIu64
-                         "; wanted %s, %" PRIu64 ", %" PRIu64,
-                         path, identity.job, identity.seq, identity.step, checkpoint->job, checkpoint->number,
-                         checkpoint->step);
-    else
-        status = check_entries(path, model, part, entries, entry_count, err);
-    free(entries);
-    return status;
-}
-
-static enum mu_status build_manifest(const struct mu_checkpoint_task *task, struct mu_manifest *manifest,
-                                     uint64_t *ret_size_bytes, struct mu_error *err)
-{
-    const struct mu_checkpoint_record *checkpoint = &task->checkpoint;
-    struct mu_model_spec model;
-    mu_model_spec_init(&model, &task->spec.model);
-    enum mu_status status = mu_layout_check(&checkpoint->layout, &task->spec, err);
-    if (status)
-        return status;
-    if (mu_layout_working(&checkpoint->layout) != checkpoint->piece_count)
-        return mu_fail(err, MU_ERR_INVALID, "checkpoint %" PRIu64 " has %u pieces, its layout %u", checkpoint->number,
-                       checkpoint->piece_count, mu_layout_working(&checkpoint->layout));
-    memcpy(manifest->identity.job, checkpoint->job, sizeof manifest->identity.job);
-    manifest->identity.seq = checkpoint->number;
-    manifest->identity.step = checkpoint->step;
-    manifest->identity.generation = checkpoint->generation;
-    manifest->nonce = checkpoint->nonce;
-    manifest->created_wall_us = mu_clock_wall_us();
-    manifest->chunk_count = model.chunk_count;
-    snprintf(manifest->numeric_identity, sizeof manifest->numeric_identity, "%016" PRIx64 "%016" PRIx64,
-             task->numeric_identity.high, task->numeric_identity.low);
-    char *text = mu_job_spec_to_text(&task->spec);
-    status = text ? mu_manifest_set_job_record(manifest, text) : MU_ERR_NO_MEMORY;
-    free(text);
-    if (status)
-        return mu_fail(err, status, "no memory for the manifest of checkpoint %" PRIu64, checkpoint->number);
-    *ret_size_bytes = 0;
-    for (uint32_t i = 0; i < checkpoint->piece_count && status == MU_OK; i++) {
-        const struct mu_piece_record *piece = &task->pieces[i];
-        struct part part;
-        part_of(&model, &checkpoint->layout, i, &part);
-        if (part.count == 0 && piece->done)
-            continue; /* more ranks than chunks: it has no file */
-        status = check_piece(task, i, &model, &part, err);
-        if (status)
-            break;
-        status = mu_manifest_add_runs(manifest, &model, piece->file, piece->size_bytes, piece->checksum, part.runs,
-                                      part.count);
-        if (status)
-            mu_fail(err, status, "piece '%s' does not fit into the manifest", piece->file);
-        *ret_size_bytes += piece->size_bytes;
-    }
-    return status ? status : mu_manifest_check_tiling(manifest, &model, err);
-}
 
 static enum mu_status publish(const struct mu_checkpoint_task *task, struct mu_checkpoint_done *done,
                               struct mu_error *err)
 {
     const struct mu_checkpoint_record *checkpoint = &task->checkpoint;
-    struct place place;
-    char path[MU_PATH_SIZE];
     MU_FAULT("coord.publish.before");
-    enum mu_status status = find_place(checkpoint, &place, err);
-    if (status == MU_OK && !has_manifest(checkpoint->dir)) /* its owner file makes it deletable one day */
-        status = mu_catalog_create(place.root, checkpoint->job, checkpoint->number, place.ordered_step,
-                                   checkpoint->nonce, path, err);
-    if (status)
-        return status;
-    struct mu_manifest *manifest = mu_manifest_new();
-    if (!manifest)
-        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the manifest of checkpoint %" PRIu64, checkpoint->number);
-    status = build_manifest(task, manifest, &done->size_bytes, err);
-    MU_FAULT("coord.publish.manifest.before");
-    if (status == MU_OK)
-        status = mu_manifest_write(checkpoint->dir, manifest, err);
-    MU_FAULT("coord.publish.manifest.after");
     done->step = checkpoint->step;
-    mu_manifest_free(manifest);
-    return status;
+    return mu_publish(&(struct mu_publication){.dir = checkpoint->dir,
+                                               .spec = &task->spec,
+                                               .numeric_identity = task->numeric_identity,
+                                               .number = checkpoint->number,
+                                               .step = checkpoint->step,
+                                               .generation = checkpoint->generation,
+                                               .wall_us = mu_clock_wall_us(),
+                                               .layout = &checkpoint->layout,
+                                               .pieces = task->pieces,
+                                               .piece_count = checkpoint->piece_count},
+                      &done->size_bytes, err);
 }
 
 /* ---- probe ---- */
@@ -248,68 +83,13 @@ static enum mu_status probe(const struct mu_checkpoint_task *task, struct mu_che
         const struct mu_manifest_piece *piece = &manifest->pieces[i];
         char path[MU_PATH_SIZE + sizeof piece->file + 1];
         snprintf(path, sizeof path, "%s/%s", checkpoint->dir, piece->file);
-        if (check_size(path, piece->size_bytes, err) != MU_OK)
+        if (mu_piece_file_check(path, piece->size_bytes, err) != MU_OK)
             status = MU_ERR_NOT_FOUND;
         done->size_bytes += piece->size_bytes;
     }
     done->step = manifest->identity.step;
     mu_manifest_free(manifest);
     return status;
-}
-
-/* ---- delete and sweep ---- */
-
-static enum mu_status delete_directory(const struct mu_checkpoint_task *task, struct mu_error *err)
-{
-    const struct mu_checkpoint_record *checkpoint = &task->checkpoint;
-    struct place place;
-    struct stat st;
-    char path[MU_PATH_SIZE];
-    enum mu_status status = find_place(checkpoint, &place, err);
-    if (status)
-        return status;
-    MU_FAULT("coord.delete.before");
-    if (lstat(checkpoint->dir, &st) == 0) {
-        if (!has_manifest(checkpoint->dir)) /* aborted before it was marked as ours */
-            status = mu_catalog_create(place.root, checkpoint->job, checkpoint->number, place.ordered_step,
-                                       checkpoint->nonce, path, err);
-        if (status == MU_OK)
-            status = mu_catalog_delete(place.root, place.name, err);
-    } else if (errno == ENOENT) {
-        status = mu_catalog_empty_trash(place.root, NULL, err); /* an earlier try may have come as far as the trash */
-    } else if (errno != ENOTDIR) { /* ENOTDIR: its parent is a file, so it was never made */
-        status = mu_fail_errno(err, errno, "cannot look at checkpoint directory '%s'", checkpoint->dir);
-    }
-    MU_FAULT("coord.delete.after");
-    return status == MU_ERR_NOT_FOUND ? MU_OK : status;
-}
-
-static bool keep_in_sweep(void *arg, uint64_t seq, uint64_t step, struct mu_id nonce)
-{
-    const struct mu_checkpoint_task *task = arg;
-    char name[MU_CATALOG_NAME_SIZE], dir[MU_PATH_SIZE + MU_CATALOG_NAME_SIZE];
-    if (seq >= task->before)
-        return true;
-    for (size_t i = 0; i < task->known_count; i++) {
-        if (task->known[i] == seq)
-            return true;
-    }
-    /* Committed ones are never swept: they may be all that is left of a job whose records were lost or replaced. */
-    mu_catalog_name(seq, step, nonce, name);
-    snprintf(dir, sizeof dir, "%s/%s", task->root, name);
-    return has_manifest(dir);
-}
-
-static void sweep(struct mu_checkpoint_task *task)
-{
-    struct mu_error err = {0};
-    size_t removed = 0;
-    if (mu_catalog_empty_trash(task->root, NULL, &err) != MU_OK)
-        MU_LOGW("job %s: an interrupted delete of a checkpoint could not be finished: %s", task->job, err.text);
-    if (mu_catalog_sweep(task->root, task->job, keep_in_sweep, task, &removed, &err) != MU_OK)
-        MU_LOGW("job %s: what an aborted checkpoint left could not be removed: %s", task->job, err.text);
-    if (removed)
-        MU_LOGI("job %s: removed the remains of %zu aborted checkpoints below %s", task->job, removed, task->root);
 }
 
 /* ---- tasks ---- */
@@ -362,8 +142,11 @@ struct mu_checkpoint_task *mu_checkpoint_task_publish(const struct mu_job_record
         mu_checkpoint_task_free(task);
         return NULL;
     }
-    if (piece_count)
-        memcpy(task->pieces, checkpoint->pieces, piece_count * sizeof *task->pieces);
+    for (uint32_t i = 0; i < piece_count; i++) {
+        const struct mu_piece_record *piece = &checkpoint->pieces[i];
+        if (piece->done)
+            task->pieces[i] = mu_written_piece(piece);
+    }
     return task;
 }
 
@@ -461,10 +244,13 @@ static void run_task(struct mu_checkpoint_io *io, struct mu_checkpoint_task *tas
         status = probe(task, done, &done->result);
         break;
     case TASK_DELETE:
-        status = delete_directory(task, &done->result);
+        MU_FAULT("coord.delete.before");
+        status =
+            mu_checkpoint_remove(task->checkpoint.dir, task->checkpoint.job, task->checkpoint.number, &done->result);
+        MU_FAULT("coord.delete.after");
         break;
     case TASK_SWEEP:
-        sweep(task);
+        mu_checkpoint_sweep(task->root, task->job, task->before, task->known, task->known_count);
         break;
     case TASK_SCRUB:
     case TASK_END:

@@ -59,6 +59,9 @@ static void faults_of_send(enum mu_coord_message_kind kind)
     case MU_CM_RELEASE:
         MU_FAULT("coord.send.release");
         break;
+    case MU_CM_KEEP:
+        MU_FAULT("coord.send.keep");
+        break;
     case MU_CM_REJECT:
     case MU_CM_COUNT:
         break;

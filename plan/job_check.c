@@ -471,12 +471,8 @@ static enum mu_status check_checkpoint(const struct mu_job_spec *spec, struct mu
 {
     uint64_t every = spec->checkpoint.every, keep_every = spec->checkpoint.keep_every;
     enum mu_status status = MU_OK;
-    if (spec->checkpoint.kind == MU_CHECKPOINT_LOCAL)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "checkpoint.kind: value local is not allowed: this version supports shared; use shared with a "
-                       "directory that all workers see");
-    if (spec->checkpoint.kind != MU_CHECKPOINT_SHARED)
-        return mu_fail(err, MU_ERR_INVALID, "checkpoint.kind: value %d is not allowed: shared; use shared",
+    if (spec->checkpoint.kind != MU_CHECKPOINT_SHARED && spec->checkpoint.kind != MU_CHECKPOINT_LOCAL)
+        return mu_fail(err, MU_ERR_INVALID, "checkpoint.kind: value %d is not allowed: shared or local; use shared",
                        (int)spec->checkpoint.kind);
     if (spec->checkpoint.path[0] && (status = check_path(err, "checkpoint.path", spec->checkpoint.path)))
         return status;

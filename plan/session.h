@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "common/hash.h"
 #include "common/id.h"
@@ -17,7 +18,7 @@
 #include "plan/reshard.h"
 
 enum {
-    MU_PROTOCOL_VERSION = 4,
+    MU_PROTOCOL_VERSION = 5,
     MU_WORKER_NAME_SIZE = 64, /* with the terminating 0; same characters as a job name */
     MU_ADDRESS_SIZE = 256,    /* data-plane address as its owner reports it */
     MU_TEXT_SIZE = 256,       /* reasons and errors shown to people */
@@ -26,7 +27,10 @@ enum {
     MU_MOVES_MAX = 8192, /* most moves named in one Assign */
     MU_COUNTED_REPLICAS_MAX =
         1024, /* up to here leaf counts follow the speeds; above they are equal (first replicas one more) */
-    MU_LEAF_RUNS_MAX = 64, /* most runs of replicas with equal counts (plan/balance.h): an Assign names runs */
+    MU_HOLDERS_MAX = 1024, /* most hosts that one checkpoint of kind local lies on */
+    MU_PIECE_FILE_SIZE = 96,
+    MU_INVENTORY_MAX = 128, /* most checkpoints of kind local that a Hello names */
+    MU_LEAF_RUNS_MAX = 64,  /* most runs of replicas with equal counts (plan/balance.h): an Assign names runs */
 };
 
 /* Outcome of the step reduction of the update from `step` to `step` + 1: the same on every rank that has it. */
@@ -120,6 +124,7 @@ enum mu_worker_message_kind {
     MU_WM_PIECE,
     MU_WM_EVAL,
     MU_WM_GOODBYE,
+    MU_WM_KEPT,
     MU_WM_COUNT
 };
 
@@ -141,8 +146,12 @@ struct mu_hello {
     char job[MU_JOB_NAME_SIZE];
     char name[MU_WORKER_NAME_SIZE]; /* empty: the coordinator chooses one */
     char host[MU_WORKER_NAME_SIZE];
-    char address[MU_ADDRESS_SIZE]; /* where its data plane listens */
-    char backend[16];              /* "cpu" */
+    char address[MU_ADDRESS_SIZE];       /* where its data plane listens */
+    char files_address[MU_ADDRESS_SIZE]; /* where it gives out files of local checkpoints; empty: not yet, or never */
+    uint8_t files_secret[32];
+    uint32_t inventory_count; /* checkpoints in that directory, by their nonces' lower halves; as of this Hello */
+    uint64_t inventory[MU_INVENTORY_MAX];
+    char backend[16]; /* "cpu" */
     uint64_t pid;
     uint32_t threads;
     uint64_t memory_bytes;
@@ -171,8 +180,60 @@ struct mu_piece_report {
     uint64_t size_bytes;
     struct mu_hash128 checksum;
     uint64_t stall_us, write_us; /* copy at the boundary; background write */
-    char file[96];
+    char file[MU_PIECE_FILE_SIZE];
     char text[MU_TEXT_SIZE]; /* when status is not MU_OK */
+};
+
+/* ---- checkpoint.kind: local ----
+ *
+ * Every host has a directory of its own. The hosts whose workers wrote pieces of a checkpoint are its holders, in the
+ * order of a ring: each has the pieces that its own workers wrote (their names end in mu_host_id of the host), and
+ * keeps a copy of those of the holder before it. So any one host may be gone. What concerns a host's directory as a
+ * whole is done by one of its workers, by order of the coordinator; it also gives its files to others. */
+struct mu_holder {
+    char host[MU_WORKER_NAME_SIZE];
+    char address[MU_ADDRESS_SIZE]; /* "address:port" of a worker that gives its files out; empty: none is there */
+    uint8_t secret[32];            /* which whoever asks for them must know */
+};
+
+/* Never 0. */
+static inline uint64_t mu_host_id(const char *host)
+{
+    return mu_xxh3_64(host, strnlen(host, MU_WORKER_NAME_SIZE), 2) | 1;
+}
+
+enum mu_keep_kind {
+    MU_KEEP_PUBLISH = 1, /* all pieces are written: copy those of the host before, write the manifest */
+    MU_KEEP_CHECK,       /* re-read what is here; what is missing or wrong is copied again from the other holder */
+    MU_KEEP_DISCARD,     /* remove the directory */
+    MU_KEEP_KIND_END
+};
+
+struct mu_written_piece {
+    uint64_t size_bytes; /* 0, and an empty name: it holds no chunk and has no file */
+    struct mu_hash128 checksum;
+    char file[MU_PIECE_FILE_SIZE];
+};
+
+/* May come again; done again it changes nothing. */
+struct mu_keep_order {
+    enum mu_keep_kind kind;
+    uint64_t checkpoint; /* sequence number */
+    char dir[MU_PATH_SIZE];
+    struct mu_holder before, after; /* of this host in the ring; both the host itself: it is alone */
+    /* PUBLISH: what the manifest says, the same on all holders */
+    uint64_t step, generation, wall_us;
+    struct mu_layout layout;
+    uint32_t piece_count;
+    const struct mu_written_piece *pieces;
+};
+
+struct mu_kept_report {
+    enum mu_keep_kind kind;
+    uint64_t checkpoint;
+    enum mu_status status; /* CHECK: MU_ERR_CORRUPT when no good copy of a piece is left */
+    uint64_t size_bytes;   /* of the pieces that this host's own workers wrote */
+    char text[MU_TEXT_SIZE];
 };
 
 struct mu_eval_report {
@@ -196,6 +257,7 @@ struct mu_worker_message {
         struct mu_step_report step;
         struct mu_piece_report piece;
         struct mu_eval_report eval;
+        struct mu_kept_report kept;
         struct {
             char reason[MU_TEXT_SIZE]; /* the worker leaves on purpose (SIGTERM): it asks to be drained first */
         } goodbye;
@@ -213,6 +275,7 @@ enum mu_coord_message_kind {
     MU_CM_PIECE_ACK,
     MU_CM_RELEASE,
     MU_CM_FEED,
+    MU_CM_KEEP,
     MU_CM_COUNT
 };
 
@@ -257,6 +320,8 @@ struct mu_assign {
     struct mu_step_result roll_forward; /* MU_SOURCE_ROLL_FORWARD */
     uint64_t checkpoint;                /* MU_SOURCE_CHECKPOINT: sequence number */
     char checkpoint_dir[MU_PATH_SIZE];
+    const struct mu_holder *holders; /* of a checkpoint of kind local: the ring; NULL: one directory for all */
+    uint32_t holder_count;
     uint64_t command_base; /* commands up to this number are over */
 };
 
@@ -328,6 +393,7 @@ struct mu_coord_message {
             char text[MU_TEXT_SIZE];
         } release; /* free everything and exit */
         struct mu_feed_order feed;
+        struct mu_keep_order keep;
     };
 };
 

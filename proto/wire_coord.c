@@ -140,7 +140,9 @@ static enum mu_status put_assign(struct mu_wire_arena *arena, const struct mu_as
         (status = mu_wire_layout_to_pb(arena, &assign->layout, "Assign.layout", &pb->layout, err)) ||
         (status = mu_wire_put_string(assign->checkpoint_dir, MU_WIRE_TEXT, "Assign.checkpoint_dir",
                                      sizeof assign->checkpoint_dir, &pb->checkpoint_dir, err)) ||
-        (status = put_moves(arena, assign, pb, err)))
+        (status = put_moves(arena, assign, pb, err)) ||
+        (status =
+             mu_wire_holders_to_pb(arena, assign->holders, assign->holder_count, &pb->n_holders, &pb->holders, err)))
         return status;
     return put_peers(arena, assign, parts, err);
 }
@@ -253,6 +255,9 @@ static enum mu_status put_message(struct mu_wire_arena *arena, const struct mu_c
         pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_FEED;
         pb->feed = &parts->feed;
         return put_feed(arena, &message->feed, parts, err);
+    case MU_CM_KEEP:
+        pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_KEEP;
+        return mu_wire_keep_to_pb(arena, &message->keep, &pb->keep, err);
     case MU_CM_COUNT:
         break;
     }
@@ -441,6 +446,7 @@ static enum mu_status get_assign(struct mu_wire_arena *arena, const Muster__V1__
         (status = mu_wire_get_enum((int)pb->source, 1, MU_SOURCE_INIT + 1, "Assign.source", &source, err)) ||
         (status = get_leaf_counts(arena, pb, out, err)) || (status = get_peers(arena, pb, out, err)) ||
         (status = get_moves(arena, pb, out, err)) ||
+        (status = mu_wire_holders_from_pb(arena, pb->n_holders, pb->holders, &out->holders, &out->holder_count, err)) ||
         (status = mu_wire_get_string(pb->checkpoint_dir, MU_WIRE_TEXT, "Assign.checkpoint_dir", out->checkpoint_dir,
                                      sizeof out->checkpoint_dir, err)))
         return status;
@@ -588,6 +594,9 @@ static enum mu_status get_message(struct mu_wire_arena *arena, const Muster__V1_
     case MUSTER__V1__COORDINATOR_MESSAGE__KIND_FEED:
         out->kind = MU_CM_FEED;
         return get_feed(pb->feed, &out->feed, err);
+    case MUSTER__V1__COORDINATOR_MESSAGE__KIND_KEEP:
+        out->kind = MU_CM_KEEP;
+        return mu_wire_keep_from_pb(arena, pb->keep, &out->keep, err);
     default:
         return mu_fail(err, MU_ERR_INVALID, "CoordinatorMessage: has no kind that this version knows");
     }

@@ -71,6 +71,18 @@ enum mu_status mu_wire_layout_to_pb(struct mu_wire_arena *arena, const struct mu
 enum mu_status mu_wire_layout_from_pb(const Muster__V1__Layout *pb, const char *field, struct mu_layout *ret_layout,
                                       struct mu_error *err) MU_WARN_UNUSED;
 
+/* Checkpoints of kind local (wire_keep.c). */
+enum mu_status mu_wire_holders_to_pb(struct mu_wire_arena *arena, const struct mu_holder *holders, uint32_t count,
+                                     size_t *ret_count, Muster__V1__Holder ***ret_pb,
+                                     struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_wire_holders_from_pb(struct mu_wire_arena *arena, size_t count, Muster__V1__Holder *const *pb,
+                                       const struct mu_holder **ret_holders, uint32_t *ret_count,
+                                       struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_wire_keep_to_pb(struct mu_wire_arena *arena, const struct mu_keep_order *order,
+                                  Muster__V1__Keep **ret_pb, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_wire_keep_from_pb(struct mu_wire_arena *arena, const Muster__V1__Keep *pb, struct mu_keep_order *out,
+                                    struct mu_error *err) MU_WARN_UNUSED;
+
 /* Parts of a numeric identity. The encoded ones borrow their names. */
 enum mu_status mu_wire_identity_to_pb(struct mu_wire_arena *arena, const struct mu_identity_parts *parts,
                                       size_t *ret_count, Muster__V1__IdentityPart ***ret_pb,

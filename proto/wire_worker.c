@@ -25,6 +25,7 @@ struct parts {
         Muster__V1__PieceReport piece;
         Muster__V1__EvalReport eval;
         Muster__V1__Goodbye goodbye;
+        Muster__V1__Kept kept;
     };
     Muster__V1__WorkerStatus status;
     Muster__V1__Held held;
@@ -111,8 +112,15 @@ static enum mu_status put_hello(struct mu_wire_arena *arena, const struct mu_hel
     pb->numeric_identity = mu_wire_put_hash(arena, hello->numeric_identity);
     pb->data_hash = mu_wire_put_hash(arena, hello->data_hash);
     pb->status = &parts->status;
+    pb->n_inventory = hello->inventory_count;
+    pb->inventory = (uint64_t *)hello->inventory;
+    if (hello->files_address[0])
+        pb->files_secret =
+            (ProtobufCBinaryData){.len = sizeof hello->files_secret, .data = (uint8_t *)hello->files_secret};
     enum mu_status status = MU_OK;
-    if ((status =
+    if ((status = mu_wire_put_string(hello->files_address, MU_WIRE_TEXT, "Hello.files_address",
+                                     sizeof hello->files_address, &pb->files_address, err)) ||
+        (status =
              mu_wire_identity_to_pb(arena, &hello->identity_parts, &pb->n_identity_parts, &pb->identity_parts, err)) ||
         (status = mu_wire_put_string(hello->software_version, MU_WIRE_TEXT, "Hello.software_version",
                                      sizeof hello->software_version, &pb->software_version, err)) ||
@@ -167,6 +175,19 @@ static enum mu_status put_piece(struct mu_wire_arena *arena, const struct mu_pie
     return mu_wire_put_string(piece->file, MU_WIRE_FILE, "PieceReport.file", sizeof piece->file, &pb->file, err);
 }
 
+static enum mu_status put_kept(struct mu_wire_arena *arena, const struct mu_kept_report *kept, struct parts *parts,
+                               struct mu_error *err)
+{
+    Muster__V1__Kept *pb = &parts->kept;
+    muster__v1__kept__init(pb);
+    pb->kind = (Muster__V1__KeepKind)kept->kind;
+    pb->checkpoint = kept->checkpoint;
+    pb->code = (Muster__V1__Code)kept->status;
+    pb->size_bytes = kept->size_bytes;
+    pb->text = mu_wire_put_text(arena, kept->text, sizeof kept->text);
+    return pb->text ? MU_OK : no_memory(err);
+}
+
 static enum mu_status put_message(struct mu_wire_arena *arena, const struct mu_worker_message *message,
                                   struct parts *parts, struct mu_error *err)
 {
@@ -213,6 +234,10 @@ static enum mu_status put_message(struct mu_wire_arena *arena, const struct mu_w
         muster__v1__goodbye__init(&parts->goodbye);
         parts->goodbye.reason = mu_wire_put_text(arena, message->goodbye.reason, sizeof message->goodbye.reason);
         return parts->goodbye.reason ? MU_OK : no_memory(err);
+    case MU_WM_KEPT:
+        pb->kind_case = MUSTER__V1__WORKER_MESSAGE__KIND_KEPT;
+        pb->kept = &parts->kept;
+        return put_kept(arena, &message->kept, parts, err);
     case MU_WM_COUNT:
         break;
     }
@@ -351,10 +376,19 @@ static enum mu_status get_hello(const Muster__V1__Hello *pb, struct mu_hello *ou
         (status = mu_wire_get_id(pb->job_uid, "Hello.job_uid", &out->job_uid, err)) ||
         (status = mu_wire_get_hash(pb->numeric_identity, "Hello.numeric_identity", &out->numeric_identity, err)) ||
         (status = mu_wire_identity_from_pb(pb->n_identity_parts, pb->identity_parts, &out->identity_parts, err)) ||
-        (status = mu_wire_get_hash(pb->data_hash, "Hello.data_hash", &out->data_hash, err)))
+        (status = mu_wire_get_hash(pb->data_hash, "Hello.data_hash", &out->data_hash, err)) ||
+        (status = mu_wire_get_string(pb->files_address, MU_WIRE_TEXT, "Hello.files_address", out->files_address,
+                                     sizeof out->files_address, err)) ||
+        (status = mu_wire_get_bytes32(pb->files_secret, "Hello.files_secret", out->files_secret, err)))
         return status;
     if (mu_id_is_zero(out->incarnation))
         return mu_fail(err, MU_ERR_INVALID, "Hello.incarnation: is missing; it must be 16 random bytes");
+    if (pb->n_inventory > MU_INVENTORY_MAX)
+        return mu_fail(err, MU_ERR_LIMIT, "Hello.inventory: %zu checkpoints are not allowed: at most %d",
+                       pb->n_inventory, MU_INVENTORY_MAX);
+    out->inventory_count = (uint32_t)pb->n_inventory;
+    if (pb->n_inventory)
+        memcpy(out->inventory, pb->inventory, pb->n_inventory * sizeof out->inventory[0]);
     out->pid = pb->pid;
     out->threads = pb->threads;
     out->memory_bytes = pb->memory_bytes;
@@ -405,6 +439,21 @@ static enum mu_status get_piece(const Muster__V1__PieceReport *pb, struct mu_pie
     return MU_OK;
 }
 
+static enum mu_status get_kept(const Muster__V1__Kept *pb, struct mu_kept_report *out, struct mu_error *err)
+{
+    int kind = 0, code = 0;
+    enum mu_status status = MU_OK;
+    if ((status = mu_wire_get_enum((int)pb->kind, MU_KEEP_PUBLISH, MU_KEEP_DISCARD, "Kept.kind", &kind, err)) ||
+        (status = mu_wire_get_enum((int)pb->code, MU_OK, MU_ERR_INTERNAL, "Kept.code", &code, err)) ||
+        (status = mu_wire_get_string(pb->text, MU_WIRE_TEXT, "Kept.text", out->text, sizeof out->text, err)))
+        return status;
+    out->kind = (enum mu_keep_kind)kind;
+    out->status = (enum mu_status)code;
+    out->checkpoint = pb->checkpoint;
+    out->size_bytes = pb->size_bytes;
+    return MU_OK;
+}
+
 static enum mu_status get_message(const Muster__V1__WorkerMessage *pb, struct mu_worker_message *out,
                                   struct mu_error *err)
 {
@@ -437,6 +486,9 @@ static enum mu_status get_message(const Muster__V1__WorkerMessage *pb, struct mu
         out->kind = MU_WM_GOODBYE;
         return mu_wire_get_string(pb->goodbye->reason, MU_WIRE_TEXT, "Goodbye.reason", out->goodbye.reason,
                                   sizeof out->goodbye.reason, err);
+    case MUSTER__V1__WORKER_MESSAGE__KIND_KEPT:
+        out->kind = MU_WM_KEPT;
+        return get_kept(pb->kept, &out->kept, err);
     default:
         return mu_fail(err, MU_ERR_INVALID, "WorkerMessage: has no kind that this version knows");
     }

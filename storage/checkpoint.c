@@ -217,19 +217,11 @@ static enum piece_use piece_use(const struct mu_manifest_piece *piece, const str
     return !want || (any && all) ? PIECE_WHOLE : any ? PIECE_IN_PART : PIECE_UNUSED;
 }
 
-/* `want` NULL: only verified, as a whole. */
-static enum mu_status read_piece(const char *dir, const struct mu_manifest *manifest,
-                                 const struct mu_manifest_piece *piece, const struct mu_model_spec *spec,
-                                 const struct mu_checkpoint_want *want, const atomic_bool *abort,
-                                 atomic_uint_least64_t *progress, struct mu_error *err)
+static enum mu_status read_file(const char *path, enum piece_use use, const struct mu_manifest *manifest,
+                                const struct mu_manifest_piece *piece, const struct mu_model_spec *spec,
+                                const struct mu_checkpoint_want *want, const atomic_bool *abort,
+                                atomic_uint_least64_t *progress, struct mu_error *err)
 {
-    char path[PATH_BYTES_MAX];
-    enum piece_use use = piece_use(piece, want);
-    if (use == PIECE_UNUSED)
-        return MU_OK;
-    enum mu_status status = piece_path(dir, piece->file, path, err);
-    if (status != MU_OK)
-        return status;
     struct matcher matcher = {.spec = spec, .listed_count = piece->entry_count, .want = want};
     matcher.listed = calloc(piece->entry_count ? piece->entry_count : 1, sizeof(void *));
     if (!matcher.listed)
@@ -246,7 +238,7 @@ static enum mu_status read_piece(const char *dir, const struct mu_manifest *mani
                                             .partial = use == PIECE_IN_PART,
                                             .abort = abort,
                                             .progress = progress};
-    status = mu_piece_read(path, &options, NULL, err);
+    enum mu_status status = mu_piece_read(path, &options, NULL, err);
     if (status == MU_OK && matcher.is_foreign)
         status = mu_fail(err, MU_ERR_CORRUPT, "'%s': entry %s is not what the manifest or the model says", path,
                          matcher.foreign);
@@ -255,6 +247,58 @@ static enum mu_status read_piece(const char *dir, const struct mu_manifest *mani
                          matcher.seen_count, piece->entry_count);
     free(matcher.listed);
     return status;
+}
+
+/* Of a copy that does not read: one that could not be reached may be good, and one that is wrong says more than one
+ * that is not there. */
+static int weight(enum mu_status status)
+{
+    return status == MU_OK ? 0 : status == MU_ERR_NOT_FOUND ? 1 : status == MU_ERR_UNAVAILABLE ? 3 : 2;
+}
+
+/* The first copy that reads well. */
+static enum mu_status read_copies(enum piece_use use, const struct mu_manifest *manifest,
+                                  const struct mu_manifest_piece *piece, const struct mu_model_spec *spec,
+                                  const struct mu_checkpoint_want *want, const atomic_bool *abort,
+                                  atomic_uint_least64_t *progress, struct mu_error *err)
+{
+    const struct mu_piece_source *source = want->source;
+    struct mu_error problem;
+    char path[PATH_BYTES_MAX];
+    enum mu_status worst = MU_OK;
+    for (uint32_t attempt = 0;; attempt++) {
+        enum mu_status status = source->open(source->ctx, piece, attempt, path, sizeof path, &problem);
+        if (status == MU_ERR_LIMIT)
+            return worst ? worst : mu_fail(err, MU_ERR_NOT_FOUND, "piece '%s' is nowhere", piece->file);
+        if (status == MU_OK) {
+            status = read_file(path, use, manifest, piece, spec, want, abort, progress, &problem);
+            source->close(source->ctx);
+        }
+        if (status == MU_OK)
+            return MU_OK;
+        if (weight(status) > weight(worst)) {
+            worst = status;
+            *err = problem;
+        }
+        if (status == MU_ERR_CANCELLED || status == MU_ERR_NO_MEMORY)
+            return mu_fail(err, status, "%s", problem.text);
+    }
+}
+
+/* `want` NULL: only verified, as a whole. */
+static enum mu_status read_piece(const char *dir, const struct mu_manifest *manifest,
+                                 const struct mu_manifest_piece *piece, const struct mu_model_spec *spec,
+                                 const struct mu_checkpoint_want *want, const atomic_bool *abort,
+                                 atomic_uint_least64_t *progress, struct mu_error *err)
+{
+    char path[PATH_BYTES_MAX];
+    enum piece_use use = piece_use(piece, want);
+    if (use == PIECE_UNUSED)
+        return MU_OK;
+    if (want && want->source)
+        return read_copies(use, manifest, piece, spec, want, abort, progress, err);
+    enum mu_status status = piece_path(dir, piece->file, path, err);
+    return status ? status : read_file(path, use, manifest, piece, spec, want, abort, progress, err);
 }
 
 enum mu_status mu_checkpoint_load_runs(const char *dir, const struct mu_manifest *manifest,

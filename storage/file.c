@@ -117,6 +117,8 @@ static enum mu_status flush_stage(struct mu_file_out *out, struct mu_error *err)
 static size_t unstaged_part(const struct mu_file_out *out, const uint8_t *source, size_t data_bytes)
 {
     size_t most = data_bytes < MU_FILE_BLOCK_BYTES ? data_bytes : MU_FILE_BLOCK_BYTES;
+    if (out->transient)
+        return 0;
     if (!out->writer)
         return staged_bytes(out) == 0 && most == MU_FILE_BLOCK_BYTES ? most : 0;
     bool at_pages = staged_bytes(out) % MU_FILE_PAGE_BYTES == 0 && (uintptr_t)source % MU_FILE_PAGE_BYTES == 0;

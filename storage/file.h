@@ -35,7 +35,8 @@ struct mu_file_out {
     uint8_t *stage;                        /* one block, page-aligned: what was appended and is not written yet */
     void *hash;                            /* XXH3 state over everything appended */
     bool is_renamed, is_published;
-    bool withdraw; /* an unpublished file that has its final name already is removed by _fini */
+    bool transient; /* what is appended need not stay: all of it goes through the stage */
+    bool withdraw;  /* an unpublished file that has its final name already is removed by _fini */
 };
 
 /* Creates the temporary file in `dir` and allocates exactly size_bytes (so that a full disk shows before anything is

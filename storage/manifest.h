@@ -114,9 +114,19 @@ enum mu_status mu_checkpoint_verify_copies(const char *const *dirs, size_t dir_c
                                            struct mu_checkpoint_report *ret_report,
                                            struct mu_error *err) MU_WARN_UNUSED;
 
+/* Where the file of a piece is, when it is not simply in the directory. */
+struct mu_piece_source {
+    /* Try 0, 1, 2, ... until one reads well: a path that stays until `close`. MU_ERR_LIMIT: there is no such try. */
+    enum mu_status (*open)(void *ctx, const struct mu_manifest_piece *piece, uint32_t attempt, char *ret_path,
+                           size_t path_size, struct mu_error *err);
+    void (*close)(void *ctx);
+    void *ctx;
+};
+
 /* What is wanted of a checkpoint. */
 struct mu_checkpoint_want {
-    const struct mu_chunk_run *runs[3]; /* of parameters, first and second moments: ascending, disjoint */
+    const struct mu_piece_source *source; /* NULL: the directory has all files */
+    const struct mu_chunk_run *runs[3];   /* of parameters, first and second moments: ascending, disjoint */
     uint32_t run_counts[3];
     float *flats[3]; /* flat spaces; only the chunks of the runs are written to */
 };

@@ -20,9 +20,7 @@ static inline bool mu_hash128_equal(struct mu_hash128 a, struct mu_hash128 b)
     return a.low == b.low && a.high == b.high;
 }
 
-bool mu_job_name_is_valid(const char *name); /* [a-z0-9][a-z0-9._-]*, under MU_JOB_NAME_SIZE */
-bool mu_piece_file_name_is_valid(
-    const char *name); /* [A-Za-z0-9][A-Za-z0-9._-]*, under MU_PIECE_FILE_NAME_SIZE: never a path */
+bool mu_job_name_is_valid(const char *name);        /* [a-z0-9][a-z0-9._-]*, under MU_JOB_NAME_SIZE */
 bool mu_piece_cell_name_is_valid(const char *name); /* [A-Za-z0-9][A-Za-z0-9._]*, under MU_PIECE_CELL_NAME_SIZE */
 
 /* Fills kind, cell_name, first_chunk and chunk_count; true only for exactly what mu_piece_tensor_name makes. */

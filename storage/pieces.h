@@ -71,6 +71,9 @@ bool mu_piece_entry_fits(const struct mu_piece_entry *entry, const struct mu_mod
 enum { MU_PIECE_TENSOR_NAME_SIZE = 96 };
 void mu_piece_tensor_name(const struct mu_piece_entry *entry, char out[MU_PIECE_TENSOR_NAME_SIZE]);
 
+/* [A-Za-z0-9][A-Za-z0-9._-]*, under MU_PIECE_FILE_NAME_SIZE: never a path. */
+bool mu_piece_file_name_is_valid(const char *name);
+
 struct mu_piece_write_options {
     const atomic_bool *abort;      /* checked before every block; NULL: never */
     uint64_t throttle_bytes_per_s; /* 0: as fast as it goes */

@@ -19,6 +19,7 @@
 #include "proto/wire.h"
 #include "rpc/client.h"
 #include "worker/engine.h"
+#include "worker/keeper.h"
 
 #define ATTACH_METHOD "/muster.v1.WorkerService/Attach"
 
@@ -33,6 +34,9 @@ struct agent {
     pthread_mutex_t lock; /* everything below but the descriptors */
     struct mu_worker *worker;
     struct mu_engine *engine;
+    char host[MU_WORKER_NAME_SIZE]; /* as in Hello */
+    struct mu_job_spec spec;        /* of the job that is loaded */
+    struct mu_keeper *keeper;       /* NULL: checkpoints are not of kind local */
     struct mu_rpc_pool *pool;
     struct mu_rpc_client *client;
     struct link *link; /* current stream; NULL: none */
@@ -108,8 +112,14 @@ static void do_send(struct agent *agent, const struct mu_worker_message *message
     const void *data;
     size_t size_bytes;
     struct mu_error err;
+    struct mu_worker_message hello;
     if (!agent->link)
         return;
+    if (message->kind == MU_WM_HELLO && agent->keeper) { /* the core has no eyes for disks */
+        hello = *message;
+        hello.hello.inventory_count = mu_keeper_inventory(agent->keeper, hello.hello.inventory);
+        message = &hello;
+    }
     mu_wire_arena_reset(&agent->arena_out);
     if (mu_wire_encode_worker(&agent->arena_out, message, &data, &size_bytes, &err) != MU_OK) {
         MU_LOGE("cannot encode a message to the coordinator: %s", err.text);
@@ -138,11 +148,27 @@ static void log_assign(uint64_t generation, const struct mu_assign *assign)
             assign->move_count);
 }
 
+/* What cannot even begin is answered at once. */
+static void do_keep(struct agent *agent, const struct mu_keep_order *order)
+{
+    struct mu_error err;
+    enum mu_status status = agent->keeper
+                                ? mu_keeper_order(agent->keeper, order, &err)
+                                : mu_fail(&err, MU_ERR_UNAVAILABLE, "this worker keeps no checkpoints of its host");
+    if (status == MU_OK)
+        return;
+    struct mu_worker_message answer = {.kind = MU_WM_KEPT};
+    answer.kept = (struct mu_kept_report){.kind = order->kind, .checkpoint = order->checkpoint, .status = status};
+    snprintf(answer.kept.text, sizeof answer.kept.text, "%.*s", (int)sizeof answer.kept.text - 1, err.text);
+    do_send(agent, &answer);
+}
+
 static void do_engine(struct agent *agent, const struct mu_worker_action *action)
 {
     enum mu_status status = MU_OK;
     switch (action->kind) {
     case MU_WA_LOAD_JOB:
+        agent->spec = *action->load.spec;
         MU_LOGI("job '%s': loading data and model", action->load.spec->name);
         status = mu_engine_load(agent->engine, action->load.spec, action->load.uid);
         break;
@@ -202,6 +228,9 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
     case MU_WA_FEED:
     case MU_WA_FORGET:
         do_engine(agent, action);
+        break;
+    case MU_WA_KEEP:
+        do_keep(agent, action->keep);
         break;
     case MU_WA_EXIT:
         mu_log(action->exit.code == 0 ? MU_LOG_INFO : MU_LOG_ERROR, NULL, "leaving%s%s",
@@ -285,6 +314,53 @@ unlock:
     pthread_mutex_unlock(&agent->lock);
 }
 
+/* ---- the host's checkpoints ---- */
+
+static void on_kept(void *ctx, const struct mu_kept_report *report)
+{
+    if (report->status != MU_OK)
+        MU_LOGE("checkpoint %llu: %s", (unsigned long long)report->checkpoint, report->text);
+    give_event(ctx, &(struct mu_worker_event){.kind = MU_WE_KEPT, .kept = *report});
+}
+
+/* The literal address that the data plane listens on: "...;tcp=<address>:<port>". */
+static bool data_ip(const struct agent *agent, char *out, size_t size)
+{
+    const char *tcp = strstr(mu_engine_address(agent->engine), "tcp=");
+    const char *colon = tcp ? strrchr(tcp, ':') : NULL;
+    if (!colon)
+        return false;
+    bool v6 = tcp[4] == '[';
+    snprintf(out, size, "%.*s", (int)(colon - tcp) - 4 - 2 * v6, tcp + 4 + v6);
+    return true;
+}
+
+/* Engine thread, once: before the coordinator hears that the job is loaded. */
+static void start_keeper(struct agent *agent, struct mu_worker_event *loaded)
+{
+    struct mu_keeper *keeper = NULL;
+    struct mu_error err;
+    char ip[128];
+    struct mu_keeper_config config = {.spec = &agent->spec,
+                                      .numeric_identity = loaded->job_loaded.numeric_identity,
+                                      .host = agent->host,
+                                      .ip = ip,
+                                      .done = on_kept,
+                                      .ctx = agent};
+    enum mu_status status = data_ip(agent, ip, sizeof ip)
+                                ? mu_keeper_new(&config, &keeper, &err)
+                                : mu_fail(&err, MU_ERR_UNAVAILABLE, "the data plane has no network address");
+    if (status != MU_OK) {
+        MU_LOGE("checkpoints of this host are not kept by this worker: %s", err.text);
+        return;
+    }
+    pthread_mutex_lock(&agent->lock);
+    agent->keeper = keeper;
+    pthread_mutex_unlock(&agent->lock);
+    loaded->job_loaded.files_address = mu_keeper_address(keeper);
+    loaded->job_loaded.files_secret = mu_keeper_secret(keeper);
+}
+
 /* ---- the engine's calls: engine and writer threads ---- */
 
 static void on_post(void *ctx, const struct mu_worker_event *event)
@@ -302,6 +378,8 @@ static void on_post(void *ctx, const struct mu_worker_event *event)
                 event->fed.text);
     if (event->kind == MU_WE_JOB_LOADED && event->job_loaded.status != MU_OK)
         MU_LOGE("job cannot be loaded: %s", event->job_loaded.text);
+    else if (event->kind == MU_WE_JOB_LOADED && agent->spec.checkpoint.kind == MU_CHECKPOINT_LOCAL)
+        start_keeper(agent, &copy);
     if (event->kind == MU_WE_PIECE && event->piece.status != MU_OK) {
         bool gone = event->piece.status == MU_ERR_NOT_FOUND; /* its directory: the checkpoint was given up meanwhile */
         mu_log(gone ? MU_LOG_WARN : MU_LOG_ERROR, NULL, "checkpoint %llu, piece %u%s: %s",
@@ -470,13 +548,17 @@ static bool literal_address(const char *text, char *out, size_t size)
 
 static enum mu_status start_engine(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
 {
-    char route_to[192];
+    char route_to[192], host[MU_WORKER_NAME_SIZE] = "localhost";
+    if (gethostname(host, sizeof host - 1) != 0)
+        MU_LOGW("the host has no name: %s", strerror(errno));
+    mu_wire_text_clean(config->host_id ? config->host_id : host, agent->host, sizeof agent->host);
     struct mu_engine_config engine = {
         .threads = config->threads,
         .data_addr = config->data_addr,
         .route_to = literal_address(config->coordinator, route_to, sizeof route_to) ? route_to : NULL,
         .host_id = config->host_id,
         .unix_dir = config->unix_dir,
+        .host = agent->host,
         .connect_timeout_ms = config->connect_timeout_ms,
         .callbacks = {.ctx = agent, .post = on_post, .vote = on_vote, .boundary = on_boundary}};
     if (config->ledger) {
@@ -494,13 +576,10 @@ static enum mu_status start_core(struct agent *agent, const struct mu_agent_conf
     struct mu_worker_config worker;
     mu_worker_config_init(&worker);
     struct mu_hello *hello = &worker.hello;
-    char host[MU_WORKER_NAME_SIZE] = "localhost";
-    if (gethostname(host, sizeof host - 1) != 0)
-        MU_LOGW("the host has no name: %s", strerror(errno));
     snprintf(hello->software_version, sizeof hello->software_version, "%s", MU_VERSION);
     snprintf(hello->job, sizeof hello->job, "%s", config->job);
     snprintf(hello->name, sizeof hello->name, "%s", config->name ? config->name : "");
-    mu_wire_text_clean(config->host_id ? config->host_id : host, hello->host, sizeof hello->host);
+    memcpy(hello->host, agent->host, sizeof hello->host);
     snprintf(hello->address, sizeof hello->address, "%s", mu_engine_address(agent->engine));
     snprintf(hello->backend, sizeof hello->backend, "cpu");
     hello->pid = (uint64_t)getpid();
@@ -543,7 +622,8 @@ static enum mu_status start_signals(struct agent *agent, struct mu_error *err)
 
 static void stop(struct agent *agent)
 {
-    mu_engine_free(agent->engine); /* first: it calls into the core */
+    mu_keeper_free(agent->keeper); /* first these: they call into the core */
+    mu_engine_free(agent->engine);
     free_dead(agent);
     mu_rpc_client_free(agent->client);
     mu_rpc_pool_free(agent->pool);

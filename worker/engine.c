@@ -322,6 +322,7 @@ enum mu_status mu_engine_new(const struct mu_engine_config *config, struct mu_en
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the engine");
     pthread_mutex_init(&engine->stop_lock, NULL);
     engine->callbacks = config->callbacks;
+    snprintf(engine->host, sizeof engine->host, "%s", config->host ? config->host : "localhost");
     engine->connect_timeout_ms = config->connect_timeout_ms ? config->connect_timeout_ms : MU_ENGINE_CONNECT_TIMEOUT_MS;
     engine->mailbox = mu_queue_new(MU_ENGINE_MAILBOX_MAX);
     if (!engine->mailbox) {
@@ -458,14 +459,19 @@ static void copy_assign(struct engine_command *command, const struct mu_assign *
         peers[i].address = tail_text(&tail, assign->peers[i].address);
     }
     command->assign.peers = peers;
+    if (assign->holder_count > 0) {
+        size_t bytes = assign->holder_count * sizeof *assign->holders;
+        command->assign.holders = memcpy(tail_take(&tail, bytes), assign->holders, bytes);
+    }
 }
 
 static size_t assign_tail_bytes(const struct mu_assign *assign)
 {
-    size_t unit = _Alignof(max_align_t), bytes = 3 * unit;
+    size_t unit = _Alignof(max_align_t), bytes = 4 * unit;
     bytes += assign->leaf_counts ? assign->layout.dp * sizeof *assign->leaf_counts : 0;
     bytes += assign->move_count * sizeof *assign->moves;
     bytes += assign->peer_count * sizeof *assign->peers;
+    bytes += assign->holder_count * sizeof *assign->holders;
     for (uint32_t i = 0; i < assign->peer_count; i++)
         bytes += strlen(assign->peers[i].address) + (assign->peers[i].name ? strlen(assign->peers[i].name) : 0) + 2 +
                  2 * unit;

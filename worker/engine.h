@@ -60,6 +60,7 @@ struct mu_engine_config {
     uint32_t threads; /* of the compute pool, 0: the affinity mask */
     /* Data plane, see struct mu_comm_config. NULL: its defaults. */
     const char *data_addr, *route_to, *host_id, *unix_dir;
+    const char *host;            /* its name, in checkpoints of kind local; NULL: "localhost" */
     uint32_t connect_timeout_ms; /* 0: MU_ENGINE_CONNECT_TIMEOUT_MS */
     struct mu_engine_callbacks callbacks;
 };

@@ -180,6 +180,7 @@ struct engine_job {
 struct mu_engine {
     struct mu_engine_callbacks callbacks;
     uint32_t threads, connect_timeout_ms;
+    char host[MU_WORKER_NAME_SIZE];
     struct mu_comm *comm;
     struct mu_queue *mailbox;
     pthread_t thread;

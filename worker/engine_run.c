@@ -113,7 +113,9 @@ uint64_t engine_take_snapshot(struct mu_engine *engine, uint64_t generation, con
 {
     const struct engine_job *job = &engine->job;
     const struct mu_held told = engine_reported(engine);
+    bool local = job->spec.checkpoint.kind == MU_CHECKPOINT_LOCAL;
     struct mu_snapshot_state state = {.model = &job->model,
+                                      .host = local ? engine->host : NULL,
                                       .params = job->state.flats[0],
                                       .m = job->state.flats[1],
                                       .v = job->state.flats[2],

@@ -9,6 +9,7 @@
 
 #include "common/fault.h"
 #include "kernels/kernels.h"
+#include "worker/holder.h"
 #include "worker/load.h"
 
 static struct mu_held_share own_share(const struct engine_generation *now)
@@ -203,7 +204,14 @@ static enum mu_status load(struct mu_engine *engine, const struct mu_assign *ass
     engine_forget_arrived(engine);
     engine_touched_runs(&job->model, &engine->now.layout, engine->now.rank, &params);
     engine_moment_runs(&job->model, &engine->now.layout, engine->now.rank, &moments);
-    struct mu_load_config config = {.dir = assign->checkpoint_dir,
+    char dir[MU_PATH_SIZE];
+    memcpy(dir, assign->checkpoint_dir, sizeof dir);
+    if (assign->holders && (status = mu_holder_path(assign->checkpoint_dir, engine->host, dir, err)) != MU_OK)
+        return status;
+    struct mu_load_config config = {.dir = dir,
+                                    .host = engine->host,
+                                    .holders = assign->holders,
+                                    .holder_count = assign->holder_count,
                                     .job = job->spec.name,
                                     .checkpoint = assign->checkpoint,
                                     .step = assign->start_step,
@@ -218,7 +226,7 @@ static enum mu_status load(struct mu_engine *engine, const struct mu_assign *ass
     status = mu_load_checkpoint(&config, err);
     if (status == MU_OK)
         accept_new(engine, state, assign->start_step);
-    else if (status != MU_ERR_CANCELLED && status != MU_ERR_NO_MEMORY)
+    else if (status != MU_ERR_CANCELLED && status != MU_ERR_NO_MEMORY && status != MU_ERR_UNAVAILABLE)
         *ret_bad = assign->checkpoint;
     return status;
 }

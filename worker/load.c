@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "storage/manifest.h"
+#include "worker/holder.h"
 
 /* What a job starts from: any checkpoint, or the one that had that manifest when the job was submitted. */
 static enum mu_status check_start(const struct mu_load_config *config, const struct mu_manifest *manifest,
@@ -56,8 +57,19 @@ enum mu_status mu_load_checkpoint(const struct mu_load_config *config, struct mu
         for (uint32_t i = 0; i < want.run_counts[kind]; i++)
             zero_gaps(config->model, &want.runs[kind][i], want.flats[kind]);
     }
+    struct mu_holder_source copies = {.dir = config->dir,
+                                      .host = config->host,
+                                      .holders = config->holders,
+                                      .holder_count = config->holder_count,
+                                      .abort = config->cancel};
+    struct mu_piece_source source;
+    if (config->holders) {
+        mu_holder_source_init(&copies, &source);
+        want.source = &source;
+    }
     struct mu_manifest *manifest = NULL;
-    enum mu_status status = mu_manifest_read(config->dir, &manifest, err);
+    enum mu_status status =
+        config->holders ? mu_holder_manifest(&copies, &manifest, err) : mu_manifest_read(config->dir, &manifest, err);
     if (status == MU_OK)
         status = check_identity(config, manifest, err);
     if (status == MU_OK)

@@ -11,6 +11,7 @@
 #include "kernels/arena.h"
 #include "storage/catalog.h"
 #include "storage/pieces.h"
+#include "worker/holder.h"
 
 enum {
     COPY_FLOATS = 256 * 1024, /* in one task of the pool */
@@ -372,21 +373,30 @@ uint64_t mu_snapshots_take(struct mu_snapshots *snapshots, struct mu_pool *pool,
     uint64_t start_us = mu_clock_mono_us();
     struct mu_piece_report report = {.checkpoint = snapshot->checkpoint, .piece = snapshot->piece, .step = state->step};
     bool empty = false;
-    report.status = copy_piece(snapshots, pool, state, snapshot, &empty, &err);
+    char dir[MU_PATH_SIZE];
+    memcpy(dir, snapshot->dir, sizeof dir);
+    if (state->host)
+        report.status = mu_holder_path(snapshot->dir, state->host, dir, &err);
+    if (report.status == MU_OK)
+        report.status = copy_piece(snapshots, pool, state, snapshot, &empty, &err);
     report.stall_us = mu_clock_mono_us() - start_us;
     if (report.status != MU_OK || empty) {
         snprintf(report.text, sizeof report.text, "%.*s", (int)sizeof report.text - 1, err.text);
         snapshots->done(snapshots->ctx, state->generation, &report);
         return report.stall_us;
     }
-    snprintf(report.file, sizeof report.file, "piece-%05u-of-%05u-g%llx-%08x.safetensors", snapshot->piece,
-             mu_layout_working(&snapshot->layout), (unsigned long long)state->generation, (unsigned)mu_id_random().low);
+    char suffix[MU_HOLDER_SUFFIX_SIZE] = "";
+    if (state->host)
+        mu_holder_suffix(state->host, suffix);
+    snprintf(report.file, sizeof report.file, "piece-%05u-of-%05u-g%llx-%08x%s.safetensors", snapshot->piece,
+             mu_layout_working(&snapshot->layout), (unsigned long long)state->generation, (unsigned)mu_id_random().low,
+             suffix);
     struct piece_job *job = &snapshots->job;
     job->report = report;
     job->identity = (struct mu_checkpoint_identity){
         .seq = snapshot->checkpoint, .step = state->step, .generation = state->generation};
     snprintf(job->identity.job, sizeof job->identity.job, "%s", state->job);
-    snprintf(job->dir, sizeof job->dir, "%s", snapshot->dir);
+    memcpy(job->dir, dir, sizeof job->dir);
     pthread_mutex_lock(&snapshots->lock);
     atomic_store(&snapshots->abort, false);
     snapshots->busy = true;

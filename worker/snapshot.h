@@ -32,6 +32,7 @@ struct mu_snapshot_state {
     const struct mu_held_share *shares;
     uint32_t share_count;
     const char *job;
+    const char *host; /* of a checkpoint of kind local: the own one; NULL: one directory for all */
     uint64_t step, generation;
 };
 

@@ -32,6 +32,7 @@ const struct checkpoint *newest_committed(const struct job *job)
 
 static void remove_checkpoint(struct job *job, struct checkpoint *checkpoint)
 {
+    free_holders(&checkpoint->record);
     size_t index = (size_t)(checkpoint - job->checkpoints);
     memmove(checkpoint, checkpoint + 1, (--job->checkpoint_count - index) * sizeof *checkpoint);
 }
@@ -41,6 +42,23 @@ static void emit_io(struct mu_coord *coord, const struct job *job, enum mu_coord
 {
     emit(coord, &(struct mu_coord_action){
                     .kind = kind, .checkpoint_io = {.job = &job->record, .checkpoint = record, .probe = probe}});
+}
+
+static void publish(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint)
+{
+    job->publishing = true;
+    if (is_local(job))
+        keep(coord, job, checkpoint, MU_KEEP_PUBLISH);
+    else
+        emit_io(coord, job, MU_CA_PUBLISH, &checkpoint->record, false);
+}
+
+static void delete_files(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint)
+{
+    if (is_local(job))
+        keep(coord, job, checkpoint, MU_KEEP_DISCARD);
+    else
+        emit_io(coord, job, MU_CA_DELETE, &checkpoint->record, false);
 }
 
 /* ---- ordering ---- */
@@ -240,9 +258,12 @@ uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_
         parked ? choose_parked(coord, job, not_before_step, &layout) : choose_members(coord, job, &layout);
     if (writers == 0)
         return 0;
-    struct checkpoint *checkpoint = &job->checkpoints[job->checkpoint_count++];
+    struct checkpoint *checkpoint = &job->checkpoints[job->checkpoint_count];
     struct mu_checkpoint_record *record = &checkpoint->record;
     memset(checkpoint, 0, sizeof *checkpoint);
+    if (is_local(job) && !holders_of_writers(coord, job, checkpoint, writers))
+        return 0;
+    job->checkpoint_count++;
     record->job_uid = job->record.uid;
     memcpy(record->job, job->record.spec.name, sizeof record->job);
     record->number = ++job->record.next_checkpoint;
@@ -357,7 +378,7 @@ static void start_deleting(struct mu_coord *coord, struct job *job, struct check
     forget_pieces(&checkpoint->record);
     if (!MU_MUTANT(MU_MUT_DELETE_WITHOUT_RECORD))
         persist_checkpoint(coord, &checkpoint->record);
-    emit_io(coord, job, MU_CA_DELETE, &checkpoint->record, false);
+    delete_files(coord, job, checkpoint);
 }
 
 /* `again`: it is through no fault of the checkpoint's own; order it again at once, but not for ever: what keeps taking
@@ -408,7 +429,8 @@ static bool reassign(struct mu_coord *coord, struct job *job, struct checkpoint 
     struct mu_checkpoint_record *record = &checkpoint->record;
     uint64_t step = snapshot_step(record);
     for (struct worker *w = step ? next_worker(coord, job, NULL) : NULL; w; w = next_worker(coord, job, w)) {
-        if (!holds_piece(w, &record->layout, piece, step) || open_piece_of(job, record, w) < record->piece_count)
+        if (!holds_piece(w, &record->layout, piece, step) || open_piece_of(job, record, w) < record->piece_count ||
+            (is_local(job) && !add_holder(record, w->host)))
             continue;
         event(coord, MU_EVENT_INFO, "piece_reassigned", job, w,
               "piece %u of checkpoint %llu is written by worker %s: its writer %s was lost", piece,
@@ -549,10 +571,8 @@ void on_piece(struct mu_coord *coord, struct worker *worker, const struct mu_pie
     job->piece_slots[report->piece] = (uint32_t)(worker - coord->workers);
     if (MU_MUTANT(MU_MUT_ACK_BEFORE_DURABLE))
         acknowledge(coord, worker, report->checkpoint, report->piece);
-    if (!job->publishing && all_done(job, &checkpoint->record)) {
-        job->publishing = true;
-        emit_io(coord, job, MU_CA_PUBLISH, &checkpoint->record, false);
-    }
+    if (!job->publishing && all_done(job, &checkpoint->record))
+        publish(coord, job, checkpoint);
 }
 
 static const struct checkpoint *newest_verified(const struct job *job)
@@ -642,8 +662,9 @@ static void commit(struct mu_coord *coord, struct job *job, struct checkpoint *c
 }
 
 /* After a restart nothing is on disk yet: the writers will report, unless one of them is not there any more. */
-static void after_probe(struct mu_coord *coord, struct job *job, const struct mu_checkpoint_record *record)
+static void after_probe(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint)
 {
+    const struct mu_checkpoint_record *record = &checkpoint->record;
     for (uint32_t piece = 0; piece < record->piece_count; piece++) {
         if (!writer_is_there(coord, job, piece) && !job->pieces[piece].done) {
             abandon_checkpoint(coord, job, "its writers did not survive", true);
@@ -654,10 +675,8 @@ static void after_probe(struct mu_coord *coord, struct job *job, const struct mu
         abandon_checkpoint(coord, job, "the generation ended before every rank took its snapshot", true);
         return;
     }
-    if (all_done(job, record)) {
-        job->publishing = true;
-        emit_io(coord, job, MU_CA_PUBLISH, record, false);
-    }
+    if (all_done(job, record))
+        publish(coord, job, checkpoint);
 }
 
 void on_published(struct mu_coord *coord, struct job *job, uint64_t number, enum mu_status status, uint64_t step,
@@ -670,7 +689,7 @@ void on_published(struct mu_coord *coord, struct job *job, uint64_t number, enum
         commit(coord, job, checkpoint, step, size_bytes);
     } else if (!all_done(job, &checkpoint->record)) { /* a probe */
         job->publishing = false;
-        after_probe(coord, job, &checkpoint->record);
+        after_probe(coord, job, checkpoint);
     } else {
         abandon_checkpoint(coord, job, text ? text : mu_status_name(status), false);
     }
@@ -706,26 +725,33 @@ void mark_checkpoint_bad(struct mu_coord *coord, struct job *job, uint64_t numbe
           (unsigned long long)number, text, newer ? "newer ones are not affected" : "an older one takes its place");
 }
 
+/* What a file system holds of an open intent. (Of a local one nobody is there to ask yet: its writers report again.) */
+static void probe(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint)
+{
+    const struct mu_checkpoint_record *record = &checkpoint->record;
+    job->intent = record->number;
+    job->publishing = true;
+    for (uint32_t piece = 0; piece < record->piece_count; piece++) {
+        const struct worker *writer = find_worker(coord, job->pieces[piece].writer_name);
+        bool same = writer && mu_id_equal(writer->incarnation, job->pieces[piece].writer);
+        job->piece_slots[piece] = same ? (uint32_t)(writer - coord->workers) : NONE;
+        job->pieces[piece].done = false;
+    }
+    if (is_local(job))
+        on_published(coord, job, record->number, MU_ERR_NOT_FOUND, 0, 0, NULL);
+    else
+        emit_io(coord, job, MU_CA_PUBLISH, record, true);
+}
+
 void probe_intents(struct mu_coord *coord, struct job *job)
 {
     for (uint32_t i = 0; i < job->checkpoint_count; i++) {
-        struct mu_checkpoint_record *record = &job->checkpoints[i].record;
-        if (record->state == MU_CKPT_DELETING) {
-            emit_io(coord, job, MU_CA_DELETE, record, false);
-        } else if (record->state == MU_CKPT_INTENT) {
-            if (is_over(job)) {
-                start_deleting(coord, job, &job->checkpoints[i]);
-                continue;
-            }
-            job->intent = record->number;
-            job->publishing = true;
-            for (uint32_t piece = 0; piece < record->piece_count; piece++) {
-                const struct worker *writer = find_worker(coord, job->pieces[piece].writer_name);
-                bool same = writer && mu_id_equal(writer->incarnation, job->pieces[piece].writer);
-                job->piece_slots[piece] = same ? (uint32_t)(writer - coord->workers) : NONE;
-                job->pieces[piece].done = false;
-            }
-            emit_io(coord, job, MU_CA_PUBLISH, record, true);
-        }
+        struct checkpoint *checkpoint = &job->checkpoints[i];
+        if (checkpoint->record.state == MU_CKPT_DELETING)
+            delete_files(coord, job, checkpoint);
+        else if (checkpoint->record.state == MU_CKPT_INTENT && is_over(job))
+            start_deleting(coord, job, checkpoint);
+        else if (checkpoint->record.state == MU_CKPT_INTENT)
+            probe(coord, job, checkpoint);
     }
 }

@@ -82,8 +82,11 @@ struct mu_coord *mu_coord_new(const struct mu_coord_config *config)
     coord->shares = calloc((size_t)config->max_workers * MU_HELD_SHARES_MAX, sizeof coord->shares[0]);
     coord->holders = calloc(config->max_workers, sizeof coord->holders[0]);
     coord->column_holders = calloc(MU_SLICES_MAX * MU_STAGES_MAX, sizeof coord->column_holders[0]);
-    bool ok = coord->workers && coord->member_records && coord->plan_members && coord->assign_moves && coord->shares &&
-              coord->holders && coord->column_holders && allocate_jobs(coord);
+    coord->written = calloc(MU_PIECES_MAX, sizeof coord->written[0]);
+    coord->assign_holders = calloc(MU_HOLDERS_MAX, sizeof coord->assign_holders[0]);
+    bool ok = coord->written && coord->assign_holders && coord->workers && coord->member_records &&
+              coord->plan_members && coord->assign_moves && coord->shares && coord->holders && coord->column_holders &&
+              allocate_jobs(coord);
     ok = map_init(&coord->by_session, config->max_workers) && ok;
     ok = map_init(&coord->by_name, config->max_workers) && ok;
     if (!ok) {
@@ -103,7 +106,11 @@ void mu_coord_free(struct mu_coord *coord)
         free(coord->jobs[i].pieces);
         free(coord->jobs[i].piece_slots);
         drop_moves(&coord->jobs[i]);
+        for (uint32_t k = 0; k < coord->jobs[i].checkpoint_count; k++)
+            free_holders(&coord->jobs[i].checkpoints[k].record);
     }
+    free(coord->written);
+    free(coord->assign_holders);
     free(coord->jobs);
     free(coord->job_order);
     free(coord->workers);

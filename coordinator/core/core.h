@@ -2,7 +2,8 @@
  *
  * Pure: `mu_coord_step(core, event, sink)` is the only way in and the sink the only way out. No I/O, no clock (every
  * event carries the time), no globals, no threads; no allocation after `mu_coord_new`, but for the moves of a
- * generation that is being prepared (how many there are follows from its plan; without memory the job waits). The shell
+ * generation that is being prepared (how many there are follows from its plan; without memory the job waits) and the
+ * lists of hosts that hold a checkpoint of kind local (without memory it is not ordered). The shell
  * (coordinator/driver.c) and the simulator (tests/sim) run the same code.
  *
  * **Output commit.** The core changes its memory at once and emits PERSIST actions for what must survive. The shell
@@ -22,6 +23,8 @@
  */
 #ifndef MU_COORDINATOR_CORE_H
 #define MU_COORDINATOR_CORE_H
+
+#include <string.h>
 
 #include "plan/plan.h"
 #include "plan/session.h"
@@ -129,7 +132,25 @@ struct mu_piece_record {
     bool reassigned; /* its writer was lost: ordered of another one by Snapshot, whatever the record's `command` says */
     uint64_t size_bytes;
     struct mu_hash128 checksum;
-    char file[96];
+    char file[MU_PIECE_FILE_SIZE];
+};
+
+static inline struct mu_written_piece mu_written_piece(const struct mu_piece_record *piece)
+{
+    struct mu_written_piece written = {.size_bytes = piece->size_bytes, .checksum = piece->checksum};
+    memcpy(written.file, piece->file, sizeof written.file);
+    return written;
+}
+
+/* A host that has a part of a checkpoint of kind local. Only its name is recorded. */
+struct mu_holder_record {
+    char host[MU_WORKER_NAME_SIZE];
+    uint64_t host_id;
+    bool missing; /* its disk does not have it: a worker said so when it attached */
+    /* of the order that is out */
+    uint32_t asked; /* slot of the worker that has it; UINT32_MAX: the host has none */
+    bool done;
+    uint64_t size_bytes;
 };
 
 struct mu_checkpoint_record {
@@ -155,6 +176,8 @@ struct mu_checkpoint_record {
                                    intent: recorded before there were layouts: tp = pp = 1, dp = piece_count */
     uint32_t piece_count;       /* INTENT: mu_layout_working(&layout) */
     const struct mu_piece_record *pieces;
+    uint32_t holder_count; /* kind local: hosts in the order of their ring */
+    struct mu_holder_record *holders;
 };
 
 struct mu_worker_record {

@@ -121,6 +121,8 @@ void finalizing_tick(struct mu_coord *coord, struct job *job)
 {
     const struct checkpoint *newest = newest_committed(job);
     bool saved = newest && newest->record.step >= job->record.spec.steps;
+    if (saved && discards_pending(job))
+        return; /* by those who leave next */
     if (job->record.spec.checkpoint.path[0] == 0 || saved) {
         finish_job(coord, job, MU_JOB_FINISHED, 0, "");
         return;

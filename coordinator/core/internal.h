@@ -29,6 +29,9 @@ struct stage_time {
 struct worker {
     bool used;
     char name[MU_WORKER_NAME_SIZE], host[MU_WORKER_NAME_SIZE], address[MU_ADDRESS_SIZE], backend[16];
+    char files_address[MU_ADDRESS_SIZE]; /* empty: it gives out no files */
+    uint8_t files_secret[32];
+    uint64_t host_id;
     uint64_t pid, memory_bytes;
     uint32_t threads;
     struct mu_id incarnation;
@@ -68,7 +71,9 @@ struct worker {
 struct checkpoint {
     bool unreadable;                    /* when it was last to be re-read; told */
     uint64_t scrub_due_us;              /* lease clock: to be re-read then; 0: at once */
-    struct mu_checkpoint_record record; /* pieces point to the job's `pieces` while it is the open intent */
+    enum mu_keep_kind keeping;          /* kind local: the order that its holders have; 0: none */
+    struct mu_checkpoint_record record; /* pieces point to the job's `pieces` while it is the open intent; holders are
+                                           its own, see holders.c */
 };
 
 struct bad_link {
@@ -159,6 +164,7 @@ struct job {
 
     struct checkpoint checkpoints[MU_CHECKPOINTS_MAX]; /* ascending by number */
     uint32_t checkpoint_count;
+    uint64_t unreachable_us;      /* kind local: since when too few hosts of the newest are there; 0: it is (lease) */
     uint64_t suspect;             /* number of the one that the state was loaded from not long ago; 0: none */
     uint64_t suspect_step;        /* its step */
     uint32_t unfinite_reports;    /* in a row, the newest included */
@@ -226,6 +232,8 @@ struct mu_coord {
     struct mu_reshard_holder *holders; /* [max_workers] */
     uint32_t *column_holders;          /* [MU_SLICES_MAX * MU_STAGES_MAX] */
     struct mu_plan_link plan_links[MU_BAD_LINKS_MAX];
+    struct mu_written_piece *written; /* [MU_PIECES_MAX] */
+    struct mu_holder *assign_holders; /* [MU_HOLDERS_MAX] */
 };
 
 /* emit.c */
@@ -362,6 +370,30 @@ void on_deleted(struct mu_coord *coord, struct job *job, uint64_t number, enum m
 void mark_checkpoint_bad(struct mu_coord *coord, struct job *job, uint64_t number, const char *text);
 void probe_intents(struct mu_coord *coord, struct job *job); /* after a restart */
 void retain_checkpoints(struct mu_coord *coord, struct job *job);
+
+/* holders.c: checkpoints of kind local */
+bool is_local(const struct job *job);
+/* The hosts of its writers, in order of their pieces; of one that takes a piece over. False: no memory, too many. */
+bool holders_of_writers(struct mu_coord *coord, const struct job *job, struct checkpoint *checkpoint, uint32_t writers);
+bool add_holder(struct mu_checkpoint_record *record, const char *host);
+void free_holders(struct mu_checkpoint_record *record);
+/* Tells all its holders; the last answer leads to on_published, on_scrubbed or on_deleted. */
+void keep(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint, enum mu_keep_kind kind);
+void on_kept(struct mu_coord *coord, struct worker *worker, const struct mu_kept_report *report);
+void note_inventory(struct job *job, const struct worker *worker, const struct mu_hello *hello);
+void holder_back(struct mu_coord *coord, struct job *job, const struct worker *worker);
+void holder_lost(struct mu_coord *coord, struct job *job, const struct worker *worker);
+bool discards_pending(const struct job *job); /* by workers that are there */
+bool all_holders_here(struct mu_coord *coord, const struct job *job, const struct mu_checkpoint_record *record);
+/* Its pieces can all be read from workers that are there. */
+bool is_reachable(struct mu_coord *coord, const struct job *job, const struct mu_checkpoint_record *record);
+/* What a generation may start from: the newest one, or, when that has not been reachable for long, an older one; NULL:
+ * none. */
+const struct checkpoint *usable_checkpoint(struct mu_coord *coord, struct job *job);
+void describe_missing(struct mu_coord *coord, const struct job *job, const struct mu_checkpoint_record *record,
+                      char *out, size_t size);
+void list_holders(struct mu_coord *coord, const struct job *job, const struct mu_checkpoint_record *record,
+                  struct mu_assign *assign);
 
 /* scrub.c */
 void scrub_start(struct mu_coord *coord);

@@ -28,6 +28,8 @@ struct job *find_job(struct mu_coord *coord, const char *name)
 void clear_job(struct job *job)
 {
     drop_moves(job);
+    for (uint32_t i = 0; i < job->checkpoint_count; i++)
+        free_holders(&job->checkpoints[i].record);
     *job = (struct job){.used = true,
                         .first_worker = NONE,
                         .last_worker = NONE,
@@ -442,7 +444,7 @@ void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *p
     }
     if (job->plan_ticket != ticket || job->phase != MU_JP_PLANNING)
         return; /* overtaken by events */
-    const struct checkpoint *newest = newest_committed(job);
+    const struct checkpoint *newest = usable_checkpoint(coord, job);
     if (newest && newest->record.number != job->plan_checkpoint && newest->record.step > plan->start_step &&
         !MU_MUTANT(MU_MUT_START_FROM_SEED)) {
         request_plan(coord, job); /* committed while the plan was made: nobody need go back that far */

@@ -138,7 +138,9 @@ void free_worker(struct mu_coord *coord, struct worker *worker)
 /* A plan that is being made may count on it: then it is made again. */
 static void free_spare(struct mu_coord *coord, struct job *job, struct worker *worker)
 {
+    worker->lost = true;
     checkpoint_writer_lost(coord, job, worker);
+    holder_lost(coord, job, worker);
     free_worker(coord, worker);
     if (job->phase == MU_JP_PLANNING)
         park_all(coord, job);
@@ -389,6 +391,9 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     map_put(&coord->by_session, session, (uint32_t)(worker - coord->workers));
     memcpy(worker->host, hello->host, sizeof worker->host);
     memcpy(worker->address, hello->address, sizeof worker->address);
+    memcpy(worker->files_address, hello->files_address, sizeof worker->files_address);
+    memcpy(worker->files_secret, hello->files_secret, sizeof worker->files_secret);
+    worker->host_id = mu_host_id(worker->host);
     memcpy(worker->backend, hello->backend, sizeof worker->backend);
     worker->pid = hello->pid;
     worker->threads = hello->threads;
@@ -418,6 +423,8 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
         taken_back(coord, job, worker);
     if (fresh_stream)
         checkpoint_writer_back(coord, job, worker);
+    note_inventory(job, worker, hello);
+    holder_back(coord, job, worker);
     reconcile(coord, worker);
     if (worker->used && worker->draining && !worker->lost)
         settle(coord, job);
@@ -558,6 +565,9 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
     case MU_WM_PIECE:
         on_piece(coord, worker, &message->piece);
         break;
+    case MU_WM_KEPT:
+        on_kept(coord, worker, &message->kept);
+        break;
     case MU_WM_GOODBYE:
         on_goodbye(coord, worker, message->goodbye.reason);
         break;
@@ -671,6 +681,7 @@ void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt
     if (!worker->draining && !counted)
         count_death(coord, job, worker);
     checkpoint_writer_lost(coord, job, worker);
+    holder_lost(coord, job, worker);
     if (worker->rank != NONE)
         member_lost(coord, job, worker);
     else

@@ -127,7 +127,7 @@ static uint32_t collect_bad_links(struct mu_coord *coord, const struct job *job)
 /* `trial`: what would be, if all parked at this boundary. */
 static uint64_t emit_plan(struct mu_coord *coord, struct job *job, bool trial)
 {
-    const struct checkpoint *newest = newest_committed(job);
+    const struct checkpoint *newest = usable_checkpoint(coord, job);
     if (MU_MUTANT(MU_MUT_START_FROM_SEED))
         newest = NULL;
     uint64_t ticket = ++coord->plan_count << 16 | (uint64_t)(job - coord->jobs);
@@ -176,6 +176,24 @@ static bool draining_must_stay(struct mu_coord *coord, struct job *job, bool *re
     return !*ret_wait;
 }
 
+/* Nobody holds the state, and of the newest checkpoint of kind local too few hosts are there. */
+static bool waits_for_holders(struct mu_coord *coord, struct job *job)
+{
+    bool any;
+    const struct checkpoint *newest = newest_committed(job);
+    if (!newest || usable_checkpoint(coord, job))
+        return false;
+    uint64_t held = newest_whole_step(coord, job, &any);
+    if (any && held >= newest->record.step && !job->plan_without_state)
+        return false;
+    char text[MU_TEXT_SIZE], hosts[160];
+    describe_missing(coord, job, &newest->record, hosts, sizeof hosts);
+    format_into(text, sizeof text, "checkpoint %llu at step %llu cannot be read: %s",
+                (unsigned long long)newest->record.number, (unsigned long long)newest->record.step, hosts);
+    wait_for_workers(coord, job, text);
+    return true;
+}
+
 void request_plan(struct mu_coord *coord, struct job *job)
 {
     for (uint32_t rank = 0; rank < job->world; rank++) {
@@ -191,8 +209,10 @@ void request_plan(struct mu_coord *coord, struct job *job)
         wait_for_workers(coord, job, "the only holder of its state is leaving; saving it first");
         return; /* waiting_tick orders the checkpoint; planning goes on from there */
     }
+    if (waits_for_holders(coord, job))
+        return;
     collect_members(coord, job, draining_stay, false);
-    const struct checkpoint *newest = newest_committed(job);
+    const struct checkpoint *newest = usable_checkpoint(coord, job);
     job->plan_checkpoint = newest && !MU_MUTANT(MU_MUT_START_FROM_SEED) ? newest->record.number : 0;
     job->phase = MU_JP_PLANNING;
     job->phase_since_us = lease_now(coord);
@@ -374,8 +394,10 @@ void send_assign(struct mu_coord *coord, struct job *job, struct worker *worker)
     if (worker->source == MU_SOURCE_CHECKPOINT) {
         const struct checkpoint *checkpoint = find_checkpoint(job, job->plan_checkpoint);
         assign->checkpoint = job->plan_checkpoint;
-        if (checkpoint)
+        if (checkpoint) {
             memcpy(assign->checkpoint_dir, checkpoint->record.dir, sizeof assign->checkpoint_dir);
+            list_holders(coord, job, &checkpoint->record, assign);
+        }
     }
     assign->command_base = job->command_base;
     note_assigned(job, worker);

@@ -114,6 +114,13 @@ static enum mu_status restore_checkpoint(struct mu_coord *coord, const struct mu
     struct mu_checkpoint_record *own = &job->checkpoints[at].record;
     *own = *record;
     own->layout = layout;
+    own->holders = NULL;
+    own->holder_count = 0;
+    for (uint32_t i = 0; i < record->holder_count && !MU_MUTANT(MU_MUT_FORGET_HOLDERS); i++) {
+        if (!add_holder(own, record->holders[i].host))
+            return mu_fail(err, MU_ERR_LIMIT, "job '%s': no memory for the hosts of checkpoint %llu, or over %d",
+                           record->job, (unsigned long long)record->number, MU_HOLDERS_MAX);
+    }
     if (record->state == MU_CKPT_INTENT) {
         memcpy(job->pieces, record->pieces, record->piece_count * sizeof job->pieces[0]);
         own->pieces = job->pieces;

@@ -29,18 +29,25 @@ static bool comes_first(const struct checkpoint *a, const struct checkpoint *b)
     return a->scrub_due_us < b->scrub_due_us;
 }
 
+/* Of kind local: a worker is there to read on each of its hosts, and nothing else is to be done to it. */
+static bool can_read(struct mu_coord *coord, const struct job *job, const struct checkpoint *checkpoint)
+{
+    return !is_local(job) ||
+           (!is_over(job) && checkpoint->keeping == 0 && all_holders_here(coord, job, &checkpoint->record));
+}
+
 void scrub_next(struct mu_coord *coord)
 {
     struct job *found_in = NULL;
-    const struct checkpoint *found = NULL;
+    struct checkpoint *found = NULL;
     if (coord->scrub_number)
         return; /* one is being read */
     coord->scrub_next_us = UINT64_MAX;
     for (uint32_t i = 0; i < coord->job_count; i++) {
         struct job *job = &coord->jobs[coord->job_order[i]];
         for (uint32_t k = 0; k < job->checkpoint_count; k++) {
-            const struct checkpoint *checkpoint = &job->checkpoints[k];
-            if (checkpoint->record.state != MU_CKPT_COMMITTED)
+            struct checkpoint *checkpoint = &job->checkpoints[k];
+            if (checkpoint->record.state != MU_CKPT_COMMITTED || !can_read(coord, job, checkpoint))
                 continue;
             if (checkpoint->scrub_due_us > lease_now(coord)) {
                 if (checkpoint->scrub_due_us < coord->scrub_next_us)
@@ -55,6 +62,10 @@ void scrub_next(struct mu_coord *coord)
         return;
     coord->scrub_job = found_in->record.uid;
     coord->scrub_number = found->record.number;
+    if (is_local(found_in)) {
+        keep(coord, found_in, found, MU_KEEP_CHECK);
+        return;
+    }
     emit(coord, &(struct mu_coord_action){.kind = MU_CA_SCRUB,
                                           .checkpoint_io = {.job = &found_in->record, .checkpoint = &found->record}});
 }

@@ -87,10 +87,11 @@ static bool has_another(const struct job *job, uint64_t number)
     return false;
 }
 
+/* (Of kind local it may be that a host could not be reached.) */
 void suspect_unprepared(struct mu_coord *coord, struct job *job, const struct worker *worker)
 {
     struct checkpoint *checkpoint =
-        worker->source == MU_SOURCE_CHECKPOINT ? find_checkpoint(job, job->plan_checkpoint) : NULL;
+        worker->source == MU_SOURCE_CHECKPOINT && !is_local(job) ? find_checkpoint(job, job->plan_checkpoint) : NULL;
     if (!checkpoint || checkpoint->record.state != MU_CKPT_COMMITTED ||
         checkpoint->record.failed_generation == job->record.generation)
         return;

@@ -177,14 +177,15 @@ class Cluster:
                         return
         threading.Thread(target=keep, daemon=True).start()
 
-    def retry(self, action, limit_s=20):
-        """Repeats a request while the coordinator is away."""
+    def retry(self, action, limit_s=20, also=()):
+        """Repeats a request while the coordinator is away (or answers with one of `also`)."""
+        codes = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, *also)
         deadline = time.monotonic() + limit_s * SLOW
         while True:
             try:
                 return action()
             except grpc.RpcError as error:
-                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED) or time.monotonic() > deadline:
+                if error.code() not in codes or time.monotonic() > deadline:
                     raise
                 time.sleep(0.05)
 
@@ -230,7 +231,9 @@ class Cluster:
         return self.call("ListCheckpoints", api.ListCheckpointsRequest(job=job), api.ListCheckpointsResponse).checkpoints
 
     def checkpoint(self, job="tiny"):
-        return self.call("TriggerCheckpoint", api.TriggerCheckpointRequest(job=job), api.TriggerCheckpointResponse).number
+        """As soon as the job steps: between generations none can be ordered."""
+        order = lambda: self.call("TriggerCheckpoint", api.TriggerCheckpointRequest(job=job), api.TriggerCheckpointResponse).number
+        return self.retry(order, also=[grpc.StatusCode.FAILED_PRECONDITION])
 
     def drain(self, worker, reason="test"):
         self.call("DrainWorker", api.DrainWorkerRequest(worker=worker, reason=reason), api.DrainWorkerResponse)

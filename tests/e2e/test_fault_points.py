@@ -28,6 +28,7 @@ GRID_POINTS = {"worker.gather": (3, SHARDED), "worker.tensor": (4, STAGES), "wor
                "worker.digest": (4, STAGES), "worker.buddy": (2, BUDDIES)}
 
 
+LOCAL_POINTS = ("worker.keep", "worker.files", "coord.send.keep")  # of checkpoints on the hosts' own disks
 FIRST = ("worker.comm.welcome", "worker.feed.give", "worker.feed.update", "worker.feed.end")
 
 
@@ -141,6 +142,29 @@ def grid_scenario(point, reference, stop, workers, layout):
             check(faulty.wait() in (0, 1), f"the stopped worker ended with {faulty.popen.returncode}")
 
 
+def local_scenario(point, reference, stop):
+    """Three hosts with disks of their own; the first one's worker, or the coordinator, is faulty; another worker comes to that host."""
+    fault, of_worker = point + (",stop" if stop else ""), point.startswith("worker.")
+    with Cluster() as cluster:
+        cluster.start_coordinator(fault=None if of_worker else fault)
+        if not of_worker:
+            cluster.keep_coordinator()
+            if stop:
+                wake_later(cluster)
+        job = tiny_job(cluster, **JOB, checkpoint__kind=pb.CHECKPOINT_KIND_LOCAL, checkpoint__path=os.path.join(cluster.dir, "disk-%h"))
+        cluster.retry(lambda: cluster.submit(job))
+        workers = [cluster.start_worker(flags=["--host-id", host], fault=fault if of_worker and host == "a" else None) for host in "abc"]
+        cluster.wait_until(lambda: cluster.faults_reached() or cluster.retry(cluster.job).state > 2, 60, "the point was never reached and the job does not end")
+        if not cluster.faults_reached():
+            raise NotReached("no scenario reaches this point")
+        if of_worker and stop:
+            cluster.wait_event(lambda e: e.kind in ("worker_lost", "job_finished", "worker_left"), limit_s=20)
+            workers[0].kill(signal.SIGCONT)
+        elif of_worker:
+            cluster.start_worker(flags=["--host-id", "a"])
+        finish(cluster, reference)
+
+
 def corrupt(cluster):
     """Flips a bit in every piece of the newest checkpoint."""
     newest = [c for c in cluster.checkpoints() if c.state == pb.CHECKPOINT_STATE_COMMITTED][-1]
@@ -237,7 +261,12 @@ def main():
     wanted = [a for a in sys.argv[1:] if not a.startswith("-")]
     reference, grid_reference = undisturbed(JOB), undisturbed(GRID)
 
+    def on_coordinator(point, stop):
+        return patiently(local_scenario if point.startswith(LOCAL_POINTS) else coordinator_scenario, point, reference, stop)
+
     def on_worker(point, hit, stop):
+        if point.startswith(LOCAL_POINTS):
+            return patiently(local_scenario, point + hit, reference, stop)
         for prefix, (workers, layout) in GRID_POINTS.items():
             if point.startswith(prefix):
                 return patiently(grid_scenario, point + hit, grid_reference, stop, workers, layout)
@@ -252,9 +281,9 @@ def main():
             cases.append((f"worker stopped at {point}", lambda p=point: on_worker(p, "", True)))
     for i, point in enumerate(points("coord")):
         if full or i % 6 == 0:
-            cases.append((f"coordinator stopped at {point}", lambda p=point: patiently(coordinator_scenario, p, reference, True)))
+            cases.append((f"coordinator stopped at {point}", lambda p=point: on_coordinator(p, True)))
         for hit in ("", ":2", ":3") if full else ("",):
-            cases.append((f"coordinator killed at {point}{hit}", lambda p=point + hit: patiently(coordinator_scenario, p, reference)))
+            cases.append((f"coordinator killed at {point}{hit}", lambda p=point + hit: on_coordinator(p, False)))
     cases.append(("worker returns during a preparation", returns_during_preparation))
     passed = failed = 0
     for name, case in cases:

@@ -289,6 +289,8 @@ static struct mu_record *copy_key(const struct mu_record *record)
         checkpoint = *record->checkpoint;
         checkpoint.piece_count = 0;
         checkpoint.pieces = NULL;
+        checkpoint.holder_count = 0;
+        checkpoint.holders = NULL;
         key.checkpoint = &checkpoint;
     }
     return mu_sim_copy_record(&key);

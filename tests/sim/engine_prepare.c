@@ -12,6 +12,8 @@
 
 #define REDIAL_US     (40 * MU_SIM_MS)
 #define OPEN_LIMIT_US (6 * MU_SIM_S) /* not connected by then */
+#define LOAD_PAUSE_US (250 * MU_SIM_MS)
+enum { LOAD_TRIES = 40 };
 
 static struct mu_sim_engine *engine_of(struct mu_sim *sim, uint32_t slot)
 {
@@ -285,10 +287,15 @@ static void loaded(struct mu_sim *sim, struct mu_sim_event *event)
     if (stale(sim, event))
         return;
     engine->progress++;
-    if (!mu_sim_files_load(sim, engine->assign->checkpoint_dir, &step, &all.values) ||
-        step != engine->assign->start_step) {
-        mu_sim_engine_park(sim, slot, MU_PARK_PREPARE, 0, MU_PEER_FAILURE_NONE, engine->assign->checkpoint,
-                           "piece does not match its checksum");
+    enum mu_status status = mu_sim_local_load(sim, slot, engine->assign, &step, &all.values);
+    if (status == MU_ERR_UNAVAILABLE && engine->load_tries++ < LOAD_TRIES) { /* a holder may just have died */
+        later(sim, slot, LOAD_PAUSE_US, loaded);
+        return;
+    }
+    if (status != MU_OK || step != engine->assign->start_step) {
+        bool bad = status != MU_ERR_UNAVAILABLE;
+        mu_sim_engine_park(sim, slot, MU_PARK_PREPARE, 0, MU_PEER_FAILURE_NONE, bad ? engine->assign->checkpoint : 0,
+                           bad ? "piece does not match its checksum" : "a holder cannot be reached");
         return;
     }
     mu_sim_state_take(&engine->incoming, &all, engine->wants);
@@ -324,6 +331,7 @@ static void get_state(struct mu_sim *sim, uint32_t slot)
         engine->has_base = true; /* everything comes by moves */
         break;
     case MU_SOURCE_CHECKPOINT:
+        engine->load_tries = 0;
         later(sim, slot, mu_sim_delay(sim, sim->params.io_us), loaded);
         break;
     case MU_SOURCE_INIT:

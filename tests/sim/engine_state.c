@@ -168,6 +168,10 @@ static void job_loaded(struct mu_sim *sim, struct mu_sim_event *event)
     struct mu_worker_event out = {.kind = MU_WE_JOB_LOADED, .job_loaded = {.status = MU_OK, .text = ""}};
     out.job_loaded.numeric_identity = (struct mu_hash128){7, sim->workers[slot].stranger ? 1 : 0};
     out.job_loaded.data_hash = (struct mu_hash128){9, 0};
+    static const uint8_t secret[32];
+    out.job_loaded.files_secret = secret;
+    if (sim->params.local) /* where its data plane listens, too: in this world an address is a process */
+        out.job_loaded.files_address = mu_sim_worker_own_address(sim, slot);
     engine_of(sim, slot)->loaded = true;
     mu_sim_worker_post(sim, slot, &out);
 }
@@ -217,14 +221,16 @@ void mu_sim_engine_write_piece(struct mu_sim *sim, uint32_t slot, const struct m
     uint64_t chunks = mu_sim_share_chunks(sim, &snapshot->layout, snapshot->piece, MU_SHARE_PRIMARY);
     struct mu_sim_mask primary = {chunks, chunks};
     struct mu_sim_piece *piece = mu_sim_alloc(sizeof *piece);
-    memcpy(piece->dir, snapshot->dir, sizeof piece->dir);
+    mu_sim_local_path(snapshot->dir, sim->workers[slot].host, piece->dir);
     piece->checkpoint = snapshot->checkpoint;
     piece->piece = snapshot->piece;
     piece->piece_count = mu_layout_working(&snapshot->layout);
     piece->step = engine->held.step;
     piece->generation = engine->generation;
-    snprintf(piece->file, sizeof piece->file, "piece-%u-of-%u-step-%" PRIu64 "-%016" PRIx64, piece->piece,
-             piece->piece_count, piece->step, mu_worker_incarnation(sim->workers[slot].core).low);
+    int length = snprintf(piece->file, sizeof piece->file, "piece-%u-of-%u-step-%" PRIu64 "-%016" PRIx64, piece->piece,
+                          piece->piece_count, piece->step, mu_worker_incarnation(sim->workers[slot].core).low);
+    if (sim->params.local)
+        snprintf(piece->file + length, sizeof piece->file - (size_t)length, "-h%u", sim->workers[slot].host);
     if (!mu_sim_mask_covers(mu_sim_held_mask(sim, &engine->held, piece->step), primary)) {
         mu_sim_violate(sim, "worker %u is told to write piece %u of checkpoint %" PRIu64 " and does not hold it", slot,
                        piece->piece, piece->checkpoint);

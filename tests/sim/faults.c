@@ -14,7 +14,7 @@ const char *mu_sim_fault_name(enum mu_sim_fault fault)
                                         "add-worker",  "hang-engine", "lose-stream", "half-open",   "cut-stream",
                                         "cut-link",    "reset-link",  "kill-coord",  "pause-coord", "jump-wall",
                                         "drain",       "checkpoint",  "full-disk",   "corrupt",     "cancel",
-                                        "kill-stage",  "drain-stage"};
+                                        "kill-stage",  "drain-stage", "lose-disk"};
     return names[fault];
 }
 
@@ -138,6 +138,14 @@ static void kill_all(struct mu_sim *sim)
         mu_sim_coord_kill(sim, false);
 }
 
+/* Nothing else may be lost in this history. (What was on one host only, because no other was there, is gone.) */
+static void one_copy_left(struct mu_sim *sim)
+{
+    sim->disk_lost = true;
+    if (!mu_sim_oracle_all_whole(sim))
+        mu_sim_oracle_damaged(sim);
+}
+
 static void corrupt(struct mu_sim *sim)
 {
     if (!sim->files.count)
@@ -147,9 +155,25 @@ static void corrupt(struct mu_sim *sim)
     if (!directory->piece_count || !mu_sim_oracle_lists(sim, directory->path))
         return;
     mu_sim_trace(sim, "fault a bit flips in %s", directory->path);
+    if (sim->disk_lost) /* the other copy may be gone */
+        return;
     directory->pieces[mu_sim_below(sim, directory->piece_count)].corrupt = true;
-    mu_sim_oracle_damaged(sim);
+    if (sim->params.local)
+        one_copy_left(sim);
+    else
+        mu_sim_oracle_damaged(sim);
     kill_all(sim);
+}
+
+static void lose_disk(struct mu_sim *sim)
+{
+    uint32_t slot = pick(sim);
+    if (slot == UINT32_MAX || sim->disk_lost)
+        return;
+    mu_sim_local_lose_disk(sim, sim->workers[slot].host);
+    one_copy_left(sim);
+    if (mu_sim_below(sim, 2))
+        kill_all(sim);
 }
 
 static void add_worker(struct mu_sim *sim)
@@ -245,6 +269,7 @@ static void on_worker(struct mu_sim *sim, enum mu_sim_fault fault)
     case MU_SIM_FAULT_CANCEL:
     case MU_SIM_FAULT_KILL_STAGE:
     case MU_SIM_FAULT_DRAIN_STAGE:
+    case MU_SIM_FAULT_LOSE_DISK:
     case MU_SIM_FAULT_COUNT:
         break;
     }
@@ -285,6 +310,9 @@ static void do_fault(struct mu_sim *sim, enum mu_sim_fault fault)
     case MU_SIM_FAULT_KILL_STAGE:
     case MU_SIM_FAULT_DRAIN_STAGE:
         on_stage(sim, fault);
+        break;
+    case MU_SIM_FAULT_LOSE_DISK:
+        lose_disk(sim);
         break;
     case MU_SIM_FAULT_KILL_WORKER:
     case MU_SIM_FAULT_KILL_TWO:
@@ -343,7 +371,9 @@ static void repair(struct mu_sim *sim)
     }
     for (uint32_t slot = 0; slot < sim->params.slots; slot++)
         alive += (mu_sim_worker_alive(sim, slot) && !sim->workers[slot].leaving) || sim->workers[slot].restart_planned;
-    for (uint32_t slot = 0; slot < sim->params.slots && alive < sim->params.workers; slot++) {
+    uint32_t wanted =
+        sim->params.local ? sim->params.slots : sim->params.workers; /* disks come back with their hosts */
+    for (uint32_t slot = 0; slot < sim->params.slots && alive < wanted; slot++) {
         if (!mu_sim_worker_alive(sim, slot) && !sim->workers[slot].restart_planned) {
             sim->workers[slot].stranger = false;
             mu_sim_worker_restart_later(sim, slot);

@@ -33,7 +33,7 @@ struct mu_sim_directory *mu_sim_files_find(struct mu_sim_files *files, const cha
     return NULL;
 }
 
-static struct mu_sim_directory *make(struct mu_sim_files *files, const char *path)
+struct mu_sim_directory *mu_sim_files_make(struct mu_sim_files *files, const char *path)
 {
     struct mu_sim_directory *directory = mu_sim_files_find(files, path);
     if (directory)
@@ -54,7 +54,7 @@ static enum mu_status io_luck(struct mu_sim *sim)
     return MU_OK;
 }
 
-static struct mu_sim_piece *find_piece(struct mu_sim_directory *directory, const char *file)
+struct mu_sim_piece *mu_sim_files_piece(struct mu_sim_directory *directory, const char *file)
 {
     for (uint32_t i = 0; directory && i < directory->piece_count; i++) {
         if (strcmp(directory->pieces[i].file, file) == 0)
@@ -68,8 +68,8 @@ enum mu_status mu_sim_files_write(struct mu_sim *sim, const struct mu_sim_piece 
     enum mu_status status = io_luck(sim);
     if (status != MU_OK)
         return status;
-    struct mu_sim_directory *directory = make(&sim->files, piece->dir);
-    struct mu_sim_piece *place = find_piece(directory, piece->file);
+    struct mu_sim_directory *directory = mu_sim_files_make(&sim->files, piece->dir);
+    struct mu_sim_piece *place = mu_sim_files_piece(directory, piece->file);
     if (!place) {
         directory->pieces = mu_sim_grow(directory->pieces, directory->piece_count, &directory->piece_capacity,
                                         sizeof *directory->pieces);
@@ -82,6 +82,8 @@ enum mu_status mu_sim_files_write(struct mu_sim *sim, const struct mu_sim_piece 
 bool mu_sim_files_complete(struct mu_sim *sim, const struct mu_checkpoint_record *record, bool allow_corrupt,
                            const char **ret_why)
 {
+    if (mu_sim_is_local(record->dir))
+        return mu_sim_local_complete(sim, record, ret_why);
     struct mu_sim_directory *directory = mu_sim_files_find(&sim->files, record->dir);
     struct mu_sim_mask found = {0, 0};
     *ret_why = "the directory is not there";
@@ -89,7 +91,7 @@ bool mu_sim_files_complete(struct mu_sim *sim, const struct mu_checkpoint_record
         return false;
     for (uint32_t i = 0; i < record->piece_count; i++) {
         const struct mu_piece_record *expected = &record->pieces[i];
-        const struct mu_sim_piece *piece = find_piece(directory, expected->file);
+        const struct mu_sim_piece *piece = mu_sim_files_piece(directory, expected->file);
         *ret_why = "a piece has not been reported";
         if (!expected->done)
             return false;
@@ -127,10 +129,10 @@ enum mu_status mu_sim_files_publish(struct mu_sim *sim, const struct mu_checkpoi
     /* A mutated coordinator has a mutated shell: the invariant of the commit must find it. */
     if (!mu_sim_files_complete(sim, record, false, ret_text) && !MU_MUTANT(MU_MUT_COMMIT_MISSING_PIECE))
         return MU_ERR_CORRUPT;
-    struct mu_sim_directory *directory = make(&sim->files, record->dir);
+    struct mu_sim_directory *directory = mu_sim_files_make(&sim->files, record->dir);
     directory->manifest = true;
     for (uint32_t i = 0; i < record->piece_count; i++) {
-        struct mu_sim_piece *piece = find_piece(directory, record->pieces[i].file);
+        struct mu_sim_piece *piece = mu_sim_files_piece(directory, record->pieces[i].file);
         if (piece)
             piece->listed = true;
     }
@@ -153,6 +155,8 @@ enum mu_status mu_sim_files_delete(struct mu_sim *sim, const char *path)
 
 bool mu_sim_files_load(struct mu_sim *sim, const char *path, uint64_t *ret_step, struct mu_sim_values *ret_values)
 {
+    if (mu_sim_is_local(path))
+        return mu_sim_local_load_any(sim, path, ret_step, ret_values);
     struct mu_sim_directory *directory = mu_sim_files_find(&sim->files, path);
     struct mu_sim_state all = {.has = {0, 0}};
     if (!directory || !directory->manifest)

@@ -68,6 +68,9 @@ static const char *const mutant_names[MU_MUT_COUNT] = {
     [MU_MUT_FEED_KEEP_PARAMS] = "feed-keep-params",
     [MU_MUT_FEED_FROM_ANYONE] = "feed-from-anyone",
     [MU_MUT_KEEP_OTHER_STEP] = "keep-other-step",
+    [MU_MUT_COMMIT_ONE_COPY] = "commit-one-copy",
+    [MU_MUT_FORGET_HOLDERS] = "forget-holders",
+    [MU_MUT_COPY_NOTHING] = "copy-nothing",
 };
 
 struct options {

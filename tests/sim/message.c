@@ -45,7 +45,8 @@ static size_t assign_extra(const struct mu_assign *assign)
     size += rounded(assign->peer_count * sizeof *assign->peers);
     for (uint32_t i = 0; i < assign->peer_count; i++)
         size += rounded(strlen(assign->peers[i].name) + 1) + rounded(strlen(assign->peers[i].address) + 1);
-    return size + rounded(assign->move_count * sizeof *assign->moves);
+    return size + rounded(assign->move_count * sizeof *assign->moves) +
+           rounded(assign->holder_count * sizeof *assign->holders);
 }
 
 static void put_assign(struct block *block, struct mu_assign *copy)
@@ -59,6 +60,8 @@ static void put_assign(struct block *block, struct mu_assign *copy)
     }
     copy->peers = peers;
     copy->moves = block_put(block, copy->moves, copy->move_count * sizeof *copy->moves);
+    if (copy->holder_count)
+        copy->holders = block_put(block, copy->holders, copy->holder_count * sizeof *copy->holders);
 }
 
 void *mu_sim_copy_assign(const struct mu_assign *assign, const void *head, size_t head_bytes,
@@ -80,12 +83,17 @@ struct mu_coord_message *mu_sim_copy_coord_message(const struct mu_coord_message
         size += rounded(sizeof *message->welcome.spec);
     if (message->kind == MU_CM_ASSIGN)
         size += assign_extra(&message->assign);
+    if (message->kind == MU_CM_KEEP)
+        size += rounded(message->keep.piece_count * sizeof *message->keep.pieces);
     struct block block = block_new(size);
     struct mu_coord_message *copy = block_put(&block, message, sizeof *message);
     if (with_spec)
         copy->welcome.spec = block_put(&block, message->welcome.spec, sizeof *message->welcome.spec);
     if (message->kind == MU_CM_ASSIGN)
         put_assign(&block, &copy->assign);
+    if (message->kind == MU_CM_KEEP)
+        copy->keep.pieces =
+            block_put(&block, message->keep.pieces, message->keep.piece_count * sizeof *message->keep.pieces);
     return copy;
 }
 
@@ -100,7 +108,8 @@ static size_t record_size(const struct mu_record *record)
         return rounded(sizeof *record->generation) + record->generation->world * sizeof *record->generation->members;
     case MU_RECORD_CHECKPOINT:
         return rounded(sizeof *record->checkpoint) +
-               record->checkpoint->piece_count * sizeof *record->checkpoint->pieces;
+               rounded(record->checkpoint->piece_count * sizeof *record->checkpoint->pieces) +
+               record->checkpoint->holder_count * sizeof *record->checkpoint->holders;
     case MU_RECORD_WORKER:
         return sizeof *record->worker;
     case MU_RECORD_TALLY:
@@ -133,6 +142,8 @@ struct mu_record *mu_sim_copy_record(const struct mu_record *record)
         struct mu_checkpoint_record *checkpoint = block_put(&block, record->checkpoint, sizeof *checkpoint);
         checkpoint->pieces =
             block_put(&block, checkpoint->pieces, checkpoint->piece_count * sizeof *checkpoint->pieces);
+        checkpoint->holders =
+            block_put(&block, checkpoint->holders, checkpoint->holder_count * sizeof *checkpoint->holders);
         copy->checkpoint = checkpoint;
         break;
     }

@@ -229,8 +229,10 @@ void mu_sim_net_up(struct mu_sim *sim, uint32_t slot, const struct mu_worker_mes
         return;
     uint64_t open_us = mu_sim_net_open_at(sim, node_of(slot), MU_SIM_NODE_COORDINATOR);
     session->last_up_us = later(session->last_up_us + 1, open_us + mu_sim_delay(sim, sim->params.stream_us));
-    mu_sim_at(sim, session->last_up_us, MU_SIM_NODE_COORDINATOR, up_arrives, mu_sim_copy_worker_message(message),
-              number, 0);
+    struct mu_worker_message *copy = mu_sim_copy_worker_message(message);
+    if (message->kind == MU_WM_HELLO && message->hello.files_address[0])
+        mu_sim_local_inventory(sim, sim->workers[slot].host, &copy->hello);
+    mu_sim_at(sim, session->last_up_us, MU_SIM_NODE_COORDINATOR, up_arrives, copy, number, 0);
 }
 
 static void down_arrives(struct mu_sim *sim, struct mu_sim_event *event)

@@ -167,6 +167,8 @@ static void committed(struct mu_sim *sim, const struct mu_checkpoint_record *rec
         reported = reported && record->pieces[i].done;
     if (reported && !mu_sim_files_complete(sim, record, false, &why))
         mu_sim_violate(sim, "checkpoint %" PRIu64 " is committed, but %s", record->number, why);
+    else if (!mu_sim_files_load(sim, record->dir, &step, &values) && sim->disk_lost && record->holder_count == 1)
+        mu_sim_oracle_damaged(sim); /* the only host that there was, and its disk went at this moment */
     else if (!mu_sim_files_load(sim, record->dir, &step, &values))
         mu_sim_violate(sim, "checkpoint %" PRIu64 " is committed without a manifest", record->number);
     else if (step != record->step || step > sim->spec.steps ||
@@ -212,12 +214,22 @@ static void checkpoint_durable(struct mu_sim *sim, const struct mu_checkpoint_re
         mu_sim_violate(sim, "checkpoint %" PRIu64 " moves from %s to %s", record->number, before->dir, record->dir);
 }
 
+/* %h in a record's path stands for any host. */
+static bool is_path_of(const char *dir, const char *path)
+{
+    const char *at = strstr(dir, "%h");
+    if (!at)
+        return strcmp(dir, path) == 0;
+    const char *rest = strstr(path, at + 2);
+    return strcmp(dir, path) == 0 || (strncmp(dir, path, (size_t)(at - dir)) == 0 && rest && strcmp(rest, at + 2) == 0);
+}
+
 bool mu_sim_oracle_lists(const struct mu_sim *sim, const char *path)
 {
     for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
         const struct mu_record *record = mu_sim_store_at(sim->store, i);
         if (record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED &&
-            strcmp(record->checkpoint->dir, path) == 0)
+            is_path_of(record->checkpoint->dir, path))
             return true;
     }
     return false;
@@ -228,6 +240,19 @@ void mu_sim_oracle_deleted(struct mu_sim *sim, const char *path)
 {
     if (mu_sim_oracle_lists(sim, path))
         mu_sim_violate(sim, "the directory of a committed checkpoint is removed: %s", path);
+}
+
+bool mu_sim_oracle_all_whole(struct mu_sim *sim)
+{
+    struct mu_sim_values values;
+    uint64_t step;
+    for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
+        const struct mu_record *record = mu_sim_store_at(sim->store, i);
+        if (record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED &&
+            !mu_sim_files_load(sim, record->checkpoint->dir, &step, &values))
+            return false;
+    }
+    return true;
 }
 
 void mu_sim_oracle_damaged(struct mu_sim *sim)
@@ -330,6 +355,8 @@ void mu_sim_oracle_views(struct mu_sim *sim)
         if (shown.number <= last)
             mu_sim_violate(sim, "the list of checkpoints is not in order at %" PRIu64, shown.number);
         last = shown.number;
+        if (sim->params.local) /* a host's disk may be lost */
+            continue;
         struct mu_sim_directory *directory = mu_sim_files_find(&sim->files, shown.dir);
         if (shown.state == MU_CKPT_COMMITTED && (!directory || !directory->manifest))
             mu_sim_violate(sim, "checkpoint %" PRIu64 " is listed as committed, but it is not there", shown.number);

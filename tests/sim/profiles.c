@@ -514,6 +514,25 @@ static void wide_grid(struct mu_sim *sim, struct mu_sim_params *p)
     p->W(TERM_WORKER) = 1;
 }
 
+/* One worker or two on a host. */
+static void local(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    checkpoints(sim, p);
+    p->local = p->checkpoints = p->may_fail = true;
+    p->point_kill_ppm = 3000;
+    p->point_coord_ppm = 3000;
+    p->mixed_hosts = mu_sim_below(sim, 2);
+    p->W(KILL_WORKER) = 4;
+    p->W(KILL_TWO) = 1;
+    p->W(KILL_ALL) = 2;
+    p->W(KILL_COORD) = 3;
+    p->W(LOSE_STREAM) = 2;
+    p->W(TERM_WORKER) = 1;
+    p->W(ADD_WORKER) = 2;
+    p->W(LOSE_DISK) = 2;
+    p->W(CORRUPT) = 1;
+}
+
 static void big(struct mu_sim *sim, struct mu_sim_params *p)
 {
     ordinary(sim, p);
@@ -570,6 +589,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"grid-all", "all of it together, in layouts of several columns", 8, grid_everything},
     {"buddies", "mirrors of what one worker alone would hold: deaths of one or two, growth, departures", 8, buddies},
     {"buddy-one", "with mirrors, one death at any instant: no step is replayed", 8, buddy_one},
+    {"local", "checkpoints on the hosts' own disks: deaths, coordinator crashes, one disk lost", 8, local},
     {"big", "1,000 to 4,000 workers, few steps, tree exchange", 0, big},
 };
 const uint32_t mu_sim_profile_count = sizeof mu_sim_profiles / sizeof mu_sim_profiles[0];

@@ -7,6 +7,7 @@
  *   net.c               streams to the coordinator, frames between workers, partitions
  *   store.c             records: synced, unsynced, lost in a crash
  *   files.c             checkpoint directories: pieces and manifests
+ *   local.c             the same where each host has its own: copies, orders to keep
  *   coordinator_node.c  shell of the coordinator core (output commit, planning, publishing, crashes, pauses)
  *   client.c            the user: submits, triggers checkpoints, drains, cancels
  *   worker_node.c       shell of a worker core
@@ -83,6 +84,7 @@ enum mu_sim_fault {
     MU_SIM_FAULT_CANCEL,
     MU_SIM_FAULT_KILL_STAGE,  /* every rank of one stage */
     MU_SIM_FAULT_DRAIN_STAGE, /* the same leave: often the only holders */
+    MU_SIM_FAULT_LOSE_DISK,   /* of one host, with its workers; once in a history */
     MU_SIM_FAULT_COUNT
 };
 
@@ -133,6 +135,7 @@ struct mu_sim_params {
     uint32_t layers, slices, channels, vocab; /* of the model */
     uint32_t tp, pp, dp;                      /* of the job; 0: the planner chooses */
     bool sharded, restless;                   /* restless: another layout after every change, see choose.c */
+    bool local;                               /* checkpoints: each host has a disk of its own, see local.c */
     bool buddies, one_fault;                  /* one_fault: and no step may be replayed for it */
     uint64_t memory_bytes;                    /* of a worker's device */
     bool same_names, no_names, mixed_hosts, hosts_vanish, strangers, may_fail, nobody_lost, undisturbed;
@@ -202,6 +205,22 @@ bool mu_sim_files_load(struct mu_sim *sim, const char *path, uint64_t *ret_step,
 /* Pieces of `record` complete, of the same step, tiling: the invariant of a commit. */
 bool mu_sim_files_complete(struct mu_sim *sim, const struct mu_checkpoint_record *record, bool allow_corrupt,
                            const char **ret_why);
+struct mu_sim_directory *mu_sim_files_make(struct mu_sim_files *files, const char *path);
+struct mu_sim_piece *mu_sim_files_piece(struct mu_sim_directory *directory, const char *file); /* NULL: none */
+
+/* local.c. Directories of all hosts lie in `files`; %h in a record's path stands for a host. */
+void mu_sim_local_path(const char *dir, uint32_t host, char out[MU_PATH_SIZE]);
+bool mu_sim_is_local(const char *dir);
+/* From all disks together, whoever is there. */
+bool mu_sim_local_load_any(struct mu_sim *sim, const char *dir, uint64_t *ret_step, struct mu_sim_values *ret_values);
+/* Every piece of the record is on as many hosts as it should be, and these have the manifest. */
+bool mu_sim_local_complete(struct mu_sim *sim, const struct mu_checkpoint_record *record, const char **ret_why);
+/* What this worker can get at: MU_ERR_UNAVAILABLE: not now. */
+enum mu_status mu_sim_local_load(struct mu_sim *sim, uint32_t slot, const struct mu_assign *assign, uint64_t *ret_step,
+                                 struct mu_sim_values *ret_values);
+void mu_sim_local_keep(struct mu_sim *sim, uint32_t slot, const struct mu_keep_order *order);
+void mu_sim_local_inventory(struct mu_sim *sim, uint32_t host, struct mu_hello *hello);
+void mu_sim_local_lose_disk(struct mu_sim *sim, uint32_t host);
 
 /* ---- nodes ---- */
 
@@ -356,6 +375,7 @@ enum mu_sim_engine_phase {
 };
 
 struct mu_sim_engine {
+    uint32_t load_tries;
     enum mu_sim_engine_phase phase;
     bool loaded, hung, was_hung; /* was_hung: by a fault, at some time */
     uint64_t epoch;              /* cancels what was scheduled for earlier work */
@@ -413,6 +433,7 @@ struct mu_sim_worker {
     uint64_t leaving_us;                     /* ... then */
     uint32_t speed_percent;
     uint32_t host;
+    char address[48];
 };
 
 struct mu_sim_partition {
@@ -454,6 +475,7 @@ struct mu_sim {
 
     bool faults_over, finished;
     bool trace, failed;
+    bool disk_lost; /* kind local: or a piece damaged; one copy of some pieces is left */
     char failure[MU_SIM_FAILURE_SIZE];
 };
 
@@ -563,6 +585,7 @@ void mu_sim_worker_kill(struct mu_sim *sim, uint32_t slot, bool vanished);
 void mu_sim_worker_restart_later(struct mu_sim *sim, uint32_t slot);
 void mu_sim_worker_terminate(struct mu_sim *sim, uint32_t slot);
 void mu_sim_worker_event(struct mu_sim *sim, uint32_t slot, struct mu_worker_event *event);
+const char *mu_sim_worker_own_address(struct mu_sim *sim, uint32_t slot);
 bool mu_sim_worker_alive(const struct mu_sim *sim, uint32_t slot);
 /* From the engine to its agent, in order, after a moment. */
 void mu_sim_worker_post(struct mu_sim *sim, uint32_t slot, const struct mu_worker_event *event);
@@ -668,7 +691,8 @@ void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot); /* before its sessio
 /* Gives up what it holds, all but `kept` (NULL: everything), by its own will. Before it does. */
 void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held *kept, const char *why);
 void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, const struct mu_record *before);
-void mu_sim_oracle_damaged(struct mu_sim *sim); /* a fault has damaged a checkpoint */
+bool mu_sim_oracle_all_whole(struct mu_sim *sim); /* every checkpoint that is durably committed can be loaded */
+void mu_sim_oracle_damaged(struct mu_sim *sim);   /* a fault has damaged a checkpoint */
 void mu_sim_oracle_deleted(struct mu_sim *sim, const char *path);
 void mu_sim_oracle_event(struct mu_sim *sim, const struct mu_event_record *event);
 void mu_sim_oracle_views(struct mu_sim *sim);                         /* what the coordinator shows */

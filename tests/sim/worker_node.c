@@ -30,6 +30,14 @@ bool mu_sim_worker_address(const struct mu_sim *sim, const char *address, uint32
     return true;
 }
 
+const char *mu_sim_worker_own_address(struct mu_sim *sim, uint32_t slot)
+{
+    char *text = sim->workers[slot].address;
+    snprintf(text, sizeof sim->workers[slot].address, "sim:%u:%" PRIu64, slot,
+             sim->nodes[MU_SIM_NODE_WORKER + slot].life);
+    return text;
+}
+
 /* ---- orders to the engine, in order ---- */
 
 struct order {
@@ -67,6 +75,7 @@ static void obey(struct mu_sim *sim, struct mu_sim_event *event)
     case MU_WA_FORGET:
         mu_sim_engine_forget(sim, slot);
         break;
+    case MU_WA_KEEP:
     case MU_WA_CONNECT:
     case MU_WA_DISCONNECT:
     case MU_WA_SEND:
@@ -134,6 +143,9 @@ static void emit(void *ctx, const struct mu_worker_action *action)
         mu_sim_trace(sim, "w%u   forgets", slot);
         mu_sim_oracle_drops(sim, slot, NULL, "forget");
         break;
+    case MU_WA_KEEP:
+        mu_sim_local_keep(sim, slot, action->keep);
+        return;
     case MU_WA_LOAD_JOB:
     case MU_WA_PREPARE:
     case MU_WA_RUN:
@@ -169,8 +181,8 @@ static void end_process(struct mu_sim *sim, uint32_t slot, bool vanished)
 
 static void trace_message(struct mu_sim *sim, uint32_t slot, const struct mu_coord_message *message)
 {
-    static const char *const names[] = {"WELCOME", "REJECT",   "ASSIGN",    "GO",      "REVOKE",
-                                        "COMMAND", "SNAPSHOT", "PIECE_ACK", "RELEASE", "FEED"};
+    static const char *const names[] = {"WELCOME",  "REJECT",    "ASSIGN",  "GO",   "REVOKE", "COMMAND",
+                                        "SNAPSHOT", "PIECE_ACK", "RELEASE", "FEED", "KEEP"};
     if (!sim->trace)
         return;
     if (message->kind == MU_CM_ASSIGN)
@@ -283,8 +295,7 @@ void mu_sim_worker_start(struct mu_sim *sim, uint32_t slot)
     strcpy(config.hello.software_version, "sim");
     worker->host = sim->params.mixed_hosts ? slot / 2 : slot;
     snprintf(config.hello.host, sizeof config.hello.host, "h%u", worker->host);
-    snprintf(config.hello.address, sizeof config.hello.address, "sim:%u:%" PRIu64, slot,
-             sim->nodes[node_of(slot)].life);
+    strcpy(config.hello.address, mu_sim_worker_own_address(sim, slot));
     if (sim->params.same_names)
         snprintf(config.hello.name, sizeof config.hello.name, "w%u", slot);
     else if (!sim->params.no_names && mu_sim_below(sim, 2))

@@ -292,7 +292,8 @@ static void fill_spec(struct mu_sim *sim)
     spec->workers.max = p->max_workers;
     spec->workers.spares = p->spares;
     if (p->checkpoints)
-        strcpy(spec->checkpoint.path, "/ckpt/sim");
+        strcpy(spec->checkpoint.path, sim->params.local ? "/disk-%h/sim" : "/ckpt/sim");
+    spec->checkpoint.kind = sim->params.local ? MU_CHECKPOINT_LOCAL : MU_CHECKPOINT_SHARED;
     spec->checkpoint.every = p->checkpoints ? p->checkpoint_every : 0;
     spec->checkpoint.keep = (uint32_t)p->keep;
     spec->checkpoint.keep_every = p->keep_every;

@@ -520,6 +520,8 @@ static void box_worker_action(void *ctx, const struct mu_worker_action *action)
     case MU_WA_FEED:
         box_feed(box, turn->index, action->feed.order);
         break;
+    case MU_WA_KEEP: /* no checkpoint here is of kind local */
+        break;
     case MU_WA_FORGET:
         worker->held = (struct mu_held){0};
         worker->running = worker->prepared = false;

@@ -191,7 +191,6 @@ static void test_job_bad_policy_is_named(void **state)
     BAD(s.workers.spares = 65537, "workers.spares", "65537", "0 to 65536");
     BAD((s.workers.min = 5, s.workers.max = 4), "workers.min", "5", "at most workers.max (4)");
     BAD(s.workers.min = 49, "workers.min", "49", "at most the 48 workers");
-    BAD(s.checkpoint.kind = MU_CHECKPOINT_LOCAL, "checkpoint.kind", "local", "shared");
     BAD(s.checkpoint.kind = 7, "checkpoint.kind", "7", "shared");
     BAD(s.checkpoint.keep = 0, "checkpoint.keep", "0", "1 to 100000");
     BAD(s.checkpoint.keep = 100001, "checkpoint.keep", "100001", "1 to 100000");

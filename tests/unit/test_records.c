@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -12,13 +13,14 @@
 #include "common/rng.h"
 #include "coordinator/records.h"
 
-enum { MEMBERS = 3, PIECES = 4, MUTATIONS = 20000 };
+enum { MEMBERS = 3, PIECES = 4, HOLDERS = 3, MUTATIONS = 20000 };
 
 struct samples {
     struct mu_job_record job;
     struct mu_member_record members[MEMBERS];
     struct mu_generation_record generation;
     struct mu_piece_record pieces[PIECES];
+    struct mu_holder_record holders[HOLDERS];
     struct mu_checkpoint_record checkpoint;
     struct mu_worker_record worker;
     struct mu_tally_record tally;
@@ -118,6 +120,10 @@ static void make_samples(void)
                                                        .attempt = 2,
                                                        .piece_count = PIECES,
                                                        .pieces = samples.pieces};
+    samples.checkpoint.holders = samples.holders;
+    samples.checkpoint.holder_count = HOLDERS;
+    for (uint32_t i = 0; i < HOLDERS; i++)
+        snprintf(samples.holders[i].host, sizeof samples.holders[i].host, "host-%u", i);
     samples.checkpoint.layout.tp = 2;
     samples.checkpoint.layout.pp = 1;
     samples.checkpoint.layout.dp = 2;
@@ -199,6 +205,10 @@ static void expect_same(const struct mu_record *record)
         struct mu_checkpoint_record copy = *record->checkpoint;
         assert_memory_equal(copy.pieces, samples.pieces, sizeof samples.pieces);
         copy.pieces = samples.pieces;
+        assert_int_equal(copy.holder_count, HOLDERS);
+        for (uint32_t i = 0; i < HOLDERS; i++)
+            assert_string_equal(copy.holders[i].host, samples.holders[i].host);
+        copy.holders = samples.holders;
         assert_memory_equal(&copy, &samples.checkpoint, sizeof copy);
         break;
     }

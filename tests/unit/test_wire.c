@@ -43,6 +43,12 @@ static void compare_pointers(struct mu_coord_message *a, struct mu_coord_message
             assert_true(same_spec(a->welcome.spec, b->welcome.spec));
         a->welcome.spec = b->welcome.spec = NULL;
     }
+    if (a->kind == MU_CM_KEEP) {
+        assert_int_equal(a->keep.piece_count, b->keep.piece_count);
+        if (a->keep.piece_count)
+            assert_memory_equal(a->keep.pieces, b->keep.pieces, a->keep.piece_count * sizeof *a->keep.pieces);
+        a->keep.pieces = b->keep.pieces = NULL;
+    }
     if (a->kind != MU_CM_ASSIGN)
         return;
     struct mu_assign *x = &a->assign, *y = &b->assign;
@@ -59,6 +65,10 @@ static void compare_pointers(struct mu_coord_message *a, struct mu_coord_message
     assert_int_equal(x->move_count, y->move_count);
     if (x->move_count)
         assert_memory_equal(x->moves, y->moves, x->move_count * sizeof *x->moves);
+    assert_int_equal(x->holder_count, y->holder_count);
+    if (x->holder_count)
+        assert_memory_equal(x->holders, y->holders, x->holder_count * sizeof *x->holders);
+    x->holders = y->holders = NULL;
     x->leaf_counts = y->leaf_counts = NULL;
     x->peers = y->peers = NULL;
     x->moves = y->moves = NULL;
@@ -109,6 +119,37 @@ static void test_coordinator_message_of_every_kind_survives_round_trip(void **st
         }
     }
     mu_wire_arena_fini(&arena);
+}
+
+/* As many pieces as there may be, with names as long as workers give them. */
+static void test_largest_keep_fits_its_limit(void **state)
+{
+    (void)state;
+    struct mu_wire_arena arena;
+    struct mu_error err;
+    struct mu_coord_message message = {.kind = MU_CM_KEEP}, decoded;
+    struct mu_keep_order *keep = &message.keep;
+    struct mu_written_piece *pieces = calloc(4096, sizeof *pieces);
+    const void *data = NULL;
+    size_t size_bytes = 0;
+    mu_wire_arena_init(&arena);
+    keep->kind = MU_KEEP_PUBLISH;
+    memset(keep->dir, '/', sizeof keep->dir - 1);
+    keep->layout.tp = keep->layout.pp = 1;
+    keep->layout.dp = keep->piece_count = 4096;
+    keep->layout.stage_first[1] = 1;
+    keep->pieces = pieces;
+    for (uint32_t i = 0; i < keep->piece_count; i++) {
+        pieces[i].size_bytes = 1ull << 40;
+        pieces[i].checksum = (struct mu_hash128){UINT64_MAX, i};
+        snprintf(pieces[i].file, sizeof pieces[i].file, "piece-%05u-of-%05u-g%016llx-%08x-h%016llx.safetensors", i,
+                 4096u, UINT64_MAX + 0ull, UINT32_MAX, UINT64_MAX + 0ull);
+    }
+    assert_int_equal(mu_wire_encode_coord(&arena, &message, &data, &size_bytes, &err), MU_OK);
+    assert_int_equal(mu_wire_decode_coord(&arena, data, size_bytes, &decoded, &err), MU_OK);
+    assert_memory_equal(decoded.keep.pieces, pieces, 4096 * sizeof *pieces);
+    mu_wire_arena_fini(&arena);
+    free(pieces);
 }
 
 static void test_largest_assign_fits_its_limit(void **state)
@@ -736,6 +777,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_worker_message_of_every_kind_survives_round_trip),
         cmocka_unit_test(test_coordinator_message_of_every_kind_survives_round_trip),
+        cmocka_unit_test(test_largest_keep_fits_its_limit),
         cmocka_unit_test(test_largest_assign_fits_its_limit),
         cmocka_unit_test(test_assign_does_not_grow_with_the_number_of_workers),
         cmocka_unit_test(test_more_runs_of_leaf_counts_than_can_be_told_are_refused),

@@ -149,6 +149,13 @@ static void some_status(struct mu_worker_status *status)
         status->weights_sha256[i] = (uint8_t)any();
 }
 
+/* Of an address; without one there is none. */
+static void some_secret(const char *address, uint8_t secret[32])
+{
+    for (int i = 0; i < 32 && address[0]; i++)
+        secret[i] = (uint8_t)(1 + any() % 255);
+}
+
 static void some_hello(struct mu_hello *hello)
 {
     hello->protocol_version = MU_PROTOCOL_VERSION;
@@ -159,6 +166,13 @@ static void some_hello(struct mu_hello *hello)
         some_name(hello->name, sizeof hello->name);
     some_text(hello->host, sizeof hello->host);
     some_text(hello->address, sizeof hello->address);
+    if (flip()) {
+        some_text(hello->files_address, sizeof hello->files_address);
+        some_secret(hello->files_address, hello->files_secret);
+        hello->inventory_count = below(MU_INVENTORY_MAX + 1);
+        for (uint32_t i = 0; i < hello->inventory_count; i++)
+            hello->inventory[i] = any();
+    }
     strcpy(hello->backend, flip() ? "cpu" : "cuda-12_4");
     hello->pid = any();
     hello->threads = (uint32_t)any();
@@ -218,6 +232,13 @@ static void some_worker_message(struct mu_worker_message *message, enum mu_worke
     case MU_WM_GOODBYE:
         some_text(message->goodbye.reason, sizeof message->goodbye.reason);
         break;
+    case MU_WM_KEPT:
+        message->kept.kind = (enum mu_keep_kind)(1 + below(MU_KEEP_KIND_END - 1));
+        message->kept.checkpoint = any();
+        message->kept.status = (enum mu_status)below(MU_STATUS_COUNT);
+        message->kept.size_bytes = any();
+        some_text(message->kept.text, sizeof message->kept.text);
+        break;
     case MU_WM_COUNT:
         break;
     }
@@ -272,6 +293,8 @@ struct pointed {
     char names[MU_PEERS_MAX][MU_WORKER_NAME_SIZE], addresses[MU_PEERS_MAX][MU_ADDRESS_SIZE];
     uint32_t counts[MU_COUNTED_REPLICAS_MAX];
     struct mu_move moves[MU_MOVES_MAX];
+    struct mu_holder holders[MU_HOLDERS_MAX];
+    struct mu_written_piece *pieces; /* of some_keep; from malloc */
 };
 
 static void some_snapshot(struct mu_snapshot *snapshot)
@@ -321,8 +344,48 @@ static void bound_runs(uint32_t *counts, uint32_t replicas)
     }
 }
 
+static void some_holder(struct mu_holder *holder)
+{
+    memset(holder, 0, sizeof *holder);
+    some_text(holder->host, sizeof holder->host);
+    if (flip())
+        some_text(holder->address, sizeof holder->address);
+    some_secret(holder->address, holder->secret);
+}
+
+static void some_keep(struct mu_keep_order *keep, struct pointed *pointed)
+{
+    keep->kind = (enum mu_keep_kind)(1 + below(MU_KEEP_KIND_END - 1));
+    keep->checkpoint = any();
+    some_path(keep->dir, sizeof keep->dir);
+    some_holder(&keep->before);
+    some_holder(&keep->after);
+    if (keep->kind != MU_KEEP_PUBLISH)
+        return;
+    keep->step = some_step();
+    keep->generation = any();
+    keep->wall_us = any();
+    do
+        some_layout(&keep->layout);
+    while (mu_layout_working(&keep->layout) > 600);
+    keep->piece_count = mu_layout_working(&keep->layout);
+    free(pointed->pieces);
+    pointed->pieces = calloc(keep->piece_count, sizeof *pointed->pieces);
+    for (uint32_t i = 0; i < keep->piece_count; i++) {
+        pointed->pieces[i].size_bytes = any();
+        pointed->pieces[i].checksum = some_hash();
+        if (flip())
+            some_name(pointed->pieces[i].file, 60);
+    }
+    keep->pieces = pointed->pieces;
+}
+
 static void some_assign(struct mu_assign *assign, struct pointed *pointed)
 {
+    assign->holder_count = below(4) ? 0 : below(300);
+    for (uint32_t i = 0; i < assign->holder_count; i++)
+        some_holder(&pointed->holders[i]);
+    assign->holders = assign->holder_count ? pointed->holders : NULL;
     some_layout(&assign->layout);
     uint32_t world = assign->layout.tp * assign->layout.pp * assign->layout.dp + assign->layout.idle;
     assign->rank = below(world);
@@ -412,6 +475,9 @@ static void some_coord_message(struct mu_coord_message *message, struct pointed 
         break;
     case MU_CM_FEED:
         some_feed(&message->feed);
+        break;
+    case MU_CM_KEEP:
+        some_keep(&message->keep, pointed);
         break;
     case MU_CM_COUNT:
         break;

@@ -5,6 +5,7 @@
 
 #include "common/mutant.h"
 #include "common/rng.h"
+#include "worker/core/report.h"
 
 enum { PENDING_PIECES_MAX = 8, OPEN_COMMANDS_MAX = 4, TAKEN_PIECES_MAX = 8 };
 
@@ -543,6 +544,9 @@ static void on_message(struct mu_worker *worker, const struct mu_worker_event *e
     case MU_CM_FEED:
         on_feed(worker, message, sink);
         break;
+    case MU_CM_KEEP: /* nothing of it is kept here: an answer that is lost is asked for again */
+        emit(sink, &(struct mu_worker_action){.kind = MU_WA_KEEP, .keep = &message->keep});
+        break;
     case MU_CM_COUNT:
         break;
     }
@@ -564,6 +568,11 @@ static void on_job_loaded(struct mu_worker *worker, const struct mu_worker_event
     worker->numeric_identity = event->job_loaded.numeric_identity;
     worker->identity_parts = event->job_loaded.identity_parts;
     worker->data_hash = event->job_loaded.data_hash;
+    if (event->job_loaded.files_address) {
+        struct mu_hello *hello = &worker->config.hello;
+        copy_text(hello->files_address, sizeof hello->files_address, event->job_loaded.files_address);
+        memcpy(hello->files_secret, event->job_loaded.files_secret, sizeof hello->files_secret);
+    }
     if (worker->stream == STREAM_UP)
         send_hello(worker, sink);
 }
@@ -599,19 +608,7 @@ static void on_step(struct mu_worker *worker, const struct mu_step_report *step,
 {
     struct mu_step_report *sum = &worker->report;
     if (sum->step_count > 0 && worker->report_generation == worker->status.generation) {
-        sum->steps_done = step->steps_done;
-        sum->result = step->result;
-        sum->step_count += step->step_count;
-        sum->leaf_count += step->leaf_count;
-        sum->tokens += step->tokens;
-        sum->total_us += step->total_us;
-        sum->data_us += step->data_us;
-        sum->forward_us += step->forward_us;
-        sum->backward_us += step->backward_us;
-        sum->communicate_us += step->communicate_us;
-        sum->wait_us += step->wait_us;
-        sum->optimizer_us += step->optimizer_us;
-        sum->snapshot_us += step->snapshot_us;
+        step_report_add(sum, step);
     } else {
         *sum = *step;
         worker->report_generation = worker->status.generation;
@@ -709,6 +706,9 @@ void mu_worker_step(struct mu_worker *worker, const struct mu_worker_event *even
         break;
     case MU_WE_PIECE:
         on_piece(worker, &event->piece, sink);
+        break;
+    case MU_WE_KEPT:
+        send(worker, sink, &(struct mu_worker_message){.kind = MU_WM_KEPT, .kept = event->kept});
         break;
     case MU_WE_PROGRESS:
         worker->progress = event->progress.counter;

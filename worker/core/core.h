@@ -42,6 +42,7 @@ enum mu_worker_event_kind {
     MU_WE_EVAL,
     MU_WE_PIECE,     /* a piece is written, or failed */
     MU_WE_PROGRESS,  /* the engine's progress counter, sampled by the shell before each TICK */
+    MU_WE_KEPT,      /* an order to keep is done, or could not be */
     MU_WE_FED,       /* a feed that is taken has come further, or is over */
     MU_WE_TERMINATE, /* SIGTERM: leave in good order */
 };
@@ -69,11 +70,14 @@ struct mu_worker_event {
             const char *text;
             struct mu_hash128 numeric_identity, data_hash;
             struct mu_identity_parts identity_parts;
+            const char *files_address; /* kind local: where its files are given out; NULL: nowhere */
+            const uint8_t *files_secret;
         } job_loaded;
         struct mu_parked parked; /* PREPARED, PARKED */
         struct mu_step_report step;
         struct mu_eval_report eval;
         struct mu_piece_report piece;
+        struct mu_kept_report kept;
         struct {
             uint64_t number;
             enum mu_feed_state state;
@@ -96,6 +100,7 @@ enum mu_worker_action_kind {
     MU_WA_RUN,      /* step from the boundary; the old generation's connections may go */
     MU_WA_ABORT,    /* stop what is in flight for this generation and answer PARKED (also when it is parked already) */
     MU_WA_SNAPSHOT, /* parked: take this snapshot now; answer PIECE */
+    MU_WA_KEEP,     /* deep-copy the order; answer KEPT */
     MU_WA_FEED,     /* give or take a feed; a taker answers FED */
     MU_WA_FORGET,   /* drop all state and connections (fenced); nothing is held afterwards; no answer */
     MU_WA_EXIT,     /* leave: exit code and one line */
@@ -117,6 +122,7 @@ struct mu_worker_action {
             uint64_t generation;
             struct mu_snapshot snapshot;
         } snapshot;
+        const struct mu_keep_order *keep;
         struct {
             uint64_t generation;
             const struct mu_feed_order *order;
