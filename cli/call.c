@@ -1,10 +1,16 @@
 #include "cli/cli.h"
 
 #include <errno.h>
+#include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+
+#include "common/clock.h"
+
+enum { RETRY_MS = 100 };
 
 int mu_cli_exit_of(enum mu_status status)
 {
@@ -18,6 +24,7 @@ int mu_cli_exit_of(enum mu_status status)
         return MU_EXIT_NOT_FOUND;
     case MU_ERR_EXISTS:
     case MU_ERR_CONFLICT:
+    case MU_ERR_STALE:
         return MU_EXIT_CONFLICT;
     case MU_ERR_LIMIT:
     case MU_ERR_BUSY:
@@ -32,6 +39,27 @@ int mu_cli_exit_of(enum mu_status status)
 int mu_cli_fail(const struct mu_error *err)
 {
     fprintf(stderr, "muster: %s\n", err->text);
+    return mu_cli_exit_of(err->status);
+}
+
+int mu_cli_refused(const struct mu_cli *cli, const struct mu_error *err)
+{
+    char field[MU_ERROR_FIELD_SIZE];
+    const char *reason = mu_reason_name(err->reason), *value_name = mu_reason_value_name(err->reason);
+    if (!cli->json)
+        return mu_cli_fail(err);
+    json_t *error =
+        json_pack("{s:s, s:s*, s:s}", "status", mu_status_name(err->status), "reason", reason, "text", err->text);
+    if (err->reason == MU_REASON_FIELD_INVALID && mu_error_field(err, field))
+        json_object_set_new(error, "field", json_string(field));
+    if (value_name)
+        json_object_set_new(error, value_name, json_integer((json_int_t)err->value));
+    if (mu_reason_advice(err->reason)[0])
+        json_object_set_new(error, "advice", json_string(mu_reason_advice(err->reason)));
+    json_t *whole = json_pack("{s:o}", "error", error);
+    json_dumpf(whole, stderr, JSON_COMPACT);
+    fputc('\n', stderr);
+    json_decref(whole);
     return mu_cli_exit_of(err->status);
 }
 
@@ -99,18 +127,38 @@ enum mu_status mu_cli_call(struct mu_cli *cli, const char *method, const void *r
     return status;
 }
 
-int mu_cli_call_or_exit(struct mu_cli *cli, const char *method, const void *request,
+static int call_or_exit(struct mu_cli *cli, const char *method, const void *request, bool again,
                         const ProtobufCMessageDescriptor *reply_type, const void *ret_reply_pointer)
 {
-    struct mu_error err;
+    struct mu_error err = {0};
     const ProtobufCMessage *reply;
+    uint64_t until_us = mu_clock_mono_us() + cli->timeout_ms * 1000ull;
     int code = mu_cli_open(cli);
     if (code != MU_EXIT_OK)
         return code;
-    if (mu_cli_call(cli, method, request, reply_type, &reply, &err) != MU_OK)
-        return mu_cli_fail(&err);
+    enum mu_status status = mu_cli_call(cli, method, request, reply_type, &reply, &err);
+    again = again && err.reason != MU_REASON_CANNOT_CONNECT;
+    while (status == MU_ERR_UNAVAILABLE && again && mu_clock_mono_us() + RETRY_MS * 1000 < until_us) {
+        nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000l}, NULL);
+        status = mu_cli_call(cli, method, request, reply_type, &reply, &err);
+    }
+    if (status != MU_OK)
+        return mu_cli_refused(cli, &err);
     memcpy((void *)(uintptr_t)ret_reply_pointer, &reply, sizeof reply); /* the caller's typed pointer */
     return MU_EXIT_OK;
+}
+
+int mu_cli_call_or_exit(struct mu_cli *cli, const char *method, const void *request,
+                        const ProtobufCMessageDescriptor *reply_type, const void *ret_reply_pointer)
+{
+    return call_or_exit(cli, method, request, false, reply_type, ret_reply_pointer);
+}
+
+int mu_cli_change_or_exit(struct mu_cli *cli, const char *method, const void *request, ProtobufCBinaryData *request_id,
+                          const ProtobufCMessageDescriptor *reply_type, const void *ret_reply_pointer)
+{
+    *request_id = mu_wire_put_id(&cli->arena, mu_id_random());
+    return call_or_exit(cli, method, request, true, reply_type, ret_reply_pointer);
 }
 
 enum mu_status mu_cli_watch_events(struct mu_cli *cli, const Muster__V1__WatchEventsRequest *request,

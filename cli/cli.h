@@ -43,9 +43,15 @@ enum mu_status mu_cli_call(struct mu_cli *cli, const char *method, const void *r
 /* The same, printing the error: MU_EXIT_OK or the exit code. */
 int mu_cli_call_or_exit(struct mu_cli *cli, const char *method, const void *request,
                         const ProtobufCMessageDescriptor *reply_type, const void *ret_reply_pointer);
+/* The same for a request that changes something: draws its id, and asks again, with the same id, when the answer was
+ * lost on the way or the coordinator is stopping. One that cannot be reached at all is given up at once. */
+int mu_cli_change_or_exit(struct mu_cli *cli, const char *method, const void *request, ProtobufCBinaryData *request_id,
+                          const ProtobufCMessageDescriptor *reply_type, const void *ret_reply_pointer);
 enum mu_status mu_cli_watch_events(struct mu_cli *cli, const Muster__V1__WatchEventsRequest *request,
                                    struct mu_rpc_reader **ret_reader, struct mu_error *err) MU_WARN_UNUSED;
 int mu_cli_fail(const struct mu_error *err);
+/* The same for an answer of the coordinator; with -o json as an object. */
+int mu_cli_refused(const struct mu_cli *cli, const struct mu_error *err);
 int mu_cli_usage(const char *command, const char *fmt, ...) MU_PRINTF(2, 3);
 
 /* Options of one command: `--name VALUE`, `--name=VALUE`, flags, and positional words. */
@@ -90,6 +96,7 @@ int mu_cmd_drain(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_undrain(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_catalog(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_snapshot(struct mu_cli *cli, int argc, char **argv);
+int mu_cmd_scale(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_cancel(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_watch(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_up(struct mu_cli *cli, int argc, char **argv);

@@ -27,9 +27,11 @@ int mu_cmd_submit(struct mu_cli *cli, int argc, char **argv)
 {
     struct mu_error err;
     struct mu_job_spec spec;
-    const char *name = NULL;
-    const struct mu_cli_option options[] = {{"--name", &name, NULL}};
-    if (mu_cli_parse("submit", argc, argv, options, COUNT(options), 1, 1) < 0)
+    const char *name = NULL, *revision = "0";
+    uint64_t expected_revision;
+    const struct mu_cli_option options[] = {{"--name", &name, NULL}, {"--expected-revision", &revision, NULL}};
+    if (mu_cli_parse("submit", argc, argv, options, COUNT(options), 1, 1) < 0 ||
+        !mu_cli_number("submit", "--expected-revision", revision, 0, INT64_MAX, &expected_revision))
         return MU_EXIT_USAGE;
     if (mu_job_file_read(argv[0], &spec, &err) != MU_OK) {
         fprintf(stderr, "muster: %s\n", err.text);
@@ -44,6 +46,7 @@ int mu_cmd_submit(struct mu_cli *cli, int argc, char **argv)
         memcpy(spec.name, name, strlen(name));
     }
     Muster__V1__SubmitJobRequest request = MUSTER__V1__SUBMIT_JOB_REQUEST__INIT;
+    request.expected_revision = expected_revision;
     if (mu_wire_spec_to_pb(&cli->arena, &spec, &request.spec, &err) != MU_OK)
         return mu_cli_fail(&err);
     char warning[MU_BALANCE_WARNING_SIZE];
@@ -51,7 +54,8 @@ int mu_cmd_submit(struct mu_cli *cli, int argc, char **argv)
     if (mu_plan_leaf_warning(leaves, most, warning, sizeof warning))
         fprintf(stderr, "muster: warning: %s\n", warning);
     const Muster__V1__SubmitJobResponse *reply;
-    int code = mu_cli_call_or_exit(cli, "SubmitJob", &request, &muster__v1__submit_job_response__descriptor, &reply);
+    int code = mu_cli_change_or_exit(cli, "SubmitJob", &request.base, &request.request_id,
+                                     &muster__v1__submit_job_response__descriptor, &reply);
     if (code != MU_EXIT_OK)
         return code;
     if (cli->json)
@@ -143,6 +147,7 @@ static int status_of_one(struct mu_cli *cli, const char *name)
     if (job->workers_lost || job->replayed_steps)
         printf("so far: %" PRIu64 " workers lost, %" PRIu64 " generations, %" PRIu64 " steps replayed\n",
                job->workers_lost, job->generations, job->replayed_steps);
+    printf("revision %" PRIu64 "\n", job->revision);
     if (job->weights_sha256.len) {
         char hex[65];
         hex_of(job->weights_sha256, hex);
@@ -343,19 +348,22 @@ static int verify(struct mu_cli *cli, char **dirs, size_t dir_count)
 
 int mu_cmd_checkpoint(struct mu_cli *cli, int argc, char **argv)
 {
-    int words = mu_cli_parse("checkpoint", argc, argv, NULL, 0, 1, 1 + MU_VERIFY_DIRS_MAX);
-    if (words < 0)
+    Muster__V1__TriggerCheckpointRequest request = MUSTER__V1__TRIGGER_CHECKPOINT_REQUEST__INIT;
+    const char *revision = "0";
+    const struct mu_cli_option options[] = {{"--expected-revision", &revision, NULL}};
+    int words = mu_cli_parse("checkpoint", argc, argv, options, COUNT(options), 1, 1 + MU_VERIFY_DIRS_MAX);
+    if (words < 0 ||
+        !mu_cli_number("checkpoint", "--expected-revision", revision, 0, INT64_MAX, &request.expected_revision))
         return MU_EXIT_USAGE;
     if (words > 1) {
         if (strcmp(argv[0], "verify") != 0)
             return mu_cli_usage("checkpoint", "'%s' is not known: give a job, or 'verify DIR [DIR...]'", argv[0]);
         return verify(cli, argv + 1, (size_t)words - 1);
     }
-    Muster__V1__TriggerCheckpointRequest request = MUSTER__V1__TRIGGER_CHECKPOINT_REQUEST__INIT;
     request.job = argv[0];
     const Muster__V1__TriggerCheckpointResponse *reply;
-    int code = mu_cli_call_or_exit(cli, "TriggerCheckpoint", &request,
-                                   &muster__v1__trigger_checkpoint_response__descriptor, &reply);
+    int code = mu_cli_change_or_exit(cli, "TriggerCheckpoint", &request.base, &request.request_id,
+                                     &muster__v1__trigger_checkpoint_response__descriptor, &reply);
     if (code != MU_EXIT_OK)
         return code;
     if (cli->json)
@@ -421,8 +429,8 @@ int mu_cmd_drain(struct mu_cli *cli, int argc, char **argv)
     request.worker = argv[0];
     request.reason = (char *)(uintptr_t)reason;
     const Muster__V1__DrainWorkerResponse *reply;
-    int code =
-        mu_cli_call_or_exit(cli, "DrainWorker", &request, &muster__v1__drain_worker_response__descriptor, &reply);
+    int code = mu_cli_change_or_exit(cli, "DrainWorker", &request.base, &request.request_id,
+                                     &muster__v1__drain_worker_response__descriptor, &reply);
     if (code == MU_EXIT_OK && cli->json)
         mu_cli_print_json(&reply->base, false);
     else if (code == MU_EXIT_OK)
@@ -438,8 +446,8 @@ int mu_cmd_undrain(struct mu_cli *cli, int argc, char **argv)
     Muster__V1__UndrainWorkerRequest request = MUSTER__V1__UNDRAIN_WORKER_REQUEST__INIT;
     request.worker = argv[0];
     const Muster__V1__UndrainWorkerResponse *reply;
-    int code =
-        mu_cli_call_or_exit(cli, "UndrainWorker", &request, &muster__v1__undrain_worker_response__descriptor, &reply);
+    int code = mu_cli_change_or_exit(cli, "UndrainWorker", &request.base, &request.request_id,
+                                     &muster__v1__undrain_worker_response__descriptor, &reply);
     if (code == MU_EXIT_OK && cli->json)
         mu_cli_print_json(&reply->base, false);
     else if (code == MU_EXIT_OK)
@@ -447,17 +455,57 @@ int mu_cmd_undrain(struct mu_cli *cli, int argc, char **argv)
     return code;
 }
 
+int mu_cmd_scale(struct mu_cli *cli, int argc, char **argv)
+{
+    Muster__V1__ScaleJobRequest request = MUSTER__V1__SCALE_JOB_REQUEST__INIT;
+    const char *min = NULL, *max = NULL, *spares = NULL, *revision = "0";
+    uint64_t numbers[3] = {0};
+    const struct mu_cli_option options[] = {{"--min", &min, NULL},
+                                            {"--max", &max, NULL},
+                                            {"--spares", &spares, NULL},
+                                            {"--expected-revision", &revision, NULL}};
+    if (mu_cli_parse("scale", argc, argv, options, COUNT(options), 1, 1) < 0 ||
+        (min && !mu_cli_number("scale", "--min", min, 1, MU_WORKERS_MAX, &numbers[0])) ||
+        (max && !mu_cli_number("scale", "--max", max, 1, MU_WORKERS_MAX, &numbers[1])) ||
+        (spares && !mu_cli_number("scale", "--spares", spares, 0, MU_WORKERS_MAX, &numbers[2])) ||
+        !mu_cli_number("scale", "--expected-revision", revision, 0, INT64_MAX, &request.expected_revision))
+        return MU_EXIT_USAGE;
+    if (!min && !max && !spares)
+        return mu_cli_usage("scale", "give --min, --max or --spares");
+    request.job = argv[0];
+    request.min = (uint32_t)numbers[0];
+    request.max = (uint32_t)numbers[1];
+    if (spares) {
+        request.optional_spares_case = MUSTER__V1__SCALE_JOB_REQUEST__OPTIONAL_SPARES_SPARES;
+        request.spares = (uint32_t)numbers[2];
+    }
+    const Muster__V1__ScaleJobResponse *reply;
+    int code = mu_cli_change_or_exit(cli, "ScaleJob", &request.base, &request.request_id,
+                                     &muster__v1__scale_job_response__descriptor, &reply);
+    if (code != MU_EXIT_OK)
+        return code;
+    const Muster__V1__WorkerPolicy *workers = reply->job->spec ? reply->job->spec->workers : NULL;
+    if (cli->json)
+        mu_cli_print_json(&reply->job->base, false);
+    else if (workers)
+        printf("job %s takes %u to %u workers and keeps %u spares (revision %" PRIu64 ")\n", argv[0], workers->min,
+               workers->max, workers->spares, reply->job->revision);
+    return MU_EXIT_OK;
+}
+
 int mu_cmd_cancel(struct mu_cli *cli, int argc, char **argv)
 {
-    const char *reason = "";
-    const struct mu_cli_option options[] = {{"--reason", &reason, NULL}};
-    if (mu_cli_parse("cancel", argc, argv, options, COUNT(options), 1, 1) < 0)
-        return MU_EXIT_USAGE;
     Muster__V1__CancelJobRequest request = MUSTER__V1__CANCEL_JOB_REQUEST__INIT;
+    const char *reason = "", *revision = "0";
+    const struct mu_cli_option options[] = {{"--reason", &reason, NULL}, {"--expected-revision", &revision, NULL}};
+    if (mu_cli_parse("cancel", argc, argv, options, COUNT(options), 1, 1) < 0 ||
+        !mu_cli_number("cancel", "--expected-revision", revision, 0, INT64_MAX, &request.expected_revision))
+        return MU_EXIT_USAGE;
     request.name = argv[0];
     request.reason = (char *)(uintptr_t)reason;
     const Muster__V1__CancelJobResponse *reply;
-    int code = mu_cli_call_or_exit(cli, "CancelJob", &request, &muster__v1__cancel_job_response__descriptor, &reply);
+    int code = mu_cli_change_or_exit(cli, "CancelJob", &request.base, &request.request_id,
+                                     &muster__v1__cancel_job_response__descriptor, &reply);
     if (code == MU_EXIT_OK && cli->json)
         mu_cli_print_json(&reply->base, false);
     else if (code == MU_EXIT_OK)

@@ -13,18 +13,20 @@ struct command {
 };
 
 static const struct command commands[] = {
-    {"submit", mu_cmd_submit, "JOB.yaml [--name NAME]", "add a job"},
+    {"submit", mu_cmd_submit, "JOB.yaml [--name NAME] [--expected-revision N]", "add a job"},
     {"status", mu_cmd_status, "[JOB]", "all jobs, or one"},
     {"watch", mu_cmd_watch, "JOB [--after EVENT]", "follow a job until it is over: progress and events"},
     {"workers", mu_cmd_workers, "[--job JOB]", "workers that are attached or expected back"},
     {"events", mu_cmd_events, "[-f] [--job JOB] [--after N] [--newest N]", "what happened; -f goes on as it happens"},
     {"timings", mu_cmd_timings, "JOB [--worker W] [--last N]", "where the time of the newest steps went, per worker"},
-    {"checkpoint", mu_cmd_checkpoint, "JOB | verify DIR...",
+    {"checkpoint", mu_cmd_checkpoint, "JOB [--expected-revision N] | verify DIR...",
      "order a checkpoint now; or check one, from its files alone"},
     {"checkpoints", mu_cmd_checkpoints, "JOB", "checkpoints of a job"},
     {"drain", mu_cmd_drain, "WORKER --reason TEXT", "a worker leaves at the next boundary, for good"},
     {"undrain", mu_cmd_undrain, "WORKER", "lift a drain or a quarantine"},
-    {"cancel", mu_cmd_cancel, "JOB [--reason TEXT]", "end a job"},
+    {"scale", mu_cmd_scale, "JOB [--min N] [--max N] [--spares N] [--expected-revision N]",
+     "how many workers a job takes, from now on"},
+    {"cancel", mu_cmd_cancel, "JOB [--reason TEXT] [--expected-revision N]", "end a job"},
     {"snapshot", mu_cmd_snapshot, "save FILE | restore FILE --data-dir DIR [--epoch N]",
      "the coordinator's records: to a file, or (with the coordinator stopped) from one"},
     {"catalog", mu_cmd_catalog, "rebuild DIR --job JOB --data-dir DIR",

@@ -281,7 +281,8 @@ static int submit(struct up *up)
     if (mu_wire_spec_to_pb(&cli->arena, &up->spec, &request.spec, &err) != MU_OK)
         return mu_cli_fail(&err);
     const Muster__V1__SubmitJobResponse *reply;
-    int code = mu_cli_call_or_exit(cli, "SubmitJob", &request, &muster__v1__submit_job_response__descriptor, &reply);
+    int code = mu_cli_change_or_exit(cli, "SubmitJob", &request.base, &request.request_id,
+                                     &muster__v1__submit_job_response__descriptor, &reply);
     if (code == MU_EXIT_OK)
         fprintf(cli->json ? stderr : stdout,
                 "coordinator at %s, %u workers, logs in %s; more workers: muster-worker --coordinator %s --job %s\n",

@@ -15,6 +15,8 @@ enum mu_mutant {
     MU_MUT_REUSE_EVENT_NUMBER,      /* event numbers start again after a restart */
     MU_MUT_FORGET_TALLY,            /* a restarted coordinator counts from zero again: losses, suspicions, intervals */
     MU_MUT_FORGET_DEATHS,           /* likewise the deaths of a crash budget */
+    MU_MUT_FORGET_REQUESTS,         /* likewise which changes were made already */
+    MU_MUT_CHANGE_TWICE,            /* a request that comes again is carried out again */
     MU_MUT_IGNORE_INCARNATION,      /* a restarted worker passes for the process it replaces */
     MU_MUT_KEEP_ZOMBIE,             /* a fenced worker's engine goes on */
     MU_MUT_ACCEPT_STALE_PARK,       /* a status sent before the worker got its Assign is believed */

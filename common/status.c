@@ -31,13 +31,48 @@ const char *mu_status_name(enum mu_status status)
     return status >= 0 && status < MU_STATUS_COUNT ? status_names[status] : "unknown";
 }
 
+/* A text that was cut does not end within a character. */
+static void drop_cut_character(char *text, size_t length)
+{
+    size_t start = length;
+    while (start > 0 && length - start < 3 && ((unsigned char)text[start - 1] & 0xc0) == 0x80)
+        start--;
+    if (start == 0 || ((unsigned char)text[start - 1] & 0xc0) != 0xc0)
+        return;
+    unsigned char first = (unsigned char)text[start - 1];
+    size_t whole = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+    if (length - (start - 1) < whole)
+        text[start - 1] = 0;
+}
+
+static void fill(struct mu_error *err, enum mu_status status, enum mu_reason reason, uint64_t value, const char *fmt,
+                 va_list args)
+{
+    err->status = status;
+    err->reason = reason;
+    err->value = value;
+    if (vsnprintf(err->text, sizeof err->text, fmt, args) >= (int)sizeof err->text)
+        drop_cut_character(err->text, sizeof err->text - 1);
+}
+
 enum mu_status mu_fail(struct mu_error *err, enum mu_status status, const char *fmt, ...)
 {
     if (err) {
         va_list args;
         va_start(args, fmt);
-        err->status = status;
-        vsnprintf(err->text, sizeof err->text, fmt, args);
+        fill(err, status, MU_REASON_NONE, 0, fmt, args);
+        va_end(args);
+    }
+    return status;
+}
+
+enum mu_status mu_fail_for(struct mu_error *err, enum mu_status status, enum mu_reason reason, uint64_t value,
+                           const char *fmt, ...)
+{
+    if (err) {
+        va_list args;
+        va_start(args, fmt);
+        fill(err, status, reason, value, fmt, args);
         va_end(args);
     }
     return status;
@@ -72,8 +107,7 @@ enum mu_status mu_fail_errno(struct mu_error *err, int errno_value, const char *
     if (err) {
         va_list args;
         va_start(args, fmt);
-        err->status = status;
-        vsnprintf(err->text, sizeof err->text, fmt, args);
+        fill(err, status, MU_REASON_NONE, 0, fmt, args);
         va_end(args);
         size_t length = strlen(err->text);
         char reason[128];
@@ -94,7 +128,18 @@ enum mu_status mu_error_prefix(struct mu_error *err, const char *fmt, ...)
     size_t length = strlen(text);
     snprintf(text + length, sizeof text - length, ": %.*s", (int)(sizeof text - length - 3), err->text);
     memcpy(err->text, text, sizeof text);
+    drop_cut_character(err->text, strlen(err->text));
     return err->status;
+}
+
+bool mu_error_field(const struct mu_error *err, char ret_field[MU_ERROR_FIELD_SIZE])
+{
+    size_t length = strspn(err->text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.[]");
+    if (length == 0 || length >= MU_ERROR_FIELD_SIZE || strncmp(err->text + length, ": ", 2) != 0)
+        return false;
+    memcpy(ret_field, err->text, length);
+    ret_field[length] = 0;
+    return true;
 }
 
 void mu_assert_failed(const char *expr, const char *file, int line)

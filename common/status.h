@@ -6,6 +6,12 @@
 #ifndef MU_COMMON_STATUS_H
 #define MU_COMMON_STATUS_H
 
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/reason.h"
+
 #define MU_WARN_UNUSED        __attribute__((warn_unused_result))
 #define MU_PRINTF(fmt, first) __attribute__((format(printf, fmt, first)))
 
@@ -34,6 +40,8 @@ enum { MU_ERROR_TEXT_SIZE = 512 };
 
 struct mu_error {
     enum mu_status status;
+    enum mu_reason reason; /* for programs; mostly MU_REASON_NONE */
+    uint64_t value;        /* what mu_reason_value_name says */
     char text[MU_ERROR_TEXT_SIZE];
 };
 
@@ -43,12 +51,20 @@ const char *mu_status_name(enum mu_status status);
 /* Fills `err` (if not NULL) with `status` and the formatted line, and returns `status`. */
 enum mu_status mu_fail(struct mu_error *err, enum mu_status status, const char *fmt, ...) MU_PRINTF(3, 4);
 
+/* As mu_fail, with a reason for programs and its value. */
+enum mu_status mu_fail_for(struct mu_error *err, enum mu_status status, enum mu_reason reason, uint64_t value,
+                           const char *fmt, ...) MU_PRINTF(5, 6);
+
 /* As mu_fail, with ": " and the text of `errno_value` appended; maps ENOSPC/EDQUOT, EEXIST, ENOENT, EACCES, ENOMEM to
  * their status. */
 enum mu_status mu_fail_errno(struct mu_error *err, int errno_value, const char *fmt, ...) MU_PRINTF(3, 4);
 
 /* Puts "prefix: " before the text of `err` (context added on the way up) and returns err->status. */
 enum mu_status mu_error_prefix(struct mu_error *err, const char *fmt, ...) MU_PRINTF(2, 3);
+
+/* A line about a field begins with it ("batch.micro: value 3 is not allowed: ..."): true, and the field. */
+enum { MU_ERROR_FIELD_SIZE = 64 };
+bool mu_error_field(const struct mu_error *err, char ret_field[MU_ERROR_FIELD_SIZE]);
 
 /* Programmer errors only; stays on in release. */
 void mu_assert_failed(const char *expr, const char *file, int line) __attribute__((noreturn));

@@ -24,6 +24,7 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {SERVICE "GetTimings", MU_RPC_UNARY, MU_METHOD_GET_TIMINGS, false},
     {SERVICE "WatchEvents", MU_RPC_SERVER_STREAM, MU_METHOD_WATCH_EVENTS, false},
     {SERVICE "SaveSnapshot", MU_RPC_UNARY, MU_METHOD_SAVE_SNAPSHOT, false},
+    {SERVICE "ScaleJob", MU_RPC_UNARY, MU_METHOD_SCALE_JOB, false},
     {"/grpc.health.v1.Health/Check", MU_RPC_UNARY, MU_METHOD_HEALTH_CHECK, false},
     {"/grpc.health.v1.Health/Watch", MU_RPC_SERVER_STREAM, MU_METHOD_HEALTH_WATCH, false},
     {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION, false},
@@ -44,15 +45,17 @@ struct pending {
     struct pending *next;
     uint64_t cookie;
     int method;
-    char name[MU_JOB_NAME_SIZE]; /* SUBMIT */
+    char name[MU_JOB_NAME_SIZE]; /* SUBMIT, SCALE */
     struct answer *answer;
-    bool replied, existed;
-    uint64_t checkpoint;
+    bool replied;
+    struct mu_coord_reply reply; /* without its text */
 };
 
 struct mu_api {
     struct mu_api_config config;
     struct mu_wire_arena arena;
+    const void *request; /* being handled, as it came */
+    size_t request_bytes;
     struct pending *pending;
     uint64_t last_cookie;
     bool any_replied;
@@ -188,7 +191,7 @@ static enum mu_status find_job(struct mu_api *api, const char *pb, const char *f
     if (!view)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the answer");
     if (!mu_coord_job_find(api->config.coord, name, view))
-        return mu_fail(err, MU_ERR_NOT_FOUND, "there is no job '%s'", name);
+        return mu_fail_for(err, MU_ERR_NOT_FOUND, MU_REASON_JOB_UNKNOWN, 0, "there is no job '%s'", name);
     *ret_view = view;
     return MU_OK;
 }
@@ -365,7 +368,8 @@ static enum mu_status get_timings(struct mu_api *api, struct mu_rpc_call *call, 
             break;
     }
     if (worker[0] && !is_there)
-        return mu_fail(err, MU_ERR_NOT_FOUND, "job '%s' has no worker '%s'", job->record.spec.name, worker);
+        return mu_fail_for(err, MU_ERR_NOT_FOUND, MU_REASON_WORKER_UNKNOWN, 0, "job '%s' has no worker '%s'",
+                           job->record.spec.name, worker);
     answer_call(api, call, &response.base);
     return MU_OK;
 }
@@ -421,13 +425,28 @@ static enum mu_status save_snapshot(struct mu_api *api, struct mu_rpc_call *call
 
 /* ---- changes ---- */
 
-/* Refuses at the door what could not be stored. */
-static enum mu_status begin(struct mu_api *api, struct mu_rpc_call *call, const char *name, uint64_t *ret_cookie,
-                            struct mu_error *err)
+/* What makes a request the same one when it comes again: its id, its method, and every byte of it. */
+static enum mu_status read_once(const struct mu_api *api, int method, ProtobufCBinaryData id,
+                                struct mu_coord_once *ret_once, struct mu_error *err)
 {
-    enum mu_status status = mu_store_check(api->config.store, err);
+    const char *path = mu_api_methods[method].path;
+    ret_once->body = mu_xxh3_128(api->request, api->request_bytes);
+    ret_once->body.low ^= mu_xxh3_64(path, strlen(path), 0);
+    return mu_wire_get_id(id, "request_id", &ret_once->id, err);
+}
+
+/* Refuses at the door what could not be stored. */
+static enum mu_status begin(struct mu_api *api, struct mu_rpc_call *call, const char *name, ProtobufCBinaryData id,
+                            struct mu_coord_event *event, uint64_t *ret_cookie, struct mu_error *err)
+{
+    int method = mu_rpc_call_method_id(call);
+    enum mu_status status = read_once(api, method, id, &event->once, err);
+    if (status)
+        return status;
+    status = mu_store_check(api->config.store, err);
     if (status) {
         mu_error_prefix(err, "refused, because it could not be stored (running jobs go on)");
+        err->reason = MU_REASON_STORE_FULL;
         return status;
     }
     struct pending *pending = calloc(1, sizeof *pending);
@@ -438,8 +457,7 @@ static enum mu_status begin(struct mu_api *api, struct mu_rpc_call *call, const 
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the request");
     }
     answer->call = call;
-    *pending = (struct pending){
-        .next = api->pending, .cookie = ++api->last_cookie, .method = mu_rpc_call_method_id(call), .answer = answer};
+    *pending = (struct pending){.next = api->pending, .cookie = ++api->last_cookie, .method = method, .answer = answer};
     snprintf(pending->name, sizeof pending->name, "%s", name);
     api->pending = pending;
     *ret_cookie = pending->cookie;
@@ -449,11 +467,12 @@ static enum mu_status begin(struct mu_api *api, struct mu_rpc_call *call, const 
 static enum mu_status submit_job(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
                                  struct mu_error *err)
 {
+    const Muster__V1__SubmitJobRequest *request = (const Muster__V1__SubmitJobRequest *)base;
     struct mu_job_spec spec;
-    struct mu_coord_event event = {.kind = MU_CE_SUBMIT};
-    enum mu_status status = mu_wire_spec_from_pb(((const Muster__V1__SubmitJobRequest *)base)->spec, &spec, err);
+    struct mu_coord_event event = {.kind = MU_CE_SUBMIT, .expected_revision = request->expected_revision};
+    enum mu_status status = mu_wire_spec_from_pb(request->spec, &spec, err);
     if (status == MU_OK)
-        status = begin(api, call, spec.name, &event.submit.cookie, err);
+        status = begin(api, call, spec.name, request->request_id, &event, &event.submit.cookie, err);
     if (status)
         return status;
     event.submit.spec = &spec;
@@ -461,24 +480,31 @@ static enum mu_status submit_job(struct mu_api *api, struct mu_rpc_call *call, c
     return MU_OK;
 }
 
-/* What names a job or a worker, with a reason. */
-static enum mu_status change(struct mu_api *api, struct mu_rpc_call *call, enum mu_coord_event_kind kind,
-                             const char *job, const char *worker, const char *reason, struct mu_error *err)
+/* What is asked of one job or worker; `reason` NULL: it takes none. */
+struct change {
+    enum mu_coord_event_kind kind;
+    const char *field, *name, *reason;
+    ProtobufCBinaryData id;
+    uint64_t expected_revision;
+    struct mu_worker_policy workers; /* SCALE */
+};
+
+static enum mu_status make_change(struct mu_api *api, struct mu_rpc_call *call, const struct change *change,
+                                  struct mu_error *err)
 {
     char name[MU_JOB_NAME_SIZE], text[MU_TEXT_SIZE];
-    struct mu_coord_event event = {.kind = kind};
-    const char *field = worker ? "worker" : kind == MU_CE_CANCEL ? "name" : "job";
-    enum mu_status status = get_name(worker ? worker : job, field, name, err);
+    struct mu_coord_event event = {.kind = change->kind, .expected_revision = change->expected_revision};
+    const char *reason = change->reason && change->reason[0] ? change->reason : "by request";
+    enum mu_status status = get_name(change->name, change->field, name, err);
     if (status == MU_OK)
-        status = mu_wire_get_string(reason && reason[0] ? reason : "by request", MU_WIRE_TEXT, "reason", text,
-                                    sizeof text, err);
+        status = mu_wire_get_string(reason, MU_WIRE_TEXT, "reason", text, sizeof text, err);
     if (status == MU_OK)
-        status = begin(api, call, name, &event.request.cookie, err);
+        status = begin(api, call, name, change->id, &event, &event.request.cookie, err);
     if (status)
         return status;
-    event.request.job = worker ? NULL : name;
-    event.request.worker = worker ? name : NULL;
+    event.request.job = event.request.worker = name; /* the kind says which of them it is */
     event.request.reason = text;
+    event.request.workers = change->workers;
     api->config.step(api->config.ctx, &event);
     return MU_OK;
 }
@@ -487,27 +513,60 @@ static enum mu_status cancel_job(struct mu_api *api, struct mu_rpc_call *call, c
                                  struct mu_error *err)
 {
     const Muster__V1__CancelJobRequest *request = (const Muster__V1__CancelJobRequest *)base;
-    return change(api, call, MU_CE_CANCEL, request->name, NULL, request->reason, err);
+    const struct change change = {.kind = MU_CE_CANCEL,
+                                  .field = "name",
+                                  .name = request->name,
+                                  .reason = request->reason,
+                                  .id = request->request_id,
+                                  .expected_revision = request->expected_revision};
+    return make_change(api, call, &change, err);
 }
 
 static enum mu_status drain_worker(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
                                    struct mu_error *err)
 {
     const Muster__V1__DrainWorkerRequest *request = (const Muster__V1__DrainWorkerRequest *)base;
-    return change(api, call, MU_CE_DRAIN, NULL, request->worker, request->reason, err);
+    const struct change change = {.kind = MU_CE_DRAIN,
+                                  .field = "worker",
+                                  .name = request->worker,
+                                  .reason = request->reason,
+                                  .id = request->request_id};
+    return make_change(api, call, &change, err);
 }
 
 static enum mu_status undrain_worker(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
                                      struct mu_error *err)
 {
-    return change(api, call, MU_CE_UNDRAIN, NULL, ((const Muster__V1__UndrainWorkerRequest *)base)->worker, NULL, err);
+    const Muster__V1__UndrainWorkerRequest *request = (const Muster__V1__UndrainWorkerRequest *)base;
+    const struct change change = {
+        .kind = MU_CE_UNDRAIN, .field = "worker", .name = request->worker, .id = request->request_id};
+    return make_change(api, call, &change, err);
 }
 
 static enum mu_status trigger_checkpoint(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
                                          struct mu_error *err)
 {
-    return change(api, call, MU_CE_CHECKPOINT, ((const Muster__V1__TriggerCheckpointRequest *)base)->job, NULL, NULL,
-                  err);
+    const Muster__V1__TriggerCheckpointRequest *request = (const Muster__V1__TriggerCheckpointRequest *)base;
+    const struct change change = {.kind = MU_CE_CHECKPOINT,
+                                  .field = "job",
+                                  .name = request->job,
+                                  .id = request->request_id,
+                                  .expected_revision = request->expected_revision};
+    return make_change(api, call, &change, err);
+}
+
+static enum mu_status scale_job(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                struct mu_error *err)
+{
+    const Muster__V1__ScaleJobRequest *request = (const Muster__V1__ScaleJobRequest *)base;
+    const struct change change = {
+        .kind = MU_CE_SCALE,
+        .field = "job",
+        .name = request->job,
+        .id = request->request_id,
+        .expected_revision = request->expected_revision,
+        .workers = {request->min, request->max, request->optional_spares_case ? request->spares : UINT32_MAX}};
+    return make_change(api, call, &change, err);
 }
 
 /* ---- replies ---- */
@@ -521,34 +580,68 @@ void mu_api_reply(struct mu_api *api, const struct mu_coord_action *action)
         return;
     pending->replied = true;
     api->any_replied = true;
-    pending->checkpoint = action->reply.checkpoint;
-    pending->existed = action->reply.existed;
+    pending->reply = action->reply;
     if (action->reply.status != MU_OK)
-        mu_fail(&pending->answer->err, action->reply.status, "%s",
-                action->reply.text ? action->reply.text : mu_status_name(action->reply.status));
+        mu_fail_for(&pending->answer->err, action->reply.status, action->reply.reason, action->reply.reason_value, "%s",
+                    action->reply.text ? action->reply.text : mu_status_name(action->reply.status));
     /* It takes its place in the line now; what it says is filled in before anything can be released. */
     mu_outbox_hold(api->config.outbox, &pending->answer->item, run_answer);
+}
+
+/* The job as it is now; if another one has taken its name since, the little that is known of it. NULL: the answer holds
+ * the error. `view` is filled in the first case. */
+static Muster__V1__Job *build_job(struct mu_api *api, const struct pending *pending, struct mu_job_view **ret_view)
+{
+    struct mu_error *err = &pending->answer->err;
+    struct mu_job_view *view = mu_wire_arena_alloc(&api->arena, sizeof *view);
+    Muster__V1__Job *job = mu_wire_arena_alloc(&api->arena, sizeof *job);
+    *ret_view = NULL;
+    if (!view || !job) {
+        mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the answer");
+        return NULL;
+    }
+    if (mu_coord_job_find(api->config.coord, pending->name, view) &&
+        mu_id_equal(view->record.uid, pending->reply.job_uid)) {
+        *ret_view = view;
+        return mu_view_job(&api->arena, view, err);
+    }
+    muster__v1__job__init(job);
+    job->name = (char *)(uintptr_t)pending->name;
+    job->uid = mu_wire_put_id(&api->arena, pending->reply.job_uid);
+    return job;
+}
+
+static void build_submitted(struct mu_api *api, const struct pending *pending)
+{
+    Muster__V1__SubmitJobResponse response = MUSTER__V1__SUBMIT_JOB_RESPONSE__INIT;
+    struct mu_job_view *view;
+    response.existed = pending->reply.existed;
+    response.job = build_job(api, pending, &view);
+    if (response.job && view)
+        response.estimate = mu_view_estimate(&api->arena, &view->record.spec, &pending->answer->err);
+    if (response.job && (!view || response.estimate))
+        fill_answer(api, pending->answer, &response.base);
+}
+
+static void build_scaled(struct mu_api *api, const struct pending *pending)
+{
+    Muster__V1__ScaleJobResponse response = MUSTER__V1__SCALE_JOB_RESPONSE__INIT;
+    struct mu_job_view *view;
+    response.job = build_job(api, pending, &view);
+    if (response.job)
+        fill_answer(api, pending->answer, &response.base);
 }
 
 static void build_reply(struct mu_api *api, const struct pending *pending)
 {
     struct answer *answer = pending->answer;
     if (pending->method == MU_METHOD_SUBMIT_JOB) {
-        Muster__V1__SubmitJobResponse response = MUSTER__V1__SUBMIT_JOB_RESPONSE__INIT;
-        struct mu_job_view *view = mu_wire_arena_alloc(&api->arena, sizeof *view);
-        response.existed = pending->existed;
-        if (view && mu_coord_job_find(api->config.coord, pending->name, view)) {
-            response.job = mu_view_job(&api->arena, view, &answer->err);
-            if (!response.job)
-                return;
-            response.estimate = mu_view_estimate(&api->arena, &view->record.spec, &answer->err);
-            if (!response.estimate)
-                return;
-        }
-        fill_answer(api, answer, &response.base);
+        build_submitted(api, pending);
+    } else if (pending->method == MU_METHOD_SCALE_JOB) {
+        build_scaled(api, pending);
     } else if (pending->method == MU_METHOD_TRIGGER_CHECKPOINT) {
         Muster__V1__TriggerCheckpointResponse response = MUSTER__V1__TRIGGER_CHECKPOINT_RESPONSE__INIT;
-        response.number = pending->checkpoint;
+        response.number = pending->reply.checkpoint;
         fill_answer(api, answer, &response.base);
     } else {
         Muster__V1__CancelJobResponse response = MUSTER__V1__CANCEL_JOB_RESPONSE__INIT; /* the others are empty too */
@@ -594,6 +687,7 @@ static const struct {
     [MU_METHOD_GET_TIMINGS] = {&muster__v1__get_timings_request__descriptor, get_timings},
     [MU_METHOD_WATCH_EVENTS] = {&muster__v1__watch_events_request__descriptor, watch_events},
     [MU_METHOD_SAVE_SNAPSHOT] = {&muster__v1__save_snapshot_request__descriptor, save_snapshot},
+    [MU_METHOD_SCALE_JOB] = {&muster__v1__scale_job_request__descriptor, scale_job},
 };
 
 void mu_api_call(struct mu_api *api, struct mu_rpc_call *call, const void *data, size_t size_bytes)
@@ -601,6 +695,8 @@ void mu_api_call(struct mu_api *api, struct mu_rpc_call *call, const void *data,
     int method = mu_rpc_call_method_id(call);
     MU_ASSERT(method > MU_METHOD_ATTACH && method < MU_METHOD_API_COUNT);
     mu_wire_arena_reset(&api->arena);
+    api->request = data;
+    api->request_bytes = size_bytes;
     struct mu_error err = {0};
     const ProtobufCMessage *request = NULL;
     enum mu_status status = mu_wire_unpack(&api->arena, handlers[method].request, data, size_bytes,

@@ -25,6 +25,7 @@ enum mu_method {
     MU_METHOD_GET_TIMINGS,
     MU_METHOD_WATCH_EVENTS,
     MU_METHOD_SAVE_SNAPSHOT,
+    MU_METHOD_SCALE_JOB,
     MU_METHOD_API_COUNT,
     /* What gRPC tools expect of every server: not ours either. */
     MU_METHOD_HEALTH_CHECK = MU_METHOD_API_COUNT,

@@ -78,8 +78,8 @@ struct mu_rpc_bytes *mu_event_encode(struct mu_wire_arena *arena, const struct m
 
 /* ---- watchers ---- */
 
-/* Frees the watcher and ends its call. */
-static void end_watch(struct mu_events *events, struct watcher *watcher, enum mu_rpc_code code, const char *text)
+/* Frees the watcher and ends its call: with OK when `err` is NULL. */
+static void end_watch(struct mu_events *events, struct watcher *watcher, const struct mu_error *err)
 {
     if (watcher->previous)
         watcher->previous->next = watcher->next;
@@ -89,17 +89,21 @@ static void end_watch(struct mu_events *events, struct watcher *watcher, enum mu
         watcher->next->previous = watcher->previous;
     events->watcher_count--;
     mu_rpc_call_set_user(watcher->call, NULL);
-    mu_rpc_call_finish(watcher->call, code, text);
+    if (err)
+        mu_rpc_call_fail_error(watcher->call, err);
+    else
+        mu_rpc_call_finish(watcher->call, MU_RPC_OK, NULL);
     free(watcher);
 }
 
 static void cut_off(struct mu_events *events, struct watcher *watcher)
 {
-    char text[160];
-    snprintf(text, sizeof text,
-             "this watcher reads too slowly and is %" PRIu64 " events behind: resume with after_event = %" PRIu64,
-             events->newest + 1 - watcher->next_number, watcher->next_number - 1);
-    end_watch(events, watcher, MU_RPC_RESOURCE_EXHAUSTED, text);
+    struct mu_error err;
+    uint64_t after = watcher->next_number - 1;
+    mu_fail_for(&err, MU_ERR_LIMIT, MU_REASON_WATCH_TOO_SLOW, after,
+                "this watcher reads too slowly and is %" PRIu64 " events behind: resume with after_event = %" PRIu64,
+                events->newest - after, after);
+    end_watch(events, watcher, &err);
 }
 
 static bool is_wanted(const struct mu_watch_request *request, const struct slot *slot)
@@ -129,7 +133,7 @@ static void pump(struct mu_events *events, struct watcher *watcher)
     if (watcher->next_number > events->newest) {
         watcher->was_current = true;
         if (!watcher->request.follow)
-            end_watch(events, watcher, MU_RPC_OK, NULL);
+            end_watch(events, watcher, NULL);
     } else if (watcher->was_current && events->newest - watcher->next_number >= MU_WATCH_LAG_MAX) {
         cut_off(events, watcher);
     }
@@ -162,20 +166,26 @@ static uint64_t before_newest(const struct mu_events *events, const struct mu_wa
     return number;
 }
 
+/* Events that do not exist any more, or not yet. */
+static enum mu_status check_range(const struct mu_events *events, uint64_t after, struct mu_error *err)
+{
+    if (after > events->newest)
+        return mu_fail_for(err, MU_ERR_INVALID, MU_REASON_EVENTS_AHEAD, events->newest,
+                           "after_event: value %" PRIu64 " is not allowed: the newest event is %" PRIu64, after,
+                           events->newest);
+    if (after > 0 && after + 1 < events->oldest)
+        return mu_fail_for(err, MU_ERR_INVALID, MU_REASON_EVENTS_COMPACTED, events->oldest - 1,
+                           "events %" PRIu64 " to %" PRIu64
+                           " are no longer kept: start again with after_event = %" PRIu64,
+                           after + 1, events->oldest - 1, events->oldest - 1);
+    return MU_OK;
+}
+
 void mu_events_watch(struct mu_events *events, struct mu_rpc_call *call, const struct mu_watch_request *request)
 {
-    char text[200];
-    if (request->after_event > events->newest) {
-        snprintf(text, sizeof text, "after_event: value %" PRIu64 " is not allowed: the newest event is %" PRIu64,
-                 request->after_event, events->newest);
-        mu_rpc_call_finish(call, MU_RPC_OUT_OF_RANGE, text);
-        return;
-    }
-    if (request->after_event > 0 && request->after_event + 1 < events->oldest) {
-        snprintf(text, sizeof text,
-                 "events %" PRIu64 " to %" PRIu64 " are no longer kept: start again with after_event = %" PRIu64,
-                 request->after_event + 1, events->oldest - 1, events->oldest - 1);
-        mu_rpc_call_finish(call, MU_RPC_OUT_OF_RANGE, text);
+    struct mu_error err;
+    if (check_range(events, request->after_event, &err) != MU_OK) {
+        mu_rpc_call_fail_as(call, MU_RPC_OUT_OF_RANGE, &err);
         return;
     }
     struct watcher *watcher = calloc(1, sizeof *watcher);
@@ -207,16 +217,17 @@ void mu_events_writable(struct mu_events *events, void *user)
 void mu_events_closed(struct mu_events *events, void *user)
 {
     if (user)
-        end_watch(events, user, MU_RPC_OK, NULL);
+        end_watch(events, user, NULL);
 }
 
 void mu_events_end(struct mu_events *events)
 {
     while (events->watchers) {
-        char text[120];
-        snprintf(text, sizeof text, "the coordinator is stopping: resume with after_event = %" PRIu64,
-                 events->watchers->next_number - 1);
-        end_watch(events, events->watchers, MU_RPC_UNAVAILABLE, text);
+        struct mu_error err;
+        uint64_t after = events->watchers->next_number - 1;
+        mu_fail_for(&err, MU_ERR_UNAVAILABLE, MU_REASON_STOPPING, after,
+                    "the coordinator is stopping: resume with after_event = %" PRIu64, after);
+        end_watch(events, events->watchers, &err);
     }
 }
 

@@ -93,6 +93,7 @@ static enum mu_status write_job(struct rebuild *rebuild, struct mu_store *store,
     if (getrandom(&job->uid, sizeof job->uid, 0) != (ssize_t)sizeof job->uid)
         return mu_fail(err, MU_ERR_IO, "no random bytes");
     snprintf(job->spec.checkpoint.path, sizeof job->spec.checkpoint.path, "%s", rebuild->root);
+    job->submitted_workers = job->spec.workers;
     job->state = MU_JOB_RUNNING;
     job->checkpoint_seen = true;
     job->created_wall_us = wall_us;

@@ -7,11 +7,9 @@
 
 #include "coordinator/record_checkpoint.h"
 
-static const char format_word[] = "muster ";
-
-static const char prefixes[MU_RECORD_KIND_COUNT][3] = {
+const char mu_record_prefixes[MU_RECORD_KIND_COUNT][3] = {
     [MU_RECORD_JOB] = "j/",   [MU_RECORD_GENERATION] = "g/", [MU_RECORD_CHECKPOINT] = "c/", [MU_RECORD_WORKER] = "w/",
-    [MU_RECORD_TALLY] = "t/", [MU_RECORD_DEATH] = "d/",      [MU_RECORD_EVENT] = "e/",
+    [MU_RECORD_TALLY] = "t/", [MU_RECORD_DEATH] = "d/",      [MU_RECORD_REQUEST] = "r/",    [MU_RECORD_EVENT] = "e/",
 };
 
 _Static_assert(MUSTER__V1__JOB_STATE__JOB_STATE_CANCELLED == (int)MU_JOB_STATE_COUNT, "job state");
@@ -37,7 +35,7 @@ static size_t put_name(uint8_t *out, const char *name, size_t capacity)
 size_t mu_record_key(const struct mu_record *record, uint8_t out[MU_RECORD_KEY_SIZE])
 {
     MU_ASSERT((unsigned)record->kind < MU_RECORD_KIND_COUNT);
-    memcpy(out, prefixes[record->kind], 2);
+    memcpy(out, mu_record_prefixes[record->kind], 2);
     size_t size = 2;
     switch (record->kind) {
     case MU_RECORD_JOB:
@@ -59,6 +57,9 @@ size_t mu_record_key(const struct mu_record *record, uint8_t out[MU_RECORD_KEY_S
         break;
     case MU_RECORD_DEATH:
         size += put_number(out + size, record->death->number % MU_DEATHS_KEPT);
+        break;
+    case MU_RECORD_REQUEST:
+        size += put_number(out + size, record->request->number % MU_REQUESTS_KEPT);
         break;
     case MU_RECORD_EVENT:
         size += put_number(out + size, record->event->number);
@@ -96,12 +97,19 @@ static enum mu_status put_job(struct mu_wire_arena *arena, const struct mu_job_r
     struct {
         Muster__V1__JobRecord job;
         Muster__V1__CommandRecord command;
+        Muster__V1__WorkerPolicy workers;
     } *pb = mu_wire_arena_alloc(arena, sizeof *pb);
     if (!pb)
         return no_memory(err);
     muster__v1__job_record__init(&pb->job);
     muster__v1__command_record__init(&pb->command);
+    muster__v1__worker_policy__init(&pb->workers);
     pb->job.uid = mu_wire_put_id(arena, job->uid);
+    pb->job.revision = job->revision;
+    pb->job.submitted_workers = &pb->workers;
+    pb->workers.min = job->submitted_workers.min;
+    pb->workers.max = job->submitted_workers.max;
+    pb->workers.spares = job->submitted_workers.spares;
     pb->job.state = (Muster__V1__JobState)((int)job->state + 1);
     pb->job.generation = job->generation;
     pb->job.next_checkpoint = job->next_checkpoint;
@@ -260,6 +268,23 @@ static enum mu_status put_death(struct mu_wire_arena *arena, const struct mu_dea
     return MU_OK;
 }
 
+static enum mu_status put_request(struct mu_wire_arena *arena, const struct mu_request_record *request,
+                                  Muster__V1__RequestRecord **ret_pb, struct mu_error *err)
+{
+    Muster__V1__RequestRecord *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__request_record__init(pb);
+    pb->number = request->number;
+    pb->id = mu_wire_put_id(arena, request->id);
+    pb->body = mu_wire_put_hash(arena, request->body);
+    pb->job_uid = mu_wire_put_id(arena, request->job_uid);
+    pb->checkpoint = request->checkpoint;
+    pb->existed = request->existed;
+    *ret_pb = pb;
+    return MU_OK;
+}
+
 enum mu_status mu_event_to_pb(struct mu_wire_arena *arena, const struct mu_event_record *event, Muster__V1__Event *pb,
                               struct mu_error *err)
 {
@@ -302,6 +327,9 @@ static enum mu_status put_record(struct mu_wire_arena *arena, const struct mu_re
     case MU_RECORD_DEATH:
         pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_DEATH;
         return put_death(arena, record->death, &pb->death, err);
+    case MU_RECORD_REQUEST:
+        pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_REQUEST;
+        return put_request(arena, record->request, &pb->request, err);
     case MU_RECORD_EVENT:
         pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_EVENT;
         pb->event = mu_wire_arena_alloc(arena, sizeof *pb->event);
@@ -348,6 +376,12 @@ static enum mu_status get_job(const Muster__V1__JobRecord *pb, struct mu_job_rec
                                                   .open = pb->command->open};
     }
     out->state = (enum mu_job_state)(state - 1);
+    out->revision = pb->revision;
+    out->submitted_workers = out->spec.workers; /* recorded before jobs could be scaled */
+    if (pb->submitted_workers)
+        out->submitted_workers = (struct mu_worker_policy){.min = pb->submitted_workers->min,
+                                                           .max = pb->submitted_workers->max,
+                                                           .spares = pb->submitted_workers->spares};
     out->generation = pb->generation;
     out->next_checkpoint = pb->next_checkpoint;
     out->checkpoint_seen = pb->checkpoint_seen;
@@ -459,6 +493,19 @@ static enum mu_status get_tally(const Muster__V1__TallyRecord *pb, struct mu_tal
     return status;
 }
 
+static enum mu_status get_request(const Muster__V1__RequestRecord *pb, struct mu_request_record *out,
+                                  struct mu_error *err)
+{
+    out->number = pb->number;
+    out->checkpoint = pb->checkpoint;
+    out->existed = pb->existed;
+    enum mu_status status = MU_OK;
+    if ((status = mu_wire_get_id(pb->id, "RequestRecord.id", &out->id, err)) ||
+        (status = mu_wire_get_hash(pb->body, "RequestRecord.body", &out->body, err)))
+        return status;
+    return mu_wire_get_id(pb->job_uid, "RequestRecord.job_uid", &out->job_uid, err);
+}
+
 static enum mu_status get_event(const Muster__V1__Event *pb, struct mu_event_record *out, struct mu_error *err)
 {
     int severity = 0;
@@ -485,6 +532,7 @@ union any_record {
     struct mu_worker_record worker;
     struct mu_tally_record tally;
     struct mu_death_record death;
+    struct mu_request_record request;
     struct mu_event_record event;
 };
 
@@ -516,6 +564,9 @@ static enum mu_status get_record(struct mu_wire_arena *arena, const Muster__V1__
         any->death = (struct mu_death_record){
             .number = pb->death->number, .name_hash = pb->death->name_hash, .wall_us = pb->death->wall_us};
         return mu_wire_get_id(pb->death->incarnation, "DeathRecord.incarnation", &any->death.incarnation, err);
+    case MUSTER__V1__STORED_RECORD__KIND_REQUEST:
+        out->kind = MU_RECORD_REQUEST;
+        return get_request(pb->request, &any->request, err);
     case MUSTER__V1__STORED_RECORD__KIND_EVENT:
         out->kind = MU_RECORD_EVENT;
         return get_event(pb->event, &any->event, err);
@@ -555,113 +606,4 @@ enum mu_status mu_record_decode(struct mu_wire_arena *arena, const void *key, si
         err->status = status == MU_ERR_NO_MEMORY ? status : MU_ERR_CORRUPT;
     }
     return status == MU_ERR_NO_MEMORY ? status : MU_ERR_CORRUPT;
-}
-
-/* ---- load ---- */
-
-struct load {
-    struct mu_wire_arena arena;
-    mu_record_fn fn;
-    void *arg;
-    enum mu_status status;
-    struct mu_error *err;
-};
-
-static bool load_one(void *arg, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes)
-{
-    struct load *load = arg;
-    struct mu_record record;
-    mu_wire_arena_reset(&load->arena);
-    load->status = mu_record_decode(&load->arena, key, key_bytes, value, value_bytes, &record, load->err);
-    if (load->status == MU_OK)
-        load->status = load->fn(load->arg, &record, load->err);
-    return load->status == MU_OK;
-}
-
-static bool count_one(void *arg, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes)
-{
-    (void)key, (void)key_bytes, (void)value, (void)value_bytes;
-    *(bool *)arg = true;
-    return false;
-}
-
-enum mu_status mu_records_check_format(const char *value, size_t value_bytes, struct mu_error *err)
-{
-    size_t word = sizeof format_word - 1;
-    uint64_t version = 0;
-    if (value_bytes > word && memcmp(value, format_word, word) == 0 &&
-        mu_records_read_epoch(value + word, value_bytes - word, &version) && version >= 1 && version <= MU_STORE_FORMAT)
-        return MU_OK;
-    return mu_fail(err, MU_ERR_CORRUPT,
-                   "data directory: its format is '%.*s', this program reads 'muster 1' to 'muster %d'; use the "
-                   "version that wrote it",
-                   (int)(value_bytes < 40 ? value_bytes : 40), value, MU_STORE_FORMAT);
-}
-
-bool mu_records_read_epoch(const char *value, size_t value_bytes, uint64_t *ret_epoch)
-{
-    uint64_t number = 0;
-    for (size_t i = 0; i < value_bytes; i++) {
-        if (value[i] < '0' || value[i] > '9' || i >= 18)
-            return false;
-        number = 10 * number + (uint64_t)(value[i] - '0');
-    }
-    *ret_epoch = number;
-    return value_bytes > 0;
-}
-
-enum mu_status mu_records_write_format(struct mu_store *store, struct mu_error *err)
-{
-    char value[24];
-    struct mu_store_batch batch;
-    int length = snprintf(value, sizeof value, "%s%d", format_word, MU_STORE_FORMAT);
-    mu_store_batch_init(&batch);
-    enum mu_status status = mu_store_batch_put(&batch, MU_FORMAT_KEY, sizeof MU_FORMAT_KEY - 1, value, (size_t)length);
-    if (status == MU_OK)
-        status = mu_store_write(store, &batch, err);
-    else
-        mu_fail(err, status, "data directory: no memory");
-    mu_store_batch_fini(&batch);
-    return status;
-}
-
-/* The first open of an empty store writes the format; everything else must have one. An older one is raised: from then
- * on older programs, which do not know all records, refuse it. */
-static enum mu_status check_format(struct mu_store *store, struct mu_error *err)
-{
-    uint8_t *value = NULL;
-    size_t value_bytes = 0;
-    enum mu_status status = mu_store_get(store, MU_FORMAT_KEY, sizeof MU_FORMAT_KEY - 1, &value, &value_bytes, err);
-    if (status == MU_OK) {
-        char own[24];
-        int length = snprintf(own, sizeof own, "%s%d", format_word, MU_STORE_FORMAT);
-        bool current = value_bytes == (size_t)length && memcmp(value, own, value_bytes) == 0;
-        status = mu_records_check_format((const char *)value, value_bytes, err);
-        free(value);
-        return status || current ? status : mu_records_write_format(store, err);
-    }
-    if (status != MU_ERR_NOT_FOUND)
-        return status;
-    bool any = false;
-    status = mu_store_scan(store, "", 0, NULL, 0, 1, count_one, &any, err);
-    if (status)
-        return status;
-    if (any)
-        return mu_fail(err, MU_ERR_CORRUPT,
-                       "data directory: it holds a database that is not a coordinator's; choose another directory");
-    return mu_records_write_format(store, err);
-}
-
-enum mu_status mu_records_load(struct mu_store *store, mu_record_fn fn, void *arg, struct mu_error *err)
-{
-    enum mu_status status = check_format(store, err);
-    struct load load = {.fn = fn, .arg = arg, .err = err};
-    mu_wire_arena_init(&load.arena);
-    for (int kind = 0; kind < MU_RECORD_KIND_COUNT && status == MU_OK; kind++) {
-        status = mu_store_scan(store, prefixes[kind], 2, NULL, 0, 0, load_one, &load, err);
-        if (status == MU_OK)
-            status = load.status;
-    }
-    mu_wire_arena_fini(&load.arena);
-    return status;
 }

@@ -2,9 +2,10 @@
  *
  *    m/format            version of the layout              g/<job>                generation
  *    m/epoch             see snapshot.h; absent: 0          t/<job>                tally
- *    d/<slot>            death (8 bytes)
- *    j/<job>             job                                c/<job>/<number>       checkpoint (8 bytes, most
- * significant first) w/<worker>          worker                             e/<number>             event (likewise)
+ *    d/<slot>            death (8 bytes, the most           r/<slot>               request (likewise)
+ *                        significant first)
+ *    j/<job>             job                                c/<job>/<number>       checkpoint (likewise)
+ *    w/<worker>          worker                             e/<number>             event (likewise)
  *
  * Values are muster.v1.StoredRecord. What is read back is judged like anything from outside: a damaged or contradictory
  * record is an error that names its key, never a crash. Not thread-safe; pointers of a decoded record lie in the arena.
@@ -18,12 +19,15 @@
 
 enum {
     MU_RECORD_VERSION = 1,
-    MU_STORE_FORMAT = 2, /* of all records together: "muster 2". 1: without tallies, deaths and epochs */
+    MU_STORE_FORMAT = 3, /* of all records together: "muster 3". 2: without requests; 1: without tallies, deaths and
+                            epochs, too */
     MU_RECORD_KEY_SIZE = 96,
 };
 
 #define MU_FORMAT_KEY "m/format"
 #define MU_EPOCH_KEY  "m/epoch"
+
+extern const char mu_record_prefixes[MU_RECORD_KIND_COUNT][3]; /* of the keys of each kind */
 
 /* Writes the key of the record and returns its size. Only the fields that make the key are looked at. */
 size_t mu_record_key(const struct mu_record *record, uint8_t out[MU_RECORD_KEY_SIZE]);

@@ -147,7 +147,7 @@ static enum mu_status put_raised(struct restore *restore, const struct mu_record
     switch (from->kind) {
     case MU_RECORD_JOB:
         to.job = *from->job;
-        to.job.generation = to.job.next_checkpoint = restore->floor;
+        to.job.generation = to.job.next_checkpoint = to.job.revision = restore->floor;
         to.job.command = (struct mu_command_record){.number = restore->floor};
         record.job = &to.job;
         break;

@@ -8,6 +8,7 @@ import pathlib
 import sys
 import tempfile
 import time
+import uuid
 
 import grpc
 from grpc_tools import protoc
@@ -31,7 +32,8 @@ spec = job.JobSpec(
     batch=job.BatchSpec(sequences=8, micro=2),
     optimizer=job.OptimizerSpec(lr=1e-3, min_lr=1e-4))
 try:
-    answer = muster.SubmitJob(api.SubmitJobRequest(spec=spec), timeout=10)
+    # the id makes it safe to send the same request again when the answer is lost: the job is submitted once
+    answer = muster.SubmitJob(api.SubmitJobRequest(spec=spec, request_id=uuid.uuid4().bytes), timeout=10)
     print("submitted" if not answer.existed else "was there already:", answer.job.name, answer.job.uid.hex())
     last, result = 0, answer.job
     while result.phase != job.JOB_PHASE_OVER:

@@ -83,7 +83,7 @@ struct mu_job_spec {
         enum mu_recompute recompute;
         enum mu_redundancy redundancy;
     } parallel;
-    struct {
+    struct mu_worker_policy {
         uint32_t min, max, spares;
     } workers;
     struct {

@@ -22,6 +22,7 @@
 
 #include "common/clock.h"
 #include "rpc/bytes_internal.h"
+#include "rpc/details.h"
 
 enum { PEER_SIZE = 320, IDENTITY_SIZE = 512, DEADLINE_SLACK_US = 50000 };
 
@@ -50,6 +51,7 @@ struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct r
     init_op(&call->recv, OP_RECV, call);
     init_op(&call->send, OP_SEND, call);
     init_op(&call->finish, OP_FINISH, call);
+    call->trailer.value = grpc_empty_slice();
     mu_rpc_sendq_init(&call->queue, server->config.max_send_queue_messages, server->config.max_send_queue_bytes);
     call->next = server->calls;
     if (call->next)
@@ -80,6 +82,7 @@ static void free_call(struct mu_rpc_call *call)
         grpc_call_details_destroy(&call->details);
     if (call->grpc)
         grpc_call_unref(call->grpc);
+    grpc_slice_unref(call->trailer.value);
     free(call->text);
     free(call->peer);
     free(call->identity);
@@ -131,6 +134,8 @@ static void send_finish(struct mu_rpc_call *call)
     if (call->text) {
         call->details_out = grpc_slice_from_static_string(call->text);
         ops[count].data.send_status_from_server.status_details = &call->details_out;
+        ops[count].data.send_status_from_server.trailing_metadata = &call->trailer;
+        ops[count].data.send_status_from_server.trailing_metadata_count = 1;
     }
     count++;
     start(call, &call->finish, ops, count);
@@ -156,7 +161,17 @@ static void send_next(struct mu_rpc_call *call)
     start(call, &call->send, ops, count);
 }
 
-static void end(struct mu_rpc_call *call, enum mu_rpc_code code, const char *text)
+static void set_failure(struct mu_rpc_call *call, const struct mu_error *err)
+{
+    uint8_t details[MU_RPC_DETAILS_BYTES_MAX];
+    size_t size_bytes = mu_rpc_details_encode(call->code, err, details);
+    call->text = strdup(err->text);
+    call->trailer.key = grpc_slice_from_static_string(MU_RPC_DETAILS_KEY);
+    call->trailer.value = grpc_slice_from_copied_buffer((const char *)details, size_bytes);
+}
+
+/* `err` NULL: there is no more to say than the code. */
+static void end(struct mu_rpc_call *call, enum mu_rpc_code code, const struct mu_error *err)
 {
     MU_ASSERT(!call->ended);
     call->ended = true;
@@ -166,13 +181,20 @@ static void end(struct mu_rpc_call *call, enum mu_rpc_code code, const char *tex
         return;
     }
     call->code = code;
-    if (text && text[0])
-        call->text = strdup(text);
+    if (err && err->text[0])
+        set_failure(call, err);
     mu_rpc_server_linger(call);
     if (call->queue.count > 0)
         call->finish_queued = true;
     else
         send_finish(call);
+}
+
+static void end_with_text(struct mu_rpc_call *call, enum mu_rpc_code code, const char *text)
+{
+    struct mu_error err;
+    mu_fail(&err, mu_rpc_status_of_code(code), "%s", text ? text : "");
+    end(call, code, code == MU_RPC_OK ? NULL : &err);
 }
 
 void mu_rpc_call_reply(struct mu_rpc_call *call, struct mu_rpc_bytes *reply)
@@ -186,18 +208,24 @@ void mu_rpc_call_reply(struct mu_rpc_call *call, struct mu_rpc_bytes *reply)
 void mu_rpc_call_fail(struct mu_rpc_call *call, enum mu_rpc_code code, const char *text)
 {
     MU_ASSERT(code != MU_RPC_OK);
-    end(call, code, text);
+    end_with_text(call, code, text);
+}
+
+void mu_rpc_call_fail_as(struct mu_rpc_call *call, enum mu_rpc_code code, const struct mu_error *err)
+{
+    MU_ASSERT(code != MU_RPC_OK);
+    end(call, code, err);
 }
 
 void mu_rpc_call_fail_error(struct mu_rpc_call *call, const struct mu_error *err)
 {
-    mu_rpc_call_fail(call, mu_rpc_code_of_status(err->status), err->text);
+    mu_rpc_call_fail_as(call, mu_rpc_code_of_status(err->status), err);
 }
 
 void mu_rpc_call_finish(struct mu_rpc_call *call, enum mu_rpc_code code, const char *text)
 {
     MU_ASSERT(call->method->kind != MU_RPC_UNARY);
-    end(call, code, text);
+    end_with_text(call, code, text);
 }
 
 enum mu_status mu_rpc_call_send(struct mu_rpc_call *call, struct mu_rpc_bytes *message)
@@ -371,18 +399,21 @@ static bool step_accept(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *
     if (mu_rpc_call_deadline_us(call) != UINT64_MAX)
         call->accepted_us = mu_clock_mono_us();
     if (!call->method) {
-        end(call, MU_RPC_UNIMPLEMENTED, "this server does not know the method");
+        end_with_text(call, MU_RPC_UNIMPLEMENTED, "this server does not know the method");
+    } else if (mu_rpc_call_deadline_us(call) <= mu_clock_mono_us()) {
+        end_with_text(call, MU_RPC_DEADLINE_EXCEEDED, "it was over when this call's turn came: nothing was done");
     } else if (!admit(call)) {
-        end(call, MU_RPC_RESOURCE_EXHAUSTED, "too many open calls at the server; close some or try again later");
+        end_with_text(call, MU_RPC_RESOURCE_EXHAUSTED,
+                      "too many open calls at the server; close some or try again later");
     } else if (call->method->kind == MU_RPC_BIDI_STREAM) {
         send_headers(call);
         start_recv(call);
         fill_event(call, MU_RPC_EVENT_OPENED, ret_event);
         return true;
     } else if (!call->received) {
-        end(call, MU_RPC_INVALID_ARGUMENT, "the call carries no request message");
+        end_with_text(call, MU_RPC_INVALID_ARGUMENT, "the call carries no request message");
     } else if (!mu_rpc_buffer_is_plain(call->received)) {
-        end(call, MU_RPC_UNIMPLEMENTED, compressed_text);
+        end_with_text(call, MU_RPC_UNIMPLEMENTED, compressed_text);
     } else {
         fill_event(call, MU_RPC_EVENT_CALL, ret_event);
         fill_payload(call, ret_event);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "rpc/bytes_internal.h"
+#include "rpc/details.h"
 
 struct mu_rpc_client_config mu_rpc_client_config_default(void)
 {
@@ -202,7 +203,13 @@ enum mu_status mu_rpc_outcome_fail(const struct client_outcome *outcome, const c
 {
     char text[MU_ERROR_TEXT_SIZE];
     mu_rpc_slice_text(outcome->details, text, sizeof text);
-    return mu_rpc_fail(err, (enum mu_rpc_code)outcome->code, text, address, method);
+    enum mu_status status = mu_rpc_fail(err, (enum mu_rpc_code)outcome->code, text, address, method);
+    for (size_t i = 0; err && i < outcome->trailing.count; i++) {
+        const grpc_metadata *pair = &outcome->trailing.metadata[i];
+        if (grpc_slice_str_cmp(pair->key, MU_RPC_DETAILS_KEY) == 0)
+            mu_rpc_details_decode(GRPC_SLICE_START_PTR(pair->value), GRPC_SLICE_LENGTH(pair->value), err);
+    }
+    return status;
 }
 
 /* Calls in progress keep the connection that they have. What cannot be read leaves the former credentials in use. */

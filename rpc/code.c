@@ -109,9 +109,11 @@ static enum mu_status fail_connect(struct mu_error *err, const char *text, const
 {
     for (size_t i = 0; i < sizeof handshakes / sizeof handshakes[0]; i++)
         if (strstr(text, handshakes[i].cause))
-            return mu_fail(err, MU_ERR_UNAVAILABLE, "cannot connect to %s: %s", address, handshakes[i].advice);
-    return mu_fail(err, MU_ERR_UNAVAILABLE, "cannot connect to %s: %s; check the address and that musterd runs there",
-                   address, last_cause(text));
+            return mu_fail_for(err, MU_ERR_UNAVAILABLE, MU_REASON_CANNOT_CONNECT, 0, "cannot connect to %s: %s",
+                               address, handshakes[i].advice);
+    return mu_fail_for(err, MU_ERR_UNAVAILABLE, MU_REASON_CANNOT_CONNECT, 0,
+                       "cannot connect to %s: %s; check the address and that musterd runs there", address,
+                       last_cause(text));
 }
 
 /* UNAVAILABLE has three authors: our channel before it had a connection, our channel that lost it, and the server
@@ -125,11 +127,12 @@ static enum mu_status fail_unavailable(struct mu_error *err, const char *text, c
         strstr(text, "connection attempt"))
         return fail_connect(err, text, address);
     if (strstr(text, "DNS resolution failed"))
-        return mu_fail(err, MU_ERR_UNAVAILABLE,
-                       "cannot connect to %s: the host name does not resolve; use a literal address", address);
+        return mu_fail_for(err, MU_ERR_UNAVAILABLE, MU_REASON_CANNOT_CONNECT, 0,
+                           "cannot connect to %s: the host name does not resolve; use a literal address", address);
     for (size_t i = 0; i < sizeof lost / sizeof lost[0]; i++)
         if (strstr(text, lost[i]))
-            return mu_fail(err, MU_ERR_UNAVAILABLE, "connection to %s lost: %s", address, last_cause(text));
+            return mu_fail_for(err, MU_ERR_UNAVAILABLE, MU_REASON_CONNECTION_LOST, 0, "connection to %s lost: %s",
+                               address, last_cause(text));
     return mu_fail(err, MU_ERR_UNAVAILABLE, "%s is unavailable: %s", address, text[0] ? text : "no reason given");
 }
 

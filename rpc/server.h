@@ -22,6 +22,8 @@
  * gone. After MU_RPC_CLOSED_HALF the peer still listens: sends work, and finish gives it its status (should it go away
  * then, sends return MU_ERR_CANCELLED and no second CLOSED comes).
  *
+ * A call whose deadline is over before its turn comes is answered so and never told.
+ *
  * A peer that opens a stream and sends nothing, or never the rest of a message, makes no event: the owner limits in
  * time how long it waits for a first message.
  *
@@ -161,7 +163,9 @@ void mu_rpc_server_free(struct mu_rpc_server *server);
 void mu_rpc_call_reply(struct mu_rpc_call *call, struct mu_rpc_bytes *reply);
 /* Unary and streams before or after sends: ends the call with an error. For streams what is queued is sent first. */
 void mu_rpc_call_fail(struct mu_rpc_call *call, enum mu_rpc_code code, const char *text);
-/* As mu_rpc_call_fail with the code for err->status, and err->text. */
+/* The same with what programs need to know beside the text (a trailer; see muster/v1/error.proto). */
+void mu_rpc_call_fail_as(struct mu_rpc_call *call, enum mu_rpc_code code, const struct mu_error *err);
+/* The same with the code for err->status. */
 void mu_rpc_call_fail_error(struct mu_rpc_call *call, const struct mu_error *err);
 /* Streams: sends what is queued, then the status, and ends the call. code may be MU_RPC_OK; text NULL is "". */
 void mu_rpc_call_finish(struct mu_rpc_call *call, enum mu_rpc_code code, const char *text);

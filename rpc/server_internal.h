@@ -65,6 +65,7 @@ struct mu_rpc_call {
     enum mu_rpc_code code;
     char *text;
     grpc_slice details_out; /* borrows text */
+    grpc_metadata trailer;  /* of a failure: what programs need; owns its value */
 
     struct mu_rpc_sendq queue;
     void *user;

@@ -201,6 +201,8 @@ void mu_coord_start(struct mu_coord *coord, uint64_t now_us, uint64_t wall_us, c
     for (uint32_t i = 0; i < coord->job_count; i++) {
         struct job *job = &coord->jobs[i];
         job->phase_since_us = job->progress_us = job->interval.counted_us = lease_now(coord);
+        if (job->record.revision == 0) /* recorded before there were revisions */
+            job->record.revision = coord->last_event ? coord->last_event : 1;
         probe_intents(coord, job);
     }
     scrub_start(coord);
@@ -244,12 +246,11 @@ void mu_coord_step(struct mu_coord *coord, const struct mu_coord_event *event, c
                     event->checkpoint_io.status, event->checkpoint_io.text);
         break;
     case MU_CE_SUBMIT:
-        on_submit(coord, event->submit.cookie, event->submit.spec);
-        break;
     case MU_CE_CANCEL:
     case MU_CE_DRAIN:
     case MU_CE_UNDRAIN:
     case MU_CE_CHECKPOINT:
+    case MU_CE_SCALE:
         on_request(coord, event);
         break;
     }

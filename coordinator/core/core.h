@@ -26,6 +26,7 @@
 
 #include <string.h>
 
+#include "common/reason.h"
 #include "plan/plan.h"
 #include "plan/session.h"
 
@@ -41,6 +42,7 @@ enum {
         3,                 /* so many generations that could not be prepared from a checkpoint, with all peers there */
     MU_HUNG_KEPT = 16,     /* per job: workers that were declared lost because they hang */
     MU_DEATHS_KEPT = 4096, /* over all jobs, for the crash budgets */
+    MU_REQUESTS_KEPT = 4096,        /* changes that were made, for those who ask again because the answer was lost */
     MU_CHECKPOINT_ATTEMPTS_MAX = 3, /* a checkpoint that is given up is ordered again at once until so many were */
 };
 
@@ -84,7 +86,9 @@ struct mu_command_record {
 
 struct mu_job_record {
     struct mu_id uid;
+    uint64_t revision; /* number of the event that told its newest change by an operator, or its end */
     struct mu_job_spec spec;
+    struct mu_worker_policy submitted_workers; /* spec.workers before anybody scaled it */
     enum mu_job_state state;
     uint64_t generation;      /* newest ever used */
     uint64_t next_checkpoint; /* sequence number of the next one */
@@ -146,7 +150,8 @@ static inline struct mu_written_piece mu_written_piece(const struct mu_piece_rec
 struct mu_holder_record {
     char host[MU_WORKER_NAME_SIZE];
     uint64_t host_id;
-    bool missing; /* its disk does not have it: a worker said so when it attached */
+    bool missing;    /* its disk does not have it: a worker said so when it attached */
+    uint32_t keeper; /* slot of the worker there that was found last; UINT32_MAX: none was */
     /* of the order that is out */
     uint32_t asked; /* slot of the worker that has it; UINT32_MAX: the host has none */
     bool done;
@@ -212,6 +217,17 @@ struct mu_death_record {
     struct mu_id incarnation; /* who is found missing again after a restart dies only once */
 };
 
+/* A change that was made, and its answer: whoever sends the request again gets that answer and makes no second change.
+ */
+struct mu_request_record {
+    uint64_t number;        /* 0, 1, ...; the key is this modulo MU_REQUESTS_KEPT */
+    struct mu_id id;        /* as the client drew it */
+    struct mu_hash128 body; /* of everything that was asked */
+    struct mu_id job_uid;   /* SUBMIT, SCALE */
+    uint64_t checkpoint;    /* CHECKPOINT */
+    bool existed;           /* SUBMIT */
+};
+
 enum mu_event_severity { MU_EVENT_INFO, MU_EVENT_WARNING, MU_EVENT_ERROR };
 
 struct mu_event_record {
@@ -232,13 +248,13 @@ enum mu_record_kind {
     MU_RECORD_WORKER,
     MU_RECORD_TALLY,
     MU_RECORD_DEATH,
+    MU_RECORD_REQUEST,
     MU_RECORD_EVENT,
     MU_RECORD_KIND_COUNT
 };
 
-/* Keys: JOB, GENERATION, TALLY by job name; DEATH by number modulo MU_DEATHS_KEPT; CHECKPOINT by (job name, number);
- * WORKER by name; EVENT by number. A put replaces.
- */
+/* Keys: JOB, GENERATION, TALLY by job name; DEATH, REQUEST by number modulo MU_DEATHS_KEPT, MU_REQUESTS_KEPT;
+ * CHECKPOINT by (job name, number); WORKER by name; EVENT by number. A put replaces. */
 struct mu_record {
     enum mu_record_kind kind;
     union {
@@ -248,6 +264,7 @@ struct mu_record {
         const struct mu_worker_record *worker;
         const struct mu_tally_record *tally;
         const struct mu_death_record *death;
+        const struct mu_request_record *request;
         const struct mu_event_record *event;
     };
 };
@@ -268,13 +285,22 @@ enum mu_coord_event_kind {
     MU_CE_DRAIN,
     MU_CE_UNDRAIN, /* lifts drain and quarantine of a worker name */
     MU_CE_CHECKPOINT,
+    MU_CE_SCALE,
+};
+
+/* A request that is to be carried out once, however often it comes. */
+struct mu_coord_once {
+    struct mu_id id;        /* zero: it has none, and each time counts */
+    struct mu_hash128 body; /* of what is asked for */
 };
 
 struct mu_coord_event {
     enum mu_coord_event_kind kind;
-    uint64_t now_us;     /* monotonic */
-    uint64_t wall_us;    /* display only */
-    struct mu_id random; /* fresh randomness, for identities and nonces */
+    uint64_t now_us;            /* monotonic */
+    uint64_t wall_us;           /* display only */
+    struct mu_id random;        /* fresh randomness, for identities and nonces */
+    struct mu_coord_once once;  /* SUBMIT to CHECKPOINT */
+    uint64_t expected_revision; /* SUBMIT, CANCEL, CHECKPOINT, SCALE: refused if the job has another one; 0: any */
     union {
         struct {
             uint64_t session; /* > 0 */
@@ -303,14 +329,26 @@ struct mu_coord_event {
         } submit;
         struct {
             uint64_t cookie;
-            const char *job;    /* CANCEL, CHECKPOINT */
+            const char *job;    /* CANCEL, CHECKPOINT, SCALE */
             const char *worker; /* DRAIN, UNDRAIN */
             const char *reason;
+            struct mu_worker_policy workers; /* SCALE: min, max: 0: as it is; spares: UINT32_MAX: as it is */
         } request;
     };
 };
 
 /* ---- actions: what goes out ---- */
+
+struct mu_coord_reply {
+    uint64_t cookie;
+    enum mu_status status;
+    enum mu_reason reason;
+    uint64_t reason_value; /* what mu_reason_value_name says */
+    const char *text;      /* error line, or NULL */
+    uint64_t checkpoint;   /* CHECKPOINT: the sequence number ordered; else 0 */
+    bool existed;          /* SUBMIT: the same job was there already */
+    struct mu_id job_uid;  /* SUBMIT, SCALE */
+};
 
 enum mu_coord_action_kind {
     MU_CA_SEND,
@@ -349,13 +387,7 @@ struct mu_coord_action {
         } checkpoint_io; /* PUBLISH: prove tiling, verify files, write the manifest (idempotent); DELETE: remove the
                             directory; SCRUB: re-read every byte, slowly, behind everything else */
         const struct mu_event_record *event;
-        struct {
-            uint64_t cookie;
-            enum mu_status status;
-            const char *text;    /* error line, or NULL */
-            uint64_t checkpoint; /* CHECKPOINT: the sequence number ordered; SUBMIT: 0 */
-            bool existed;        /* SUBMIT: the same job was there already */
-        } reply;
+        struct mu_coord_reply reply;
     };
 };
 

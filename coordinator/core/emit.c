@@ -84,6 +84,11 @@ void persist_job(struct mu_coord *coord, const struct job *job)
     persist(coord, (struct mu_record){.kind = MU_RECORD_JOB, .job = &job->record});
 }
 
+void revise(struct mu_coord *coord, struct job *job)
+{
+    job->record.revision = coord->last_event + 1;
+}
+
 void persist_generation(struct mu_coord *coord, const struct job *job)
 {
     for (uint32_t rank = 0; rank < job->world; rank++) {
@@ -152,6 +157,11 @@ void persist_death(struct mu_coord *coord, const struct mu_death_record *record)
     persist(coord, (struct mu_record){.kind = MU_RECORD_DEATH, .death = record});
 }
 
+void persist_request(struct mu_coord *coord, const struct mu_request_record *record)
+{
+    persist(coord, (struct mu_record){.kind = MU_RECORD_REQUEST, .request = record});
+}
+
 void persist_worker(struct mu_coord *coord, const struct mu_worker_record *record)
 {
     persist(coord, (struct mu_record){.kind = MU_RECORD_WORKER, .worker = record});
@@ -174,10 +184,10 @@ void event(struct mu_coord *coord, enum mu_event_severity severity, const char *
     emit(coord, &(struct mu_coord_action){.kind = MU_CA_EVENT, .event = &record});
 }
 
-void reply(struct mu_coord *coord, uint64_t cookie, enum mu_status status, const char *fmt, ...)
+void refuse(struct answer *answer, enum mu_status status, enum mu_reason reason, const char *fmt, ...)
 {
-    char text[MU_EVENT_TEXT_SIZE];
-    FORMAT_INTO(text, sizeof text, fmt);
-    emit(coord,
-         &(struct mu_coord_action){.kind = MU_CA_REPLY, .reply = {.cookie = cookie, .status = status, .text = text}});
+    FORMAT_INTO(answer->text, sizeof answer->text, fmt);
+    answer->reply.status = status;
+    answer->reply.reason = reason;
+    answer->reply.text = answer->text;
 }

@@ -63,6 +63,7 @@ void finish_job(struct mu_coord *coord, struct job *job, enum mu_job_state state
     copy_text(job->record.text, sizeof job->record.text, text);
     set_phase(coord, job, MU_JP_OVER);
     job->settle_until_us = 0;
+    revise(coord, job);
     persist_job(coord, job);
     enum mu_event_severity severity = state == MU_JOB_FAILED ? MU_EVENT_ERROR : MU_EVENT_INFO;
     const char *kind = state == MU_JOB_FINISHED ? "job_finished"

@@ -44,7 +44,7 @@ bool add_holder(struct mu_checkpoint_record *record, const char *host)
         record->holders = more;
     }
     struct mu_holder_record *holder = &record->holders[record->holder_count++];
-    *holder = (struct mu_holder_record){.host_id = host_id, .asked = NONE};
+    *holder = (struct mu_holder_record){.host_id = host_id, .keeper = NONE, .asked = NONE};
     copy_text(holder->host, sizeof holder->host, host);
     return true;
 }
@@ -87,12 +87,23 @@ void note_inventory(struct job *job, const struct worker *worker, const struct m
     }
 }
 
-/* A worker of that host that answers and gives out files; NULL: none. */
-static const struct worker *keeper_of(struct mu_coord *coord, const struct job *job, uint64_t host_id)
+static bool keeps(const struct mu_coord *coord, const struct job *job, const struct worker *worker, uint64_t host_id)
 {
+    return worker->used && &coord->jobs[worker->job] == job && worker->host_id == host_id && worker->session &&
+           !worker->lost && worker->files_address[0];
+}
+
+/* A worker of that host that answers and gives out files; NULL: none. The last one found is asked first: a list of
+ * holders goes to every rank. */
+static const struct worker *keeper_of(struct mu_coord *coord, const struct job *job, struct mu_holder_record *holder)
+{
+    if (holder->keeper != NONE && keeps(coord, job, &coord->workers[holder->keeper], holder->host_id))
+        return &coord->workers[holder->keeper];
     for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
-        if (w->host_id == host_id && w->session && !w->lost && w->files_address[0])
+        if (keeps(coord, job, w, holder->host_id)) {
+            holder->keeper = (uint32_t)(w - coord->workers);
             return w;
+        }
     }
     return NULL;
 }
@@ -107,9 +118,9 @@ static bool may_return(struct mu_coord *coord, const struct job *job, uint64_t h
     return false;
 }
 
-static struct mu_holder holder_at(struct mu_coord *coord, const struct job *job, const struct mu_holder_record *record)
+static struct mu_holder holder_at(struct mu_coord *coord, const struct job *job, struct mu_holder_record *record)
 {
-    const struct worker *keeper = keeper_of(coord, job, record->host_id);
+    const struct worker *keeper = keeper_of(coord, job, record);
     struct mu_holder holder = {0};
     memcpy(holder.host, record->host, sizeof holder.host);
     if (keeper) {
@@ -125,7 +136,7 @@ static void ask(struct mu_coord *coord, const struct job *job, struct checkpoint
 {
     const struct mu_checkpoint_record *record = &checkpoint->record;
     struct mu_holder_record *holder = &record->holders[index];
-    const struct worker *keeper = keeper_of(coord, job, holder->host_id);
+    const struct worker *keeper = keeper_of(coord, job, holder);
     uint32_t count = record->holder_count;
     holder->asked = keeper ? (uint32_t)(keeper - coord->workers) : NONE;
     if (!keeper)
@@ -322,7 +333,7 @@ bool all_holders_here(struct mu_coord *coord, const struct job *job, const struc
 {
     uint32_t here = 0;
     for (uint32_t i = 0; i < record->holder_count; i++)
-        here += keeper_of(coord, job, record->holders[i].host_id) != NULL;
+        here += keeper_of(coord, job, &record->holders[i]) != NULL;
     return here == record->holder_count;
 }
 
@@ -330,7 +341,7 @@ bool is_reachable(struct mu_coord *coord, const struct job *job, const struct mu
 {
     bool first = true, before = true;
     for (uint32_t i = 0; i < record->holder_count; i++) {
-        bool here = !record->holders[i].missing && keeper_of(coord, job, record->holders[i].host_id) != NULL;
+        bool here = !record->holders[i].missing && keeper_of(coord, job, &record->holders[i]) != NULL;
         if (!here && !before)
             return false;
         before = here;
@@ -345,7 +356,7 @@ void describe_missing(struct mu_coord *coord, const struct job *job, const struc
     size_t used = 0;
     out[0] = 0;
     for (uint32_t i = 0; i < record->holder_count; i++) {
-        bool here = keeper_of(coord, job, record->holders[i].host_id) != NULL;
+        bool here = keeper_of(coord, job, &record->holders[i]) != NULL;
         if (here && !record->holders[i].missing)
             continue;
         if (used + sizeof record->holders[i].host + 40 > size) {

@@ -215,6 +215,8 @@ struct mu_coord {
         uint64_t lease_us;    /* until the start: wall clock */
     } deaths[MU_DEATHS_KEPT]; /* ring */
     uint64_t death_count;
+    struct mu_request_record requests[MU_REQUESTS_KEPT]; /* ring by number */
+    uint64_t request_count;
 
     struct mu_id scrub_job; /* uid of the job whose checkpoint is being re-read */
     uint64_t scrub_number;  /* which one; 0: none */
@@ -247,14 +249,21 @@ void close_session(struct mu_coord *coord, uint64_t session);
 void reject(struct mu_coord *coord, uint64_t session, enum mu_reject_reason reason, const char *fmt, ...)
     MU_PRINTF(4, 5);
 void persist_job(struct mu_coord *coord, const struct job *job);
+void revise(struct mu_coord *coord, struct job *job); /* the next event tells a change of it */
 void persist_generation(struct mu_coord *coord, const struct job *job);
 void persist_checkpoint(struct mu_coord *coord, const struct mu_checkpoint_record *record);
 void persist_tally(struct mu_coord *coord, const struct job *job);
 void persist_death(struct mu_coord *coord, const struct mu_death_record *record);
+void persist_request(struct mu_coord *coord, const struct mu_request_record *record);
 void persist_worker(struct mu_coord *coord, const struct mu_worker_record *record);
 void event(struct mu_coord *coord, enum mu_event_severity severity, const char *kind, const struct job *job,
            const struct worker *worker, const char *fmt, ...) MU_PRINTF(6, 7);
-void reply(struct mu_coord *coord, uint64_t cookie, enum mu_status status, const char *fmt, ...) MU_PRINTF(4, 5);
+/* The one reply to a request, while it is being made: OK until it is refused. */
+struct answer {
+    struct mu_coord_reply reply;
+    char text[MU_ERROR_TEXT_SIZE];
+};
+void refuse(struct answer *answer, enum mu_status status, enum mu_reason reason, const char *fmt, ...) MU_PRINTF(4, 5);
 void format_into(char *out, size_t size, const char *fmt, ...) MU_PRINTF(3, 4);
 void copy_text(char *out, size_t size, const char *text);
 
@@ -423,7 +432,6 @@ void speeds_begin(struct mu_coord *coord, struct job *job); /* a generation goes
 bool speeds_change_pays(const struct job *job, const struct mu_plan *plan);
 
 /* requests.c */
-void on_submit(struct mu_coord *coord, uint64_t cookie, const struct mu_job_spec *spec);
-void on_request(struct mu_coord *coord, const struct mu_coord_event *request);
+void on_request(struct mu_coord *coord, const struct mu_coord_event *request); /* SUBMIT to SCALE */
 
 #endif

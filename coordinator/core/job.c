@@ -140,14 +140,16 @@ static void settle_waiting(struct mu_coord *coord, struct job *job)
         job->settle_until_us = lease_now(coord) + (uint64_t)coord->config.settle_ms * 1000;
 }
 
-/* STEPPING: regroup for who leaves, at once, and for who would make the world larger, soon. */
+/* STEPPING: regroup for who leaves or is too many, at once, and for who would make the world larger, soon. */
 static void settle_stepping(struct mu_coord *coord, struct job *job)
 {
     bool leaving;
     uint32_t candidates = count_candidates(coord, job, &leaving) - count_isolated_spares(coord, job);
     if (candidates < job->considered)
-        job->considered = candidates;      /* who comes in place of who left may change the plan again */
-    if (leaving || job->layout.idle > 0) { /* idle ranks have given away what they held: nothing keeps them */
+        job->considered = candidates; /* who comes in place of who left may change the plan again */
+    bool too_many = mu_layout_working(&job->layout) > job->record.spec.workers.max; /* it was scaled down */
+    if (leaving || too_many ||
+        job->layout.idle > 0) { /* idle ranks have given away what they held: nothing keeps them */
         /* Regrouping helps who leaves only if its state can go somewhere: to others, or to a checkpoint. */
         bool state_can_go =
             job->record.spec.checkpoint.path[0] || most_ranks(job, candidates) > 0 || staying_are_whole(coord, job);
@@ -763,6 +765,8 @@ void job_tick(struct mu_coord *coord, struct job *job)
                 settle(coord, job);
             }
         }
+        if (mu_layout_working(&job->layout) > job->record.spec.workers.max && !job->regroup_for_leaving)
+            settle(coord, job); /* scaled down while the generation was made, or before a restart */
         checkpoint_policy(coord, job);
         feed_tick(coord, job);
         break;

@@ -1,11 +1,20 @@
-/* What other programs ask for. Every request is answered by exactly one REPLY, which waits for what it depends on. */
+/* What other programs ask for. Every request is answered by exactly one REPLY, which waits for what it depends on.
+ *
+ * A change that was made is remembered by its request's id, in the same batch of records as the change itself: so
+ * whoever has lost the answer, to a broken connection or to a crash of the coordinator, asks again and gets it. What
+ * was refused has changed nothing and is not remembered: asked again, it is judged again. */
 #include "coordinator/core/internal.h"
 
 #include <string.h>
 
-static bool same_spec(const struct mu_job_spec *a, const struct mu_job_spec *b)
+/* As it was submitted, also if it was scaled since. */
+static bool same_spec(const struct mu_job_record *record, const struct mu_job_spec *spec)
 {
-    return memcmp(a, b, sizeof *a) == 0; /* specs start as zeros and strings are copied whole: no stray bytes */
+    struct mu_job_spec submitted;
+    memcpy(&submitted, &record->spec, sizeof submitted);
+    submitted.workers = record->submitted_workers;
+    /* specs start as zeros and strings are copied whole: no stray bytes */
+    return memcmp(&submitted, spec, sizeof submitted) == 0;
 }
 
 static void forget_old_job(struct mu_coord *coord, struct job *job)
@@ -47,116 +56,169 @@ static struct job *replace_oldest_over(struct mu_coord *coord, const char *name)
     return oldest;
 }
 
-void on_submit(struct mu_coord *coord, uint64_t cookie, const struct mu_job_spec *spec)
+/* Where two operators may collide, each says what it has seen. */
+static bool is_expected(const struct job *job, const char *name, uint64_t expected, struct answer *answer)
+{
+    uint64_t revision = job ? job->record.revision : 0;
+    if (expected == 0 || expected == revision)
+        return true;
+    answer->reply.reason_value = revision;
+    if (job)
+        refuse(answer, MU_ERR_STALE, MU_REASON_REVISION_CHANGED,
+               "expected_revision: job '%s' was changed since %llu, its revision is %llu: look at it again", name,
+               (unsigned long long)expected, (unsigned long long)revision);
+    else
+        refuse(answer, MU_ERR_STALE, MU_REASON_REVISION_CHANGED,
+               "expected_revision: there is no job '%s' any more, of revision %llu or another", name,
+               (unsigned long long)expected);
+    return false;
+}
+
+/* The slot for a new job of that name; what an earlier one leaves behind is its numbers. NULL: refused. */
+static struct job *make_room(struct mu_coord *coord, struct job *job, const char *name, struct answer *answer)
+{
+    if (job) {
+        /* numbers go on, so that nothing of the old job can be taken for the new one's */
+        uint64_t generation = job->record.generation, checkpoint = job->record.next_checkpoint;
+        uint64_t command = job->record.command.number;
+        forget_old_job(coord, job);
+        clear_job(job);
+        job->record =
+            (struct mu_job_record){.generation = generation, .next_checkpoint = checkpoint, .command.number = command};
+        return job;
+    }
+    job = add_job(coord, name);
+    if (!job)
+        job = replace_oldest_over(coord, name);
+    if (!job)
+        refuse(answer, MU_ERR_LIMIT, MU_REASON_LIMIT_REACHED,
+               "this coordinator runs %u jobs already, its limit (--max-jobs)", coord->config.max_jobs);
+    return job;
+}
+
+static void submit(struct mu_coord *coord, const struct mu_coord_event *request, struct answer *answer)
 {
     struct mu_error err;
+    const struct mu_job_spec *spec = request->submit.spec;
     if (mu_job_spec_check(spec, &err) != MU_OK) {
-        reply(coord, cookie, MU_ERR_INVALID, "%s", err.text);
+        refuse(answer, MU_ERR_INVALID, err.reason, "%s", err.text);
         return;
     }
     struct job *job = find_job(coord, spec->name);
+    if (!is_expected(job, spec->name, request->expected_revision, answer))
+        return;
     if (job && !is_over(job)) {
-        if (same_spec(&job->record.spec, spec))
-            emit(coord, &(struct mu_coord_action){.kind = MU_CA_REPLY, .reply = {.cookie = cookie, .existed = true}});
-        else
-            reply(coord, cookie, MU_ERR_EXISTS,
-                  "job '%s' is there already with another specification and is not over: choose another name, or "
-                  "cancel it first",
-                  spec->name);
+        answer->reply.existed = same_spec(&job->record, spec);
+        answer->reply.job_uid = job->record.uid;
+        if (!answer->reply.existed)
+            refuse(answer, MU_ERR_EXISTS, MU_REASON_JOB_EXISTS,
+                   "job '%s' is there already with another specification and is not over: choose another name, or "
+                   "cancel it first",
+                   spec->name);
         return;
     }
-    uint64_t generation = 0, checkpoint = 0, command = 0;
-    if (job) {
-        generation =
-            job->record.generation; /* numbers go on, so that nothing of the old job can be taken for the new one's */
-        checkpoint = job->record.next_checkpoint;
-        command = job->record.command.number;
-        forget_old_job(coord, job);
-        clear_job(job);
-    } else {
-        job = add_job(coord, spec->name);
-        if (!job)
-            job = replace_oldest_over(coord, spec->name);
-        if (!job) {
-            reply(coord, cookie, MU_ERR_LIMIT, "this coordinator runs %u jobs already, its limit (--max-jobs)",
-                  coord->config.max_jobs);
-            return;
-        }
-    }
-    job->record = (struct mu_job_record){.uid = coord->random,
-                                         .state = MU_JOB_PENDING,
-                                         .generation = generation,
-                                         .next_checkpoint = checkpoint,
-                                         .created_wall_us = coord->wall_us};
+    job = make_room(coord, job, spec->name, answer);
+    if (!job)
+        return;
+    job->record.uid = answer->reply.job_uid = coord->random;
+    job->record.state = MU_JOB_PENDING;
+    job->record.created_wall_us = coord->wall_us;
     memcpy(&job->record.spec, spec, sizeof *spec);
-    job->record.command.number = command;
+    job->record.submitted_workers = spec->workers;
     job->leaves = mu_job_leaves(spec);
     mu_model_spec_init(&job->model, &spec->model);
     job->phase = MU_JP_WAITING;
     job->phase_since_us = lease_now(coord);
+    revise(coord, job);
     persist_job(coord, job);
     event(coord, MU_EVENT_INFO, "job_submitted", job, NULL, "job %s submitted: %llu steps, %u leaves, %u to %u workers",
           spec->name, (unsigned long long)spec->steps, job->leaves, spec->workers.min, spec->workers.max);
-    reply(coord, cookie, MU_OK, "%s", "");
 }
 
-static void cancel(struct mu_coord *coord, uint64_t cookie, struct job *job, const char *reason)
+static void cancel(struct mu_coord *coord, struct job *job, const char *reason, struct answer *answer)
 {
-    if (job->record.state == MU_JOB_CANCELLED) {
-        reply(coord, cookie, MU_OK, "%s", "");
+    if (job->record.state == MU_JOB_CANCELLED)
         return;
-    }
     if (is_over(job)) {
-        reply(coord, cookie, MU_ERR_CONFLICT, "job '%s' is over already", job->record.spec.name);
+        refuse(answer, MU_ERR_CONFLICT, MU_REASON_JOB_OVER, "job '%s' is over already", job->record.spec.name);
         return;
     }
     char text[MU_TEXT_SIZE];
     format_into(text, sizeof text, "cancelled%s%s", reason && reason[0] ? ": " : "", reason ? reason : "");
     finish_job(coord, job, MU_JOB_CANCELLED, 0, text);
-    reply(coord, cookie, MU_OK, "%s", "");
 }
 
-static void checkpoint_now(struct mu_coord *coord, uint64_t cookie, struct job *job)
+static void checkpoint_now(struct mu_coord *coord, struct job *job, struct answer *answer)
 {
     const char *name = job->record.spec.name;
     if (job->record.spec.checkpoint.path[0] == 0) {
-        reply(coord, cookie, MU_ERR_INVALID, "job '%s' has no checkpoint.path in its job file", name);
+        refuse(answer, MU_ERR_INVALID, MU_REASON_CHECKPOINTS_OFF, "job '%s' has no checkpoint.path in its job file",
+               name);
     } else if (job->intent) {
-        reply(coord, cookie, MU_ERR_CONFLICT, "checkpoint %llu of job '%s' is under way: wait for it",
-              (unsigned long long)job->intent, name);
+        refuse(answer, MU_ERR_CONFLICT, MU_REASON_CHECKPOINT_UNDER_WAY,
+               "checkpoint %llu of job '%s' is under way: wait for it", (unsigned long long)job->intent, name);
+    } else if (is_over(job)) {
+        refuse(answer, MU_ERR_CONFLICT, MU_REASON_JOB_OVER, "job '%s' is not stepping now: it is over", name);
     } else if (job->phase != MU_JP_STEPPING) {
-        reply(coord, cookie, MU_ERR_CONFLICT, "job '%s' is not stepping now: it is %s", name,
-              is_over(job) ? "over" : "waiting or between generations, try again");
+        refuse(answer, MU_ERR_CONFLICT, MU_REASON_JOB_NOT_STEPPING,
+               "job '%s' is not stepping now: it is waiting or between generations, try again", name);
     } else {
-        uint64_t number = order_checkpoint(coord, job, 0, false);
-        if (number)
-            emit(coord,
-                 &(struct mu_coord_action){.kind = MU_CA_REPLY, .reply = {.cookie = cookie, .checkpoint = number}});
-        else
-            reply(coord, cookie, MU_ERR_LIMIT,
-                  "job '%s' has %u checkpoints, the most that are kept track of: lower checkpoint.keep", name,
-                  job->checkpoint_count);
+        answer->reply.checkpoint = order_checkpoint(coord, job, 0, false);
+        if (!answer->reply.checkpoint)
+            refuse(answer, MU_ERR_LIMIT, MU_REASON_LIMIT_REACHED,
+                   "job '%s' has %u checkpoints, the most that are kept track of: lower checkpoint.keep", name,
+                   job->checkpoint_count);
     }
 }
 
-static void drain_request(struct mu_coord *coord, const struct mu_coord_event *request)
+/* Takes effect with the next generation, which is made at once when there are too many workers now, or when there may
+ * be more. */
+static void scale(struct mu_coord *coord, struct job *job, const struct mu_worker_policy *wanted, struct answer *answer)
 {
-    uint64_t cookie = request->request.cookie;
-    const char *name = request->request.worker, *reason = request->request.reason;
-    struct worker *worker = find_worker(coord, name);
-    const struct mu_worker_record *drained = find_worker_record(coord, name);
-    if ((!worker || worker->lost) && drained && drained->draining) { /* asked again; it is gone already */
-        reply(coord, cookie, MU_OK, "%s", "");
+    struct mu_error err;
+    struct mu_job_spec spec;
+    const struct mu_worker_policy before = job->record.spec.workers;
+    memcpy(&spec, &job->record.spec, sizeof spec);
+    spec.workers.min = wanted->min ? wanted->min : before.min;
+    spec.workers.max = wanted->max ? wanted->max : before.max;
+    spec.workers.spares = wanted->spares != UINT32_MAX ? wanted->spares : before.spares;
+    answer->reply.job_uid = job->record.uid;
+    if (is_over(job)) {
+        refuse(answer, MU_ERR_CONFLICT, MU_REASON_JOB_OVER, "job '%s' is over", spec.name);
         return;
     }
+    if (mu_job_spec_check(&spec, &err) != MU_OK) {
+        refuse(answer, MU_ERR_INVALID, err.reason, "%s", err.text);
+        return;
+    }
+    if (memcmp(&spec.workers, &before, sizeof before) == 0)
+        return;
+    job->record.spec.workers = spec.workers;
+    revise(coord, job);
+    persist_job(coord, job);
+    event(coord, MU_EVENT_INFO, "job_scaled", job, NULL,
+          "job %s is scaled to %u to %u workers, %u spares (from %u to %u, %u)", spec.name, spec.workers.min,
+          spec.workers.max, spec.workers.spares, before.min, before.max, before.spares);
+    job->considered = 0; /* whoever is there may change the plan now */
+    job->told_short = 0;
+    settle(coord, job);
+}
+
+static void drain_worker(struct mu_coord *coord, const char *name, const char *reason, struct answer *answer)
+{
+    struct worker *worker = find_worker(coord, name);
+    const struct mu_worker_record *drained = find_worker_record(coord, name);
+    if ((!worker || worker->lost) && drained && drained->draining)
+        return; /* asked again; it is gone already */
     if (!worker || worker->lost) {
-        reply(coord, cookie, MU_ERR_NOT_FOUND, "no worker '%s' is attached (see: muster workers)", name);
+        refuse(answer, MU_ERR_NOT_FOUND, MU_REASON_WORKER_UNKNOWN, "no worker '%s' is attached (see: muster workers)",
+               name);
         return;
     }
     struct mu_worker_record *record = note_worker(coord, name);
     if (!record) {
-        reply(coord, cookie, MU_ERR_LIMIT,
-              "%u workers are drained or quarantined, the most that are remembered: undrain some", WORKER_RECORDS_MAX);
+        refuse(answer, MU_ERR_LIMIT, MU_REASON_LIMIT_REACHED,
+               "%u workers are drained or quarantined, the most that are remembered: undrain some", WORKER_RECORDS_MAX);
         return;
     }
     record->draining = true;
@@ -166,15 +228,14 @@ static void drain_request(struct mu_coord *coord, const struct mu_coord_event *r
           name, reason);
     if (!worker->draining)
         drain(coord, worker, reason);
-    reply(coord, cookie, MU_OK, "%s", "");
 }
 
-static void undrain(struct mu_coord *coord, const struct mu_coord_event *request)
+static void undrain_worker(struct mu_coord *coord, const char *name, struct answer *answer)
 {
-    struct mu_worker_record *record = find_worker_record(coord, request->request.worker);
+    struct mu_worker_record *record = find_worker_record(coord, name);
     if (!record) {
-        reply(coord, request->request.cookie, MU_ERR_NOT_FOUND, "worker '%s' is neither drained nor quarantined",
-              request->request.worker);
+        refuse(answer, MU_ERR_NOT_FOUND, MU_REASON_WORKER_UNKNOWN, "worker '%s' is neither drained nor quarantined",
+               name);
         return;
     }
     emit(coord,
@@ -196,25 +257,77 @@ static void undrain(struct mu_coord *coord, const struct mu_coord_event *request
         settle(coord, job_of(coord, worker));
     }
     *record = coord->worker_records[--coord->worker_record_count];
-    reply(coord, request->request.cookie, MU_OK, "%s", "");
+}
+
+static void change_job(struct mu_coord *coord, const struct mu_coord_event *request, struct answer *answer)
+{
+    const char *name = request->request.job;
+    struct job *job = find_job(coord, name);
+    if (!job)
+        refuse(answer, MU_ERR_NOT_FOUND, MU_REASON_JOB_UNKNOWN, "no job '%s' (see: muster status)", name);
+    else if (!is_expected(job, name, request->expected_revision, answer))
+        return;
+    else if (request->kind == MU_CE_CANCEL)
+        cancel(coord, job, request->request.reason, answer);
+    else if (request->kind == MU_CE_CHECKPOINT)
+        checkpoint_now(coord, job, answer);
+    else
+        scale(coord, job, &request->request.workers, answer);
+}
+
+/* ---- once ---- */
+
+/* True: the change was made before, or never will be; `answer` says it. */
+static bool answer_again(const struct mu_coord *coord, const struct mu_coord_once *once, struct answer *answer)
+{
+    if (mu_id_is_zero(once->id) || MU_MUTANT(MU_MUT_CHANGE_TWICE))
+        return false;
+    for (uint32_t i = 0; i < MU_REQUESTS_KEPT; i++) {
+        const struct mu_request_record *made = &coord->requests[i];
+        if (!mu_id_equal(made->id, once->id))
+            continue;
+        if (made->body.high != once->body.high || made->body.low != once->body.low) {
+            refuse(answer, MU_ERR_INVALID, MU_REASON_REQUEST_ID_REUSED,
+                   "request_id: it belongs to another change, which was made: draw a new one for each change");
+            return true;
+        }
+        answer->reply.checkpoint = made->checkpoint;
+        answer->reply.existed = made->existed;
+        answer->reply.job_uid = made->job_uid;
+        return true;
+    }
+    return false;
+}
+
+static void remember(struct mu_coord *coord, const struct mu_coord_once *once, const struct mu_coord_reply *reply)
+{
+    if (mu_id_is_zero(once->id))
+        return;
+    struct mu_request_record *made = &coord->requests[coord->request_count % MU_REQUESTS_KEPT];
+    *made = (struct mu_request_record){.number = coord->request_count++,
+                                       .id = once->id,
+                                       .body = once->body,
+                                       .job_uid = reply->job_uid,
+                                       .checkpoint = reply->checkpoint,
+                                       .existed = reply->existed};
+    persist_request(coord, made);
 }
 
 void on_request(struct mu_coord *coord, const struct mu_coord_event *request)
 {
-    if (request->kind == MU_CE_DRAIN) {
-        drain_request(coord, request);
-        return;
+    bool is_submit = request->kind == MU_CE_SUBMIT;
+    struct answer answer = {.reply.cookie = is_submit ? request->submit.cookie : request->request.cookie};
+    if (!answer_again(coord, &request->once, &answer)) {
+        if (is_submit)
+            submit(coord, request, &answer);
+        else if (request->kind == MU_CE_DRAIN)
+            drain_worker(coord, request->request.worker, request->request.reason, &answer);
+        else if (request->kind == MU_CE_UNDRAIN)
+            undrain_worker(coord, request->request.worker, &answer);
+        else
+            change_job(coord, request, &answer);
+        if (answer.reply.status == MU_OK)
+            remember(coord, &request->once, &answer.reply);
     }
-    if (request->kind == MU_CE_UNDRAIN) {
-        undrain(coord, request);
-        return;
-    }
-    struct job *job = find_job(coord, request->request.job);
-    if (!job)
-        reply(coord, request->request.cookie, MU_ERR_NOT_FOUND, "no job '%s' (see: muster status)",
-              request->request.job);
-    else if (request->kind == MU_CE_CANCEL)
-        cancel(coord, request->request.cookie, job, request->request.reason);
-    else
-        checkpoint_now(coord, request->request.cookie, job);
+    emit(coord, &(struct mu_coord_action){.kind = MU_CA_REPLY, .reply = answer.reply});
 }

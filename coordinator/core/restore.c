@@ -172,6 +172,15 @@ static void restore_death(struct mu_coord *coord, const struct mu_death_record *
         coord->death_count = record->number + 1;
 }
 
+static void restore_request(struct mu_coord *coord, const struct mu_request_record *record)
+{
+    if (MU_MUTANT(MU_MUT_FORGET_REQUESTS))
+        return;
+    coord->requests[record->number % MU_REQUESTS_KEPT] = *record;
+    if (record->number >= coord->request_count)
+        coord->request_count = record->number + 1;
+}
+
 enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *record, struct mu_error *err)
 {
     struct mu_worker_record *worker;
@@ -193,6 +202,9 @@ enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *
         return restore_tally(coord, record->tally, err);
     case MU_RECORD_DEATH:
         restore_death(coord, record->death);
+        return MU_OK;
+    case MU_RECORD_REQUEST:
+        restore_request(coord, record->request);
         return MU_OK;
     case MU_RECORD_EVENT:
         if (record->event->number > coord->last_event && !MU_MUTANT(MU_MUT_REUSE_EVENT_NUMBER))

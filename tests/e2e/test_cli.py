@@ -87,7 +87,7 @@ def test_help_names_every_command_and_exit_code():
     text = run("help")
     commands = re.findall(r"^  ([a-z]+)\b", text, re.MULTILINE)
     check(set(commands) == {"submit", "status", "watch", "workers", "events", "timings", "checkpoint", "checkpoints", "drain", "undrain",
-                            "cancel", "catalog", "snapshot", "up", "generate", "export", "import", "cert", "plan", "version"}, f"help lists {commands}")
+                            "scale", "cancel", "catalog", "snapshot", "up", "generate", "export", "import", "cert", "plan", "version"}, f"help lists {commands}")
     for code in range(7):
         check(re.search(rf"\b{code} [a-z]", text), f"exit code {code} is not explained")
     check(run("--help") == text and run("-h") == text, "--help and -h say the same")
@@ -135,7 +135,7 @@ def test_output_that_cannot_be_written_is_a_failure():
 
 NETWORK = (["submit", "JOB"], ["status"], ["status", "tiny"], ["watch", "tiny"], ["workers"], ["events"], ["events", "-f"],
            ["events", "--job", "tiny"], ["timings", "tiny"], ["checkpoint", "tiny"], ["checkpoints", "tiny"],
-           ["drain", "w0", "--reason", "x"], ["undrain", "w0"], ["cancel", "tiny"])
+           ["drain", "w0", "--reason", "x"], ["undrain", "w0"], ["scale", "tiny", "--max", "2"], ["cancel", "tiny"])
 
 
 def test_no_coordinator_is_told_at_once():

@@ -1,20 +1,25 @@
 #!/usr/bin/env python3
-"""What gRPC tools expect of every server: health and reflection, asked by the clients of PyPI. One argument: only the tests named."""
+"""What gRPC tools expect of every server: health, reflection, error details, asked by the clients of PyPI. Arguments: only the tests named."""
 
 import glob
 import os
 import sys
 
+import google
 import grpc
 
-from harness import ROOT, SLOW, Cluster, check, connect, main, needs_mounts, rpc_error, tiny_job
+from harness import ROOT, SLOW, Cluster, Failure, api, check, connect, main, needs_mounts, rpc_error, tiny_job
 from test_bad_input import MIB, Disk
 
-sys.path += glob.glob(os.path.join(ROOT, "build/venv/lib/python3*/site-packages"))
+for site in glob.glob(os.path.join(ROOT, "build/venv/lib/python3*/site-packages")):
+    sys.path.append(site)
+    google.__path__.append(os.path.join(site, "google"))  # one package in two places
 try:
     from grpc_health.v1 import health_pb2, health_pb2_grpc
     from grpc_reflection.v1alpha import reflection_pb2
     from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+    from google.rpc import error_details_pb2
+    from grpc_status import rpc_status
 except ModuleNotFoundError as error:
     raise SystemExit(f"{error}: run scripts/setup test") from None
 from google.protobuf import descriptor_pool, message_factory  # noqa: E402
@@ -55,6 +60,8 @@ def test_a_full_store_is_not_serving_until_there_is_space():
             disk.fill(leave=8 * MIB)
             check(next(watch).status == Health.NOT_SERVING, "the store is full")
             check(rpc_error(lambda: cluster.submit(tiny_job(cluster)))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED, "a change is refused")
+            found = details_of(lambda: cluster.submit(tiny_job(cluster)))
+            check(found["ErrorInfo"].reason == "STORE_FULL" and found["RetryInfo"].retry_delay.seconds > 0, f"{found}")
             disk.empty()
             check(next(watch).status == Health.SERVING, "there is space again")
 
@@ -101,6 +108,35 @@ def test_reflection_answers_every_kind_of_question_in_both_versions():
             code = rpc_error(lambda: list(channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")(
                 iter([b"\x0a\xff\xff"]), timeout=10 * SLOW)))[0]
             check(code == grpc.StatusCode.INVALID_ARGUMENT, f"garbage: {code}")
+
+
+def details_of(action):
+    """What google.rpc's own messages say about a failure."""
+    try:
+        action()
+    except grpc.RpcError as error:
+        status = rpc_status.from_call(error)  # checks that it agrees with the call's status
+        kinds = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest, error_details_pb2.RetryInfo)
+        found = {}
+        for detail in status.details:
+            for kind in kinds:
+                if detail.Is(kind.DESCRIPTOR):
+                    found[kind.__name__] = kind()
+                    detail.Unpack(found[kind.__name__])
+        return found
+    raise Failure("it did not fail")
+
+
+def test_failures_are_read_by_the_usual_library():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster))
+        found = details_of(lambda: cluster.submit(tiny_job(cluster, steps=0)))
+        check(found["ErrorInfo"].domain == "muster.v1" and found["ErrorInfo"].reason == "FIELD_INVALID", f"{found}")
+        check(found["BadRequest"].field_violations[0].field == "steps", f"{found}")
+        found = details_of(lambda: cluster.call("CancelJob", api.CancelJobRequest(name="tiny", expected_revision=77), api.CancelJobResponse))
+        check(dict(found["ErrorInfo"].metadata)["revision"] == str(cluster.job().revision), f"{found}")
+        check(details_of(cluster.checkpoint)["RetryInfo"].retry_delay.ToMilliseconds() == 1000, "again after a second")
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ struct fixture {
     long flooded; /* messages that the flood got in before the first refusal */
     uint64_t closed_at_us;
     char peer[64], header[64];
-    uint64_t deadline_us;
+    uint64_t deadline_us, least_deadline_us; /* of the last call with a session; of all of them */
     bool drained;
     int last_item[8];
     bool items_out_of_order;
@@ -139,6 +139,8 @@ static inline struct session *fixture_begin(struct fixture *fixture, const struc
     snprintf(fixture->peer, sizeof fixture->peer, "%s", mu_rpc_call_peer(event->call));
     snprintf(fixture->header, sizeof fixture->header, "%.*s", (int)size, value);
     fixture->deadline_us = mu_rpc_call_deadline_us(event->call);
+    if (fixture->deadline_us < fixture->least_deadline_us)
+        fixture->least_deadline_us = fixture->deadline_us;
     fixture->held += event->method_id == M_HOLD;
     fixture->opened += event->type == MU_RPC_EVENT_OPENED;
     fixture->sessions_open++;
@@ -303,6 +305,7 @@ static inline void fixture_die(const char *what, const struct mu_error *err)
 static inline void fixture_init(struct fixture *fixture)
 {
     memset(fixture, 0, sizeof *fixture);
+    fixture->least_deadline_us = UINT64_MAX;
     pthread_mutex_init(&fixture->lock, NULL);
     pthread_condattr_t attr;
     pthread_condattr_init(&attr);

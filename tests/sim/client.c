@@ -1,4 +1,6 @@
-/* The user: submits the job, orders checkpoints, drains and cancels; asks again when the coordinator did not answer. */
+/* The user: submits the job, orders checkpoints, drains and cancels; asks again when the coordinator did not answer.
+ * With `repeats` also when it did: each request has an id then, and whatever happened meanwhile, the answer to a change
+ * that was made stays the same. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +9,11 @@
 struct request {
     enum mu_coord_event_kind kind;
     char worker[MU_WORKER_NAME_SIZE];
+    uint32_t max; /* SCALE */
     bool done;
+    bool made; /* answered with OK: */
+    bool existed;
+    uint64_t checkpoint;
 };
 
 struct mu_sim_client {
@@ -20,14 +26,17 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
 {
     uint64_t cookie = event->a;
     struct request request = sim->client->requests[cookie - 1];
-    if (request.done || mu_sim_oracle_job_over(sim))
+    bool repeats = sim->params.repeats;
+    if ((request.done && !(repeats && request.made)) || mu_sim_oracle_job_over(sim))
         return;
     bool once = request.kind == MU_CE_CHECKPOINT;
-    if (!once)
+    if (!once || repeats)
         mu_sim_after(sim, mu_sim_delay(sim, 2 * MU_SIM_S), MU_SIM_NODE_NONE, ask, NULL, cookie, 0);
     if (!mu_sim_coord_up(sim) || sim->nodes[MU_SIM_NODE_COORDINATOR].stopped)
         return;
     struct mu_coord_event out = {.kind = request.kind};
+    if (repeats)
+        out.once = (struct mu_coord_once){.id = {.high = 1, .low = cookie}, .body = {.low = cookie}};
     if (request.kind == MU_CE_SUBMIT) {
         out.submit.cookie = cookie;
         out.submit.spec = &sim->spec;
@@ -36,6 +45,7 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
         out.request.job = sim->spec.name;
         out.request.worker = request.worker;
         out.request.reason = "operator";
+        out.request.workers = (struct mu_worker_policy){.max = request.max, .spares = UINT32_MAX};
     }
     mu_sim_coord_event(sim, &out);
 }
@@ -66,7 +76,18 @@ void mu_sim_client_fini(struct mu_sim *sim)
     free(sim->client);
 }
 
-void mu_sim_client_reply(struct mu_sim *sim, uint64_t cookie, enum mu_status status, bool existed, const char *text)
+/* A change that was made stays made. */
+static void same_answer(struct mu_sim *sim, uint64_t cookie, const struct request *request, enum mu_status status,
+                        bool existed, uint64_t checkpoint)
+{
+    if (status != MU_OK || existed != request->existed || checkpoint != request->checkpoint)
+        mu_sim_violate(sim, "request %llu was made (checkpoint %llu) and is answered anew with %s (checkpoint %llu)",
+                       (unsigned long long)cookie, (unsigned long long)request->checkpoint, mu_status_name(status),
+                       (unsigned long long)checkpoint);
+}
+
+void mu_sim_client_reply(struct mu_sim *sim, uint64_t cookie, enum mu_status status, bool existed, uint64_t checkpoint,
+                         const char *text)
 {
     struct mu_sim_client *client = sim->client;
     if (cookie == 0 || cookie > client->count) {
@@ -77,6 +98,13 @@ void mu_sim_client_reply(struct mu_sim *sim, uint64_t cookie, enum mu_status sta
     mu_sim_trace(sim, "reply to request %llu (kind %d): %s %s", (unsigned long long)cookie, (int)request->kind,
                  mu_status_name(status), text);
     request->done = true;
+    if (sim->params.repeats && request->made) {
+        same_answer(sim, cookie, request, status, existed, checkpoint);
+        return;
+    }
+    request->made = status == MU_OK;
+    request->existed = existed;
+    request->checkpoint = checkpoint;
     if (request->kind == MU_CE_SUBMIT) {
         if (status != MU_OK)
             mu_sim_violate(sim, "submit refused: %s %s", mu_status_name(status), text);
@@ -86,9 +114,14 @@ void mu_sim_client_reply(struct mu_sim *sim, uint64_t cookie, enum mu_status sta
     }
 }
 
+/* With `repeats`, every third time the job is scaled instead. */
 void mu_sim_client_checkpoint(struct mu_sim *sim)
 {
-    add(sim, MU_CE_CHECKPOINT, NULL);
+    bool scale = sim->params.repeats && sim->client->count % 3 == 0;
+    add(sim, scale ? MU_CE_SCALE : MU_CE_CHECKPOINT, NULL);
+    if (scale)
+        sim->client->requests[sim->client->count - 1].max =
+            (uint32_t)mu_sim_between(sim, sim->params.min_workers, sim->params.slots);
 }
 
 void mu_sim_client_cancel(struct mu_sim *sim)

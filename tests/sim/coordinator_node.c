@@ -16,7 +16,7 @@ struct mu_sim_output {
     uint64_t session;
     struct mu_coord_message *message;
     struct mu_record *record, *job; /* PERSIST, FORGET, EVENT, PUBLISH, DELETE: a copy; job: PUBLISH, DELETE */
-    uint64_t cookie;
+    uint64_t cookie, checkpoint;
     enum mu_status status;
     bool existed, probe;
     char text[MU_TEXT_SIZE];
@@ -172,7 +172,7 @@ static void release(struct mu_sim *sim, struct mu_sim_output *output)
         mu_sim_oracle_event(sim, output->record->event);
         break;
     case MU_CA_REPLY:
-        mu_sim_client_reply(sim, output->cookie, output->status, output->existed, output->text);
+        mu_sim_client_reply(sim, output->cookie, output->status, output->existed, output->checkpoint, output->text);
         break;
     case MU_CA_PERSIST:
     case MU_CA_FORGET:
@@ -326,6 +326,7 @@ static void fill_output(struct mu_sim_output *output, const struct mu_coord_acti
         output->cookie = action->reply.cookie;
         output->status = action->reply.status;
         output->existed = action->reply.existed;
+        output->checkpoint = action->reply.checkpoint;
         snprintf(output->text, sizeof output->text, "%s", action->reply.text ? action->reply.text : "");
         break;
     case MU_CA_PLAN:

@@ -16,6 +16,8 @@ int mu_mutant_active = MU_MUT_NONE;
 static const char *const mutant_profiles[MU_MUT_COUNT] = {
     [MU_MUT_ACCEPT_STALE_PARK] = "recovery",
     [MU_MUT_LOSE_STATUS] = "slow-streams",
+    [MU_MUT_FORGET_REQUESTS] = "operators",
+    [MU_MUT_CHANGE_TWICE] = "operators",
 };
 
 static const char *const mutant_names[MU_MUT_COUNT] = {
@@ -27,6 +29,8 @@ static const char *const mutant_names[MU_MUT_COUNT] = {
     [MU_MUT_REUSE_EVENT_NUMBER] = "reuse-event-number",
     [MU_MUT_FORGET_TALLY] = "forget-tally",
     [MU_MUT_FORGET_DEATHS] = "forget-deaths",
+    [MU_MUT_FORGET_REQUESTS] = "forget-requests",
+    [MU_MUT_CHANGE_TWICE] = "change-twice",
     [MU_MUT_IGNORE_INCARNATION] = "ignore-incarnation",
     [MU_MUT_KEEP_ZOMBIE] = "keep-zombie",
     [MU_MUT_ACCEPT_STALE_PARK] = "accept-stale-park",

@@ -90,9 +90,10 @@ static void check_members(const struct check *check)
         if (member_of(check, rank)->leaving)
             mu_sim_violate(sim, "a plan gives rank %u, which works, to a worker that leaves", rank);
     }
-    if (working < spec->workers.min || working > spec->workers.max)
-        mu_sim_violate(sim, "a plan has %u working ranks; the job allows %u to %u", working, spec->workers.min,
-                       spec->workers.max);
+    const struct mu_worker_policy *workers = &check->input->spec->workers; /* it may have been scaled */
+    if (working < workers->min || working > workers->max)
+        mu_sim_violate(sim, "a plan has %u working ranks; the job allows %u to %u", working, workers->min,
+                       workers->max);
     if ((spec->parallel.tp && plan->layout.tp != spec->parallel.tp) ||
         (spec->parallel.pp && plan->layout.pp != spec->parallel.pp) ||
         (spec->parallel.dp && plan->layout.dp > spec->parallel.dp))

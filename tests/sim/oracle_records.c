@@ -70,6 +70,21 @@ static void death_durable(struct mu_sim *sim, const struct mu_death_record *deat
                        before->number);
 }
 
+/* No change is made twice, and none is forgotten while there is room. */
+static void request_durable(struct mu_sim *sim, const struct mu_request_record *request,
+                            const struct mu_request_record *before)
+{
+    if (before)
+        mu_sim_violate(sim, "request %" PRIu64 " overwrites request %" PRIu64 ", and there is room", request->number,
+                       before->number);
+    for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
+        const struct mu_record *record = mu_sim_store_at(sim->store, i);
+        if (record->kind == MU_RECORD_REQUEST && mu_id_equal(record->request->id, request->id))
+            mu_sim_violate(sim, "the change of request %" PRIu64 " is made again as %" PRIu64, record->request->number,
+                           request->number);
+    }
+}
+
 /* ---- generations ---- */
 
 /* What those held together who are attached all the while from the decision to Go is not left behind. */
@@ -313,6 +328,9 @@ void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, c
         break;
     case MU_RECORD_DEATH:
         death_durable(sim, record->death, before ? before->death : NULL);
+        break;
+    case MU_RECORD_REQUEST:
+        request_durable(sim, record->request, before ? before->request : NULL);
         break;
     case MU_RECORD_EVENT:
         event_durable(sim, record->event);

@@ -465,6 +465,21 @@ static void buddy_one(struct mu_sim *sim, struct mu_sim_params *p)
     p->fault_mean_us = 4 * MU_SIM_S;
 }
 
+/* Operators and programs that ask again and again, over crashes of the coordinator. */
+static void operators(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->repeats = p->checkpoints = true;
+    p->restart_us = mu_sim_between(sim, 100, 2000) * MU_SIM_MS;
+    p->sync_crash_ppm = (uint32_t)mu_sim_below(sim, 50000);
+    p->W(CHECKPOINT) = 8;
+    p->W(DRAIN) = 3;
+    p->W(KILL_COORD) = 6;
+    p->W(KILL_WORKER) = 2;
+    p->W(ADD_WORKER) = 3;
+    p->W(CANCEL) = mu_sim_below(sim, 8) == 0;
+}
+
 /* More workers than a mesh takes: the binomial tree. */
 static void wide(struct mu_sim *sim, struct mu_sim_params *p)
 {
@@ -574,6 +589,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"drains", "drains, SIGTERM, growth, coordinator crashes", 7, drains},
     {"checkpoints", "many checkpoints, full disk, I/O errors, deaths", 10, checkpoints},
     {"cancels", "the job is cancelled in the middle of trouble", 4, cancels},
+    {"operators", "changes (checkpoints, drains, scaling) are asked for again and again, by their ids", 8, operators},
     {"quarantine", "workers crash too often and are kept out", 3, quarantine},
     {"everything", "all of it together", 12, everything},
     {"wide", "34 to 90 workers, tree exchange", 3, wide},

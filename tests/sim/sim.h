@@ -113,6 +113,7 @@ struct mu_sim_params {
     uint32_t workers, slots; /* at the start; most processes at one time */
     uint32_t min_workers, max_workers, spares, leaves;
     uint64_t steps, checkpoint_every, keep, keep_every, eval_every;
+    bool repeats; /* requests have ids, and come again after their answer */
     bool checkpoints;
     uint64_t leaf_us, optimizer_us, io_us, load_us;
     uint64_t net_us, stream_us; /* one way: between workers, to and from the coordinator */
@@ -571,7 +572,8 @@ void mu_sim_coord_fini(struct mu_sim *sim);
 
 void mu_sim_client_init(struct mu_sim *sim);
 void mu_sim_client_fini(struct mu_sim *sim);
-void mu_sim_client_reply(struct mu_sim *sim, uint64_t cookie, enum mu_status status, bool existed, const char *text);
+void mu_sim_client_reply(struct mu_sim *sim, uint64_t cookie, enum mu_status status, bool existed, uint64_t checkpoint,
+                         const char *text);
 void mu_sim_client_checkpoint(struct mu_sim *sim);
 void mu_sim_client_drain(struct mu_sim *sim, const char *worker);
 void mu_sim_client_cancel(struct mu_sim *sim);

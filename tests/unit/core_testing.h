@@ -89,6 +89,8 @@ struct box {
     char scrub_order[64];      /* numbers, "1 2 3 " */
     bool too_many_moves;       /* plans that move state move it in more pieces than an Assign can name */
     enum mu_status reply;
+    enum mu_reason reply_reason;
+    uint64_t reply_value;
     uint64_t reply_checkpoint;
     char reply_text[MU_EVENT_TEXT_SIZE];
     char events[BOX_TEXT_SIZE]; /* "kind: text" lines */
@@ -301,6 +303,8 @@ static void box_on_action(void *ctx, const struct mu_coord_action *action)
     }
     case MU_CA_REPLY:
         box->reply = action->reply.status;
+        box->reply_reason = action->reply.reason;
+        box->reply_value = action->reply.reason_value;
         box->reply_checkpoint = action->reply.checkpoint;
         snprintf(box->reply_text, sizeof box->reply_text, "%s", action->reply.text ? action->reply.text : "");
         break;

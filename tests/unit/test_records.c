@@ -25,6 +25,7 @@ struct samples {
     struct mu_worker_record worker;
     struct mu_tally_record tally;
     struct mu_death_record death;
+    struct mu_request_record request;
     struct mu_event_record event;
 };
 
@@ -47,6 +48,8 @@ static void make_job(struct mu_job_record *job)
     job->spec.steps = 1000;
     strcpy(job->spec.checkpoint.path, "/ckpt");
     job->uid = (struct mu_id){0x0123456789abcdef, 0xfedcba9876543210};
+    job->revision = 41;
+    job->submitted_workers = (struct mu_worker_policy){2, 7, 1};
     job->state = MU_JOB_RUNNING;
     job->generation = UINT64_MAX - 5;
     job->next_checkpoint = 7;
@@ -146,6 +149,8 @@ static void make_samples(void)
         .hung = {{1, 2}, {3, 4}}};
     samples.death =
         (struct mu_death_record){.number = 4100, .name_hash = 0xabcdef01, .wall_us = 1234567, .incarnation = {7, 8}};
+    samples.request = (struct mu_request_record){
+        .number = 4097, .id = {9, 8}, .body = {7, 6}, .job_uid = {5, 4}, .checkpoint = 12, .existed = true};
     samples.event = (struct mu_event_record){.number = 42,
                                              .wall_us = 17,
                                              .severity = MU_EVENT_WARNING,
@@ -178,6 +183,9 @@ static struct mu_record record_of(enum mu_record_kind kind)
         break;
     case MU_RECORD_DEATH:
         record.death = &samples.death;
+        break;
+    case MU_RECORD_REQUEST:
+        record.request = &samples.request;
         break;
     case MU_RECORD_EVENT:
         record.event = &samples.event;
@@ -220,6 +228,9 @@ static void expect_same(const struct mu_record *record)
         break;
     case MU_RECORD_DEATH:
         assert_memory_equal(record->death, &samples.death, sizeof samples.death);
+        break;
+    case MU_RECORD_REQUEST:
+        assert_memory_equal(record->request, &samples.request, sizeof samples.request);
         break;
     case MU_RECORD_EVENT:
         assert_memory_equal(record->event, &samples.event, sizeof samples.event);
@@ -336,10 +347,10 @@ static void test_foreign_or_newer_database_is_refused(void **state)
     assert_non_null(strstr(err.text, "not a coordinator's"));
     mu_store_free(store);
     store = mu_store_memory_new();
-    put_raw(store, "m/format", "muster 3", 8);
+    put_raw(store, "m/format", "muster 4", 8);
     assert_int_equal(mu_records_load(store, note, &seen, &err), MU_ERR_CORRUPT);
-    assert_string_equal(err.text, "data directory: its format is 'muster 3', this program reads 'muster 1' to "
-                                  "'muster 2'; use the version that wrote it");
+    assert_string_equal(err.text, "data directory: its format is 'muster 4', this program reads 'muster 1' to "
+                                  "'muster 3'; use the version that wrote it");
     mu_store_free(store);
 }
 
@@ -360,7 +371,7 @@ static void test_older_store_is_read_and_raised(void **state)
     assert_int_equal(seen.count, 1);
     assert_int_equal(mu_store_get(store, "m/format", 8, &value, &value_bytes, &err), MU_OK);
     assert_int_equal(value_bytes, 8);
-    assert_memory_equal(value, "muster 2", 8);
+    assert_memory_equal(value, "muster 3", 8);
     free(value);
     mu_store_free(store);
 }

@@ -90,6 +90,29 @@ static void test_post_and_wake_from_threads_beside_calls_lose_nothing(void **sta
     fixture_stop(&fixture);
 }
 
+/* The core thread hangs at the lock while calls come and give up. */
+static void test_a_call_whose_deadline_is_over_is_not_told(void **state)
+{
+    (void)state;
+    struct fixture fixture;
+    struct mu_error err;
+    struct mu_rpc_bytes *reply = NULL;
+    struct recorder deaf;
+    fixture_start(&fixture, NULL);
+    assert_echo(fixture.client, "connected", 9);
+    pthread_mutex_lock(&fixture.lock);
+    recorder_open(&deaf, fixture.client, "/t/Deaf");
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(unary(fixture.client, "/t/Hold", "x", 1, 50, &err, &reply), MU_ERR_TIMEOUT);
+    uint64_t free_us = mu_clock_mono_us();
+    pthread_mutex_unlock(&fixture.lock);
+    assert_echo(fixture.client, "alive", 5); /* after all of them */
+    assert_int_equal(FIXTURE_GET(&fixture, opened), 1);
+    assert_true(FIXTURE_GET(&fixture, least_deadline_us) >= free_us);
+    recorder_free(&deaf);
+    fixture_stop(&fixture);
+}
+
 static void check_listen_fails(const char *listen, enum mu_status expected, const char *part)
 {
     struct mu_rpc_server_config config = fixture_server_config();
@@ -401,6 +424,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_call_cap_refuses_at_once_but_leaves_room_for_priority),
         cmocka_unit_test(test_post_and_wake_from_threads_beside_calls_lose_nothing),
+        cmocka_unit_test(test_a_call_whose_deadline_is_over_is_not_told),
         cmocka_unit_test(test_listen_address_that_cannot_be_had_is_explained),
         cmocka_unit_test(test_unix_socket_and_ipv6_serve_too),
         cmocka_unit_test(test_server_freed_with_open_calls_ends_them_all),
