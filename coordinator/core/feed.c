@@ -101,31 +101,40 @@ static uint64_t memory_of(struct mu_coord *coord, const struct job *job, const s
     return worker->memory_bytes / (sharing ? sharing : 1);
 }
 
-/* Beside what its steps need; who does not step yet has the memory of its next rank. */
-static bool has_room(struct mu_coord *coord, struct job *job, const struct need *need)
+/* What a rank needs at most, as the planner counts it: now, and in the next layout. */
+struct steps_need {
+    uint64_t now_bytes, next_bytes;
+};
+
+static struct steps_need steps_need_of(const struct job *job, const struct mu_layout *to)
 {
     const struct mu_job_spec *spec = &job->record.spec;
+    return (struct steps_need){mu_memory_of_layout(spec, &job->layout, 1, NULL).total_bytes,
+                               mu_memory_of_layout(spec, to, 1, NULL).total_bytes};
+}
+
+/* Beside what its steps need; who does not step yet has the memory of its next rank. */
+static bool has_room(struct mu_coord *coord, struct job *job, const struct need *need, const struct steps_need *steps)
+{
     const struct worker *worker = need->taker;
-    bool steps = worker->rank != NONE;
+    bool member = worker->rank != NONE;
     if (worker->memory_bytes == 0)
         return true;
-    uint64_t bytes = mu_memory_of_rank(spec, steps ? &job->layout : need->feeding.to,
-                                       steps ? worker->rank : need->feeding.rank, worker->threads ? worker->threads : 1)
-                         .total_bytes +
-                     mu_memory_feed_bytes(&job->model, need->moves, need->count, steps);
+    uint64_t bytes = (member ? steps->now_bytes : steps->next_bytes) +
+                     mu_memory_feed_bytes(&job->model, need->moves, need->count, member);
     uint64_t room = memory_of(coord, job, worker);
     if (bytes <= room)
         return true;
-    event(
-        coord, MU_EVENT_INFO, "state_not_fed", job, worker,
-        "worker %s would need %llu MiB to get its next state while it steps, and has %llu: all will stand still while "
-        "state moves",
-        worker->name, (unsigned long long)(bytes >> 20), (unsigned long long)(room >> 20));
+    event(coord, MU_EVENT_INFO, "state_not_fed", job, worker,
+          "worker %s would need %llu MiB to get its next state while others step, and has %llu: all will stand still "
+          "while state moves",
+          worker->name, (unsigned long long)(bytes >> 20), (unsigned long long)(room >> 20));
     return false;
 }
 
 /* Every giver is there, and nobody takes part in too many feeds. feeds[world]: given by each rank, counted here. */
-static bool can_be_fed(struct mu_coord *coord, struct job *job, const struct need *need, uint32_t *feeds)
+static bool can_be_fed(struct mu_coord *coord, struct job *job, const struct need *need, const struct steps_need *steps,
+                       uint32_t *feeds)
 {
     uint32_t at = 0, rank = 0, parts = 0;
     while (next_giver(need, &at, &rank)) {
@@ -134,7 +143,7 @@ static bool can_be_fed(struct mu_coord *coord, struct job *job, const struct nee
             ++parts > MU_FEED_PARTS_MAX)
             return false;
     }
-    return need->count == 0 || has_room(coord, job, need);
+    return need->count == 0 || has_room(coord, job, need, steps);
 }
 
 /* ---- orders ---- */
@@ -181,12 +190,13 @@ bool feed_begin(struct mu_coord *coord, struct job *job, const struct mu_plan *p
     bool good = job->feed_attempts < FEED_ATTEMPTS_MAX && job->layout.idle == 0;
     uint32_t *feeds = good ? calloc(job->world, sizeof *feeds) : NULL;
     to.idle = 0; /* whoever gives what nobody else has will have given it */
+    const struct steps_need steps = steps_need_of(job, &to);
     for (int pass = 0; pass < 2 && feeds; pass++) {
         for (uint32_t rank = 0; rank < mu_layout_working(&to) && good; rank++) {
             struct need need;
             good = need_of(coord, job, plan, &to, rank, &need);
             if (good && pass == 0)
-                good = can_be_fed(coord, job, &need, feeds);
+                good = can_be_fed(coord, job, &need, &steps, feeds);
             else if (good && need.count > 0) {
                 order_feed(coord, job, &need, secret);
                 ordered++;
