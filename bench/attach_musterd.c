@@ -41,7 +41,7 @@ static void exec_musterd(const struct musterd *musterd, const char *address_file
         _exit(127);
     execl(musterd->program, musterd->program, "--data-dir", store, "--listen",
           musterd->address[0] ? musterd->address : "127.0.0.1:0", "--address-file", address_file, "--max-workers",
-          workers, "--heartbeat-ms", heartbeat, "--log-level", "warn", (char *)NULL);
+          workers, "--connections-per-host", "0", "--heartbeat-ms", heartbeat, "--log-level", "warn", (char *)NULL);
     fprintf(stderr, "cannot run '%s': %s\n", musterd->program, strerror(errno));
     _exit(127);
 }

@@ -115,7 +115,7 @@ enum mu_status mu_cli_call(struct mu_cli *cli, const char *method, const void *r
 {
     char path[96];
     struct mu_rpc_bytes *bytes = NULL, *reply = NULL;
-    snprintf(path, sizeof path, "/muster.v1.MusterService/%s", method);
+    snprintf(path, sizeof path, "/muster.v1.%s%s", strchr(method, '/') ? "" : "MusterService/", method);
     enum mu_status status = pack(&cli->arena, request, &bytes, err);
     if (status == MU_OK)
         status = mu_rpc_client_call(cli->client, path, bytes, cli->timeout_ms, err, &reply);
@@ -240,4 +240,24 @@ bool mu_cli_number(const char *command, const char *option, const char *text, ui
     }
     *ret_value = value;
     return true;
+}
+
+bool mu_cli_duration(const char *command, const char *option, const char *text, uint32_t most_s, uint32_t *ret_seconds)
+{
+    static const struct {
+        char unit;
+        uint32_t seconds;
+    } units[] = {{'d', 86400}, {'h', 3600}, {'m', 60}, {'s', 1}};
+    char *end;
+    errno = 0;
+    unsigned long count = strtoul(text, &end, 10);
+    for (size_t i = 0; i < sizeof units / sizeof units[0] && errno == 0 && text[0] >= '0' && text[0] <= '9'; i++) {
+        if (*end == units[i].unit && end[1] == 0 && count >= 1 && count <= most_s / units[i].seconds) {
+            *ret_seconds = (uint32_t)count * units[i].seconds;
+            return true;
+        }
+    }
+    mu_cli_usage(command, "%s '%s' is not allowed: a number with d, h, m or s, up to %ud", option, text,
+                 most_s / units[0].seconds);
+    return false;
 }

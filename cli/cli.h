@@ -36,7 +36,7 @@ struct mu_cli {
 int mu_cli_open(struct mu_cli *cli);
 void mu_cli_close(struct mu_cli *cli);
 
-/* "/muster.v1.MusterService/<method>". `ret_reply` is unpacked into cli->arena. */
+/* "/muster.v1.MusterService/<method>", or "/muster.v1.<Service>/<method>". `ret_reply` is unpacked into cli->arena. */
 enum mu_status mu_cli_call(struct mu_cli *cli, const char *method, const void *request,
                            const ProtobufCMessageDescriptor *reply_type, const ProtobufCMessage **ret_reply,
                            struct mu_error *err) MU_WARN_UNUSED;
@@ -65,6 +65,8 @@ int mu_cli_parse(const char *command, int argc, char **argv, const struct mu_cli
                  int least, int most);
 bool mu_cli_number(const char *command, const char *option, const char *text, uint64_t least, uint64_t most,
                    uint64_t *ret_value);
+/* "90d", "12h", "30m", "5s" */
+bool mu_cli_duration(const char *command, const char *option, const char *text, uint32_t most_s, uint32_t *ret_seconds);
 
 /* show.c */
 void mu_cli_print_json(const ProtobufCMessage *message, bool one_line);
@@ -104,6 +106,7 @@ int mu_cmd_generate(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_export(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_import(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_cert(struct mu_cli *cli, int argc, char **argv);
+int mu_cmd_token(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_plan(struct mu_cli *cli, int argc, char **argv);
 
 /* watch.c: follows a job until it is over; survives restarts of the coordinator. `stop` (may be NULL) ends it early. */

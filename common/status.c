@@ -2,9 +2,13 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "common/utf8.h"
 
 static const char *const status_names[MU_STATUS_COUNT] = {
     [MU_OK] = "ok",
@@ -31,18 +35,23 @@ const char *mu_status_name(enum mu_status status)
     return status >= 0 && status < MU_STATUS_COUNT ? status_names[status] : "unknown";
 }
 
-/* A text that was cut does not end within a character. */
-static void drop_cut_character(char *text, size_t length)
+/* What is quoted in an error may come from anywhere: it does not reach a terminal or a log as it is. A character that
+ * was cut off at the end goes. */
+static void clean(char text[MU_ERROR_TEXT_SIZE])
 {
-    size_t start = length;
-    while (start > 0 && length - start < 3 && ((unsigned char)text[start - 1] & 0xc0) == 0x80)
-        start--;
-    if (start == 0 || ((unsigned char)text[start - 1] & 0xc0) != 0xc0)
-        return;
-    unsigned char first = (unsigned char)text[start - 1];
-    size_t whole = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
-    if (length - (start - 1) < whole)
-        text[start - 1] = 0;
+    size_t left = strlen(text);
+    bool is_full = left == MU_ERROR_TEXT_SIZE - 1;
+    for (uint8_t *p = (uint8_t *)text; left > 0;) {
+        size_t length = mu_utf8_clean(p, left);
+        if (length == 0 && is_full && left < 4 && *p >= 0xc2) {
+            *p = 0;
+            return;
+        }
+        if (length == 0)
+            *p = '?';
+        p += length ? length : 1;
+        left -= length ? length : 1;
+    }
 }
 
 static void fill(struct mu_error *err, enum mu_status status, enum mu_reason reason, uint64_t value, const char *fmt,
@@ -51,8 +60,8 @@ static void fill(struct mu_error *err, enum mu_status status, enum mu_reason rea
     err->status = status;
     err->reason = reason;
     err->value = value;
-    if (vsnprintf(err->text, sizeof err->text, fmt, args) >= (int)sizeof err->text)
-        drop_cut_character(err->text, sizeof err->text - 1);
+    vsnprintf(err->text, sizeof err->text, fmt, args);
+    clean(err->text);
 }
 
 enum mu_status mu_fail(struct mu_error *err, enum mu_status status, const char *fmt, ...)
@@ -112,6 +121,7 @@ enum mu_status mu_fail_errno(struct mu_error *err, int errno_value, const char *
         size_t length = strlen(err->text);
         char reason[128];
         snprintf(err->text + length, sizeof err->text - length, ": %s", strerror_r(errno_value, reason, sizeof reason));
+        clean(err->text);
     }
     return status;
 }
@@ -127,8 +137,8 @@ enum mu_status mu_error_prefix(struct mu_error *err, const char *fmt, ...)
     va_end(args);
     size_t length = strlen(text);
     snprintf(text + length, sizeof text - length, ": %.*s", (int)(sizeof text - length - 3), err->text);
+    clean(text);
     memcpy(err->text, text, sizeof text);
-    drop_cut_character(err->text, strlen(err->text));
     return err->status;
 }
 

@@ -48,7 +48,8 @@ struct mu_error {
 /* Short stable name, e.g. "not_found". Never NULL. */
 const char *mu_status_name(enum mu_status status);
 
-/* Fills `err` (if not NULL) with `status` and the formatted line, and returns `status`. */
+/* Fills `err` (if not NULL) with `status` and the formatted line, and returns `status`. Whatever is quoted in it
+ * becomes UTF-8 without control characters ('?' in their place), so that it stays one line. */
 enum mu_status mu_fail(struct mu_error *err, enum mu_status status, const char *fmt, ...) MU_PRINTF(3, 4);
 
 /* As mu_fail, with a reason for programs and its value. */

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "coordinator/api.h"
+#include "proto/wire.h"
 
 enum { LINE_SIZE = 600, DENIED_MAX = 65536 };
 
@@ -35,6 +36,10 @@ static const enum role needed[MU_METHOD_COUNT] = {
     [MU_METHOD_HEALTH_WATCH] = ROLE_NONE,
     [MU_METHOD_REFLECTION] = ROLE_NONE,
     [MU_METHOD_REFLECTION_ALPHA] = ROLE_NONE,
+    [MU_METHOD_CREATE_TOKEN] = ROLE_ADMIN, /* makes workers */
+    [MU_METHOD_LIST_TOKENS] = ROLE_ADMIN,
+    [MU_METHOD_REVOKE_TOKEN] = ROLE_ADMIN,
+    [MU_METHOD_JOIN] = ROLE_NONE,
 };
 
 struct denied {
@@ -148,9 +153,10 @@ bool mu_access_is_denied(const struct mu_access *access, const char *identity)
     return false;
 }
 
+static const char scheme[] = "muster://";
+
 static enum role role_of(const char *identity)
 {
-    static const char scheme[] = "muster://";
     if (strncmp(identity, scheme, sizeof scheme - 1) != 0)
         return ROLE_NONE;
     const char *text = identity + sizeof scheme - 1;
@@ -162,15 +168,45 @@ static enum role role_of(const char *identity)
     return ROLE_NONE;
 }
 
-enum mu_status mu_access_check(const struct mu_access *access, const char *identity, int method_id,
-                               struct mu_error *err)
+enum mu_status mu_access_check(const struct mu_access *access, const char *identity, bool has_certificate,
+                               int method_id, struct mu_error *err)
 {
     enum role has = role_of(identity), needs = needed[method_id];
     const char *who = identity[0] ? identity : "a certificate without a muster:// URI";
+    if (!has_certificate && method_id != MU_METHOD_JOIN)
+        return mu_fail(err, MU_ERR_DENIED,
+                       "no certificate was shown, and without one nothing is open but joining with a token: give "
+                       "--tls-cert and --tls-key");
     if (mu_access_is_denied(access, identity))
         return mu_fail(err, MU_ERR_DENIED, "%s is on the coordinator's list of denied identities", who);
     if (needs == ROLE_NONE || has == needs || (needs >= ROLE_VIEWER && has > needs))
         return MU_OK;
     return mu_fail(err, MU_ERR_DENIED, "%s has the role %s; %s needs the role %s", who, role_names[has],
                    strrchr(mu_api_methods[method_id].path, '/') + 1, role_names[needs]);
+}
+
+enum mu_status mu_access_bind_worker(const char *identity, uint64_t random, char name[MU_WORKER_NAME_SIZE],
+                                     struct mu_error *err)
+{
+    enum { SUFFIX_BYTES = 7 }; /* "-" and six digits */
+    char own[MU_WORKER_NAME_SIZE];
+    MU_ASSERT(role_of(identity) == ROLE_WORKER);
+    const char *text = identity + strlen(scheme) + strlen(role_names[ROLE_WORKER]) + 1;
+    size_t length = strnlen(text, sizeof own);
+    for (size_t i = 0; i < length && i < sizeof own - 1; i++) /* names of workers have no capitals */
+        own[i] = text[i] >= 'A' && text[i] <= 'Z' ? (char)(text[i] - 'A' + 'a') : text[i];
+    own[length < sizeof own ? length : 0] = 0;
+    if (!mu_wire_name_ok(own, sizeof own - (name[0] ? 0 : SUFFIX_BYTES)))
+        return mu_fail(err, MU_ERR_DENIED,
+                       "the certificate %s names no worker: 1 to %d characters a-z 0-9 . _ -, a letter or digit first",
+                       identity, MU_WORKER_NAME_SIZE - 1 - SUFFIX_BYTES);
+    if (name[0] == 0) {
+        snprintf(name, MU_WORKER_NAME_SIZE, "%.*s-%06x", MU_WORKER_NAME_SIZE - 1 - SUFFIX_BYTES, own,
+                 (unsigned)(random & 0xffffff));
+        return MU_OK;
+    }
+    if (strncmp(name, own, length) == 0 && (name[length] == 0 || name[length] == '-' || name[length] == '.'))
+        return MU_OK;
+    return mu_fail(err, MU_ERR_DENIED, "%s may attach as '%s' or '%s-...', not as '%s': see --name", identity, own, own,
+                   name);
 }

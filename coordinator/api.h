@@ -32,6 +32,11 @@ enum mu_method {
     MU_METHOD_HEALTH_WATCH,
     MU_METHOD_REFLECTION,
     MU_METHOD_REFLECTION_ALPHA,
+    /* Join tokens: coordinator/tokens.h. */
+    MU_METHOD_CREATE_TOKEN,
+    MU_METHOD_LIST_TOKENS,
+    MU_METHOD_REVOKE_TOKEN,
+    MU_METHOD_JOIN,
     MU_METHOD_COUNT
 };
 extern const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT];

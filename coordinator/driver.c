@@ -19,8 +19,10 @@ enum {
     SEND_QUEUE_BYTES_MAX = 2 << 20, /* per stream: a Welcome, an Assign and a burst of orders */
     SEND_QUEUE_MESSAGES_MAX = 4096,
     ORDINARY_CALLS_MAX = 4096,
-    TLS_LOOK_US = 1000000,   /* were certificates or the list of the denied replaced? */
-    HEALTH_LOOK_US = 250000, /* can changes be stored? */
+    TLS_LOOK_US = 1000000,       /* were certificates or the list of the denied replaced? */
+    HEALTH_LOOK_US = 250000,     /* can changes be stored? */
+    REFUSALS_LOOK_US = 10000000, /* what was refused is told so often */
+    TURN_US = 5000,              /* likewise, when questions take long */
     CHECKPOINT_TASKS_PER_JOB = MU_CHECKPOINTS_MAX + 4,
 };
 
@@ -34,6 +36,9 @@ void mu_driver_config_init(struct mu_driver_config *config)
         .hello_ms = 10000,
         .stop_ms = 3000,
         .pollers = 1,
+        .connections_per_host = 4096,
+        .calls_per_client = 1024,
+        .questions_per_second = 1000,
     };
     mu_coord_config_init(&config->core);
 }
@@ -98,8 +103,8 @@ static void log_refusal(struct mu_driver *driver, struct mu_rpc_call *call, cons
 static bool is_permitted(struct mu_driver *driver, const struct mu_rpc_event *event)
 {
     struct mu_error err;
-    if (!driver->access ||
-        mu_access_check(driver->access, mu_rpc_call_identity(event->call), event->method_id, &err) == MU_OK)
+    if (!driver->access || mu_access_check(driver->access, mu_rpc_call_identity(event->call),
+                                           mu_rpc_call_has_certificate(event->call), event->method_id, &err) == MU_OK)
         return true;
     log_refusal(driver, event->call, &err);
     mu_rpc_call_fail_error(event->call, &err);
@@ -108,10 +113,8 @@ static bool is_permitted(struct mu_driver *driver, const struct mu_rpc_event *ev
 
 static void on_opened(struct mu_driver *driver, const struct mu_rpc_event *event)
 {
-    if (event->method_id != MU_METHOD_ATTACH)
+    if (!is_permitted(driver, event) || event->method_id != MU_METHOD_ATTACH)
         return; /* reflection: a stream without a state */
-    if (!is_permitted(driver, event))
-        return;
     struct mu_session *session = mu_sessions_open(driver->sessions, event->call, mu_clock_mono_us());
     if (!session) {
         mu_rpc_call_finish(event->call, MU_RPC_RESOURCE_EXHAUSTED, "too many workers' streams: raise --max-workers");
@@ -139,7 +142,22 @@ static void on_bad_message(struct mu_driver *driver, struct mu_session *session,
             mu_rpc_bytes_unref(bytes);
         }
     }
-    mu_driver_break_session(driver, session, MU_RPC_INVALID_ARGUMENT, err->text);
+    mu_driver_break_session(driver, session, mu_rpc_code_of_status(err->status), err->text);
+}
+
+/* Under TLS a worker is who its certificate says, in every Hello of the stream. */
+static enum mu_status bind_name(struct mu_driver *driver, struct mu_session *session, struct mu_error *err)
+{
+    char *name = driver->message.hello.name;
+    if (!driver->access || driver->message.kind != MU_WM_HELLO)
+        return MU_OK;
+    if (name[0] == 0)
+        memcpy(name, session->name, sizeof session->name);
+    enum mu_status status =
+        mu_access_bind_worker(mu_rpc_call_identity(session->call), draw_random(driver).low, name, err);
+    if (status == MU_OK)
+        memcpy(session->name, name, sizeof session->name);
+    return status;
 }
 
 static void on_message(struct mu_driver *driver, const struct mu_rpc_event *event)
@@ -153,7 +171,8 @@ static void on_message(struct mu_driver *driver, const struct mu_rpc_event *even
         return;
     struct mu_error err = {0};
     mu_wire_arena_reset(&driver->in_arena);
-    if (mu_wire_decode_worker(&driver->in_arena, event->data, event->size_bytes, &driver->message, &err) != MU_OK) {
+    if (mu_wire_decode_worker(&driver->in_arena, event->data, event->size_bytes, &driver->message, &err) != MU_OK ||
+        bind_name(driver, session, &err) != MU_OK) {
         on_bad_message(driver, session, &err);
         return;
     }
@@ -254,7 +273,9 @@ static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
         break;
     case MU_POSTED_QUESTION: {
         struct mu_error full;
-        mu_http_answer((struct mu_http_question *)posted, driver->coord, mu_store_check(driver->store, &full) == MU_OK);
+        struct mu_rpc_refusals refusals = mu_rpc_server_refusals(driver->server);
+        mu_http_answer((struct mu_http_question *)posted, driver->coord, &refusals,
+                       mu_store_check(driver->store, &full) == MU_OK);
         break;
     }
     }
@@ -281,6 +302,8 @@ static void on_call(struct mu_driver *driver, const struct mu_rpc_event *event)
         mu_health_check(driver->health, event->call, event->data, event->size_bytes);
     else if (event->method_id == MU_METHOD_HEALTH_WATCH)
         mu_health_watch(driver->health, event->call, event->data, event->size_bytes);
+    else if (event->method_id >= MU_METHOD_CREATE_TOKEN)
+        mu_tokens_call(driver->tokens, event->call, event->data, event->size_bytes);
     else
         mu_api_call(driver->api, event->call, event->data, event->size_bytes);
 }
@@ -334,7 +357,31 @@ static void look_at_health(struct mu_driver *driver, uint64_t now_us)
     if (now_us < driver->health_next_us)
         return;
     driver->health_next_us = now_us + HEALTH_LOOK_US;
+    if (mu_rpc_server_refusals(driver->server).is_stuck)
+        driver->watchdog.suspicious = true; /* a call to itself makes the listener look */
     mu_health_set(driver->health, mu_store_check(driver->store, &ignored) == MU_OK);
+}
+
+/* A flood makes one line now and then, not one for each. */
+static void look_at_refusals(struct mu_driver *driver, uint64_t now_us)
+{
+    if (now_us < driver->refusals_next_us)
+        return;
+    driver->refusals_next_us = now_us + REFUSALS_LOOK_US;
+    struct mu_rpc_refusals now = mu_rpc_server_refusals(driver->server), before = driver->refusals_told;
+    driver->refusals_told = now;
+    if (now.connections_of_peer > before.connections_of_peer)
+        MU_LOGW("refused %llu connections of hosts that have too many, the last of %s (--connections-per-host)",
+                (unsigned long long)(now.connections_of_peer - before.connections_of_peer), now.last_host);
+    if (now.connections_without_file > before.connections_without_file)
+        MU_LOGW("refused %llu connections because hardly a file may be opened: raise the limit of open files "
+                "(ulimit -Hn, LimitNOFILE=)",
+                (unsigned long long)(now.connections_without_file - before.connections_without_file));
+    if (now.calls_of_peer + now.questions_of_peer > before.calls_of_peer + before.questions_of_peer)
+        MU_LOGW("refused %llu calls of clients that have too many open (--calls-per-client) and %llu of clients that "
+                "ask too often (--questions-per-second)",
+                (unsigned long long)(now.calls_of_peer - before.calls_of_peer),
+                (unsigned long long)(now.questions_of_peer - before.questions_of_peer));
 }
 
 static bool is_cut(void *access, const char *identity)
@@ -374,7 +421,7 @@ static uint64_t next_wake_us(struct mu_driver *driver)
         until_us = driver->health_next_us;
     if (driver->access && driver->tls_next_us < until_us)
         until_us = driver->tls_next_us;
-    return until_us;
+    return driver->refusals_next_us < until_us ? driver->refusals_next_us : until_us;
 }
 
 /* One turn: everything that waits (up to a limit) goes into the core, then to the disk in one batch, and what is
@@ -382,18 +429,23 @@ static uint64_t next_wake_us(struct mu_driver *driver)
 static enum mu_status turn(struct mu_driver *driver, uint64_t until_us, bool *drained, struct mu_error *err)
 {
     bool is_quiet = false;
-    for (unsigned count = 0; count < TURN_EVENTS_MAX && !is_quiet; count++) {
+    uint64_t now_us = 0, began_us = 0;
+    for (unsigned count = 0; count < TURN_EVENTS_MAX && !is_quiet && now_us - began_us < TURN_US; count++) {
         struct mu_rpc_event event;
         is_quiet = !mu_rpc_server_next(driver->server, count == 0 ? until_us : 0, &event);
+        if (count == 0)
+            began_us = mu_clock_mono_us();
         if (!is_quiet)
             on_event(driver, &event, drained);
+        now_us = mu_clock_mono_us();
     }
-    uint64_t now_us = mu_clock_mono_us(), deadline_us = mu_coord_next_deadline(driver->coord);
+    uint64_t deadline_us = mu_coord_next_deadline(driver->coord);
     if (now_us >= deadline_us && (is_quiet || now_us - deadline_us >= TICK_OVERDUE_US)) {
         struct mu_coord_event tick = {.kind = MU_CE_TICK};
         mu_driver_step(driver, &tick);
     }
     end_silent_sessions(driver, now_us);
+    look_at_refusals(driver, now_us);
     look_at_tls(driver, now_us);
     if (!atomic_load(&driver->stopping))
         look_at_health(driver, now_us);
@@ -523,12 +575,16 @@ static enum mu_status open_server(struct mu_driver *driver, struct mu_error *err
     uint32_t max_workers = driver->config.core.max_workers;
     config.listen = driver->config.listen;
     config.tls = driver->config.tls;
+    config.takes_strangers = driver->config.ca_key != NULL;
     config.methods = mu_api_methods;
     config.method_count = MU_METHOD_COUNT;
     config.pollers = driver->config.pollers;
     config.max_receive_bytes = MU_WIRE_REQUEST_BYTES_MAX;
     config.max_calls = ORDINARY_CALLS_MAX;
     config.max_priority_calls = max_workers + max_workers / 8 + 64; /* some to be told that there are too many */
+    config.max_connections_per_host = driver->config.connections_per_host;
+    config.max_calls_per_peer = driver->config.calls_per_client;
+    config.max_questions_per_second = driver->config.questions_per_second;
     config.max_send_queue_bytes = SEND_QUEUE_BYTES_MAX;
     config.max_send_queue_messages = SEND_QUEUE_MESSAGES_MAX;
     enum mu_status status = MU_OK;
@@ -558,6 +614,13 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                 .events = driver->events,
                                 .step = step_from_api,
                                 .ctx = driver};
+    struct mu_tokens_config tokens = {.store = driver->store,
+                                      .outbox = driver->outbox,
+                                      .access = driver->access,
+                                      .ca_cert = driver->config.tls.ca,
+                                      .ca_key = driver->config.ca_key};
+    if ((status = mu_tokens_new(&tokens, &driver->tokens, err)))
+        return status;
     status = mu_api_new(&api, &driver->api, err);
     if (status == MU_OK && driver->config.http)
         status = mu_http_new(driver->config.http, driver->config.http_anywhere, driver->server, &driver->http, err);
@@ -627,6 +690,7 @@ void mu_driver_free(struct mu_driver *driver)
     }
     mu_watchdog_fini(&driver->watchdog);
     mu_api_free(driver->api);
+    mu_tokens_free(driver->tokens);
     mu_rpc_server_free(driver->server);
     mu_access_free(driver->access);
     mu_events_free(driver->events);

@@ -19,6 +19,7 @@ struct mu_driver_config {
     const char *listen;          /* "127.0.0.1:7070"; port 0: any free one */
     struct mu_rpc_tls_files tls; /* none set: plaintext, and everybody may do everything */
     const char *tls_deny;        /* coordinator/access.h; NULL: nobody is denied */
+    const char *ca_key;          /* of the CA in tls.ca: join tokens are exchanged for certificates; NULL: not */
     const char *http;            /* the same for HTTP (coordinator/http.h); NULL: none */
     bool http_anywhere;          /* also where other hosts can reach it */
     struct mu_coord_config core;
@@ -27,6 +28,8 @@ struct mu_driver_config {
     uint32_t hello_ms; /* a stream that does not say Hello within is ended */
     uint32_t stop_ms;  /* patience of a graceful stop */
     unsigned pollers;  /* threads of the RPC server */
+    /* What one client may take; see rpc/server.h. 0: no limit. */
+    uint32_t connections_per_host, calls_per_client, questions_per_second;
 };
 
 struct mu_driver;

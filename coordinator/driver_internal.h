@@ -13,6 +13,7 @@
 #include "coordinator/outbox.h"
 #include "coordinator/planner.h"
 #include "coordinator/sessions.h"
+#include "coordinator/tokens.h"
 #include "coordinator/watchdog.h"
 
 enum { MU_RANDOM_POOL = 256 };
@@ -29,6 +30,7 @@ struct mu_driver {
     struct mu_health *health;
     uint64_t health_next_us;
     struct mu_access *access; /* NULL: no TLS */
+    struct mu_tokens *tokens;
     uint64_t tls_next_us;
     struct mu_planner *planner;
     struct mu_checkpoint_io *io;
@@ -40,7 +42,8 @@ struct mu_driver {
     struct mu_id random[MU_RANDOM_POOL]; /* drawn many at once: a system call for each message would be felt */
     unsigned random_left;
 
-    uint64_t oldest_stored_event, last_refusal_log_us;
+    uint64_t oldest_stored_event, last_refusal_log_us, refusals_next_us;
+    struct mu_rpc_refusals refusals_told;
     struct mu_event_record last_event; /* while restoring */
     uint64_t restored_count;
     bool any_event;

@@ -14,6 +14,7 @@ static const char *const services[] = {
     "", /* the server as a whole */
     "muster.v1.MusterService",
     "muster.v1.WorkerService",
+    "muster.v1.TokenService",
     "grpc.health.v1.Health",
     "grpc.reflection.v1.ServerReflection",
     "grpc.reflection.v1alpha.ServerReflection",

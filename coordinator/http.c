@@ -73,11 +73,12 @@ static void finish(struct mu_http_question *q)
         question_free(q);
 }
 
-void mu_http_answer(struct mu_http_question *q, const struct mu_coord *coord, bool may_write)
+void mu_http_answer(struct mu_http_question *q, const struct mu_coord *coord, const struct mu_rpc_refusals *refusals,
+                    bool may_write)
 {
     FILE *out = open_memstream(&q->page, &q->page_size);
     if (out) {
-        mu_metrics_write(out, coord);
+        mu_metrics_write(out, coord, refusals);
         if (fclose(out) != 0) {
             free(q->page);
             q->page = NULL;

@@ -29,7 +29,8 @@ void mu_http_free(struct mu_http *http);
 const char *mu_http_address(const struct mu_http *http); /* with the port bound */
 
 /* Core thread: `may_write` is what /readyz says of the store. */
-void mu_http_answer(struct mu_http_question *question, const struct mu_coord *coord, bool may_write);
+void mu_http_answer(struct mu_http_question *question, const struct mu_coord *coord,
+                    const struct mu_rpc_refusals *refusals, bool may_write);
 void mu_http_drop(struct mu_http_question *question);
 
 #endif

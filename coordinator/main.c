@@ -31,6 +31,8 @@ static const char usage_text[] =
     "                           (default: $MUSTER_TLS_CA, $MUSTER_TLS_CERT, $MUSTER_TLS_KEY; see muster cert)\n"
     "  --tls-deny FILE          identities (muster://ROLE/NAME, one a line) that are shut out; re-read when it "
     "changes\n"
+    "  --ca-key FILE            private key of a CA in --tls-ca: workers that bring a join token (muster token) get a\n"
+    "                           certificate\n"
     "  --insecure-listen        listen where other hosts can reach it although there is no TLS (--http has none)\n"
     "  --address-file FILE      write the address that was bound into FILE, once it can be used\n"
     "\n"
@@ -52,6 +54,10 @@ static const char usage_text[] =
     "\n"
     "  --events-kept N          newest events that can still be watched (default %u)\n"
     "  --reserve-mib N          refuse changes while less is free below DIR (default %u)\n"
+    "  --connections-per-host N most connections of one host, 0: no limit (default %u)\n"
+    "  --calls-per-client N     most open calls and streams of one client, workers' streams apart, 0: no limit\n"
+    "                           (default %u)\n"
+    "  --questions-per-second N of one client; more are refused, 0: no limit (default %u)\n"
     "  --pollers N              threads of the RPC server (default %u)\n"
     "  --log-level LEVEL        debug, info, warn or error (default info)\n"
     "  --version, --help\n"
@@ -83,6 +89,7 @@ enum {
     OPT_TLS_CERT,
     OPT_TLS_KEY,
     OPT_TLS_DENY,
+    OPT_CA_KEY,
     OPT_INSECURE_LISTEN,
     OPT_ADDRESS_FILE,
     OPT_LOG_LEVEL,
@@ -90,7 +97,7 @@ enum {
     OPT_VERSION,
     OPT_HELP
 };
-enum { NUMBER_OPTIONS = 17, TEXT_OPTIONS = 13, MS_MAX = 24 * 3600 * 1000 };
+enum { NUMBER_OPTIONS = 20, TEXT_OPTIONS = 14, MS_MAX = 24 * 3600 * 1000 };
 
 static void print_usage(const struct options *options, FILE *to)
 {
@@ -99,7 +106,7 @@ static void print_usage(const struct options *options, FILE *to)
     fprintf(to, usage_text, c->heartbeat_ms, c->suspect_ms, c->lost_ms, c->reattach_grace_ms, c->settle_ms,
             c->rebalance_ms, c->prepare_limit_ms, c->hang_floor_ms, c->link_retry_ms, c->scrub_again_s, c->crash_limit,
             c->crash_window_ms, c->max_workers, c->max_jobs, d->events_kept, (unsigned)(d->reserve_bytes >> 20),
-            d->pollers);
+            d->connections_per_host, d->calls_per_client, d->questions_per_second, d->pollers);
 }
 
 static bool parse_number(const struct number_option *option, const char *text)
@@ -158,6 +165,9 @@ static void parse_one(struct options *options, int choice, const struct number_o
     case OPT_TLS_DENY:
         options->driver.tls_deny = optarg;
         break;
+    case OPT_CA_KEY:
+        options->driver.ca_key = optarg;
+        break;
     case OPT_INSECURE_LISTEN:
         options->is_insecure_wanted = options->driver.http_anywhere = true;
         break;
@@ -214,6 +224,9 @@ static void check_options(struct options *options)
     } else if (options->driver.tls_deny && !mu_rpc_tls_wanted(&options->driver.tls)) {
         fprintf(stderr, "musterd: --tls-deny names certificates: it needs --tls-ca, --tls-cert and --tls-key\n");
         options->exit_code = EXIT_USAGE;
+    } else if (options->driver.ca_key && !mu_rpc_tls_wanted(&options->driver.tls)) {
+        fprintf(stderr, "musterd: --ca-key signs certificates: it needs --tls-ca, --tls-cert and --tls-key\n");
+        options->exit_code = EXIT_USAGE;
     } else if (!options->is_insecure_wanted && !mu_rpc_tls_wanted(&options->driver.tls) &&
                !is_local(options->driver.listen)) {
         fprintf(stderr,
@@ -245,6 +258,9 @@ static void parse_options(struct options *options, int argc, char **argv)
         {"max-jobs", &core->max_jobs, 1, 1024},
         {"events-kept", &options->driver.events_kept, MU_EVENTS_KEPT_MIN, MU_EVENTS_KEPT_MAX},
         {"reserve-mib", &reserve_mib, 0, 1 << 20},
+        {"connections-per-host", &options->driver.connections_per_host, 0, 1 << 20},
+        {"calls-per-client", &options->driver.calls_per_client, 0, 1 << 20},
+        {"questions-per-second", &options->driver.questions_per_second, 0, 1000000},
         {"pollers", &options->driver.pollers, 1, MU_RPC_POLLERS_MAX},
     };
     struct option table[NUMBER_OPTIONS + TEXT_OPTIONS + 1] = {0};
@@ -258,6 +274,7 @@ static void parse_options(struct options *options, int argc, char **argv)
         {"tls-cert", required_argument, NULL, OPT_TLS_CERT},
         {"tls-key", required_argument, NULL, OPT_TLS_KEY},
         {"tls-deny", required_argument, NULL, OPT_TLS_DENY},
+        {"ca-key", required_argument, NULL, OPT_CA_KEY},
         {"insecure-listen", no_argument, NULL, OPT_INSECURE_LISTEN},
         {"address-file", required_argument, NULL, OPT_ADDRESS_FILE},
         {"log-level", required_argument, NULL, OPT_LOG_LEVEL},

@@ -190,13 +190,31 @@ static void write_workers(FILE *out, const struct mu_coord *coord)
     free(list);
 }
 
-void mu_metrics_write(FILE *out, const struct mu_coord *coord)
+static void write_refusals(FILE *out, const struct mu_rpc_refusals *refusals)
+{
+    const struct {
+        const char *reason;
+        uint64_t count;
+    } reasons[] = {
+        {"connections_per_host", refusals->connections_of_peer},
+        {"open_files", refusals->connections_without_file},
+        {"calls", refusals->calls},
+        {"calls_per_client", refusals->calls_of_peer},
+        {"questions_per_client", refusals->questions_of_peer},
+    };
+    head(out, "muster_refused_total", "counter", "Connections and calls refused, by the limit that was reached.");
+    for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
+        fprintf(out, "muster_refused_total{limit=\"%s\"} %" PRIu64 "\n", reasons[i].reason, reasons[i].count);
+}
+
+void mu_metrics_write(FILE *out, const struct mu_coord *coord, const struct mu_rpc_refusals *refusals)
 {
     struct mu_coord_counters counters = mu_coord_counters(coord);
     head(out, "muster_build_info", "gauge", "Always 1; the label is the program's version.");
     fprintf(out, "muster_build_info{version=\"%s\"} 1\n", MU_VERSION);
     write_workers(out, coord);
     write_jobs(out, coord);
+    write_refusals(out, refusals);
     const struct {
         const char *name, *help;
         double value;

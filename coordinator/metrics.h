@@ -6,8 +6,9 @@
 #include <stdio.h>
 
 #include "coordinator/core/core.h"
+#include "rpc/server.h"
 
 /* O(workers + jobs). */
-void mu_metrics_write(FILE *out, const struct mu_coord *coord);
+void mu_metrics_write(FILE *out, const struct mu_coord *coord, const struct mu_rpc_refusals *refusals);
 
 #endif

@@ -187,6 +187,20 @@ void mu_outbox_free(struct mu_outbox *outbox)
     free(outbox);
 }
 
+enum mu_status mu_outbox_put(struct mu_outbox *outbox, const void *key, size_t key_bytes, const void *value,
+                             size_t value_bytes, struct mu_error *err)
+{
+    enum mu_status status = mu_store_batch_put(&outbox->batch, key, key_bytes, value, value_bytes);
+    return status ? mu_fail(err, status, "the records of one turn do not fit into one batch (%zu bytes)", value_bytes)
+                  : MU_OK;
+}
+
+enum mu_status mu_outbox_delete(struct mu_outbox *outbox, const void *key, size_t key_bytes, struct mu_error *err)
+{
+    enum mu_status status = mu_store_batch_delete(&outbox->batch, key, key_bytes);
+    return status ? mu_fail(err, status, "the records of one turn do not fit into one batch") : MU_OK;
+}
+
 enum mu_status mu_outbox_persist(struct mu_outbox *outbox, struct mu_wire_arena *arena, const struct mu_record *record,
                                  struct mu_error *err)
 {
@@ -197,9 +211,7 @@ enum mu_status mu_outbox_persist(struct mu_outbox *outbox, struct mu_wire_arena 
     if (status)
         return status;
     outbox->classes |= class_of(record);
-    status = mu_store_batch_put(&outbox->batch, key, key_bytes, value, value_bytes);
-    return status ? mu_fail(err, status, "the records of one turn do not fit into one batch (%zu bytes)", value_bytes)
-                  : MU_OK;
+    return mu_outbox_put(outbox, key, key_bytes, value, value_bytes, err);
 }
 
 enum mu_status mu_outbox_forget(struct mu_outbox *outbox, const struct mu_record *record, struct mu_error *err)
@@ -208,8 +220,7 @@ enum mu_status mu_outbox_forget(struct mu_outbox *outbox, const struct mu_record
     size_t key_bytes = mu_record_key(record, key);
     if (record->kind != MU_RECORD_EVENT) /* the retention of events accompanies everything */
         outbox->classes |= 1u << HAS_FORGET;
-    enum mu_status status = mu_store_batch_delete(&outbox->batch, key, key_bytes);
-    return status ? mu_fail(err, status, "the records of one turn do not fit into one batch") : MU_OK;
+    return mu_outbox_delete(outbox, key, key_bytes, err);
 }
 
 static void append(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run, bool may_pass)

@@ -53,6 +53,11 @@ enum mu_status mu_outbox_persist(struct mu_outbox *outbox, struct mu_wire_arena 
                                  struct mu_error *err) MU_WARN_UNUSED;
 enum mu_status mu_outbox_forget(struct mu_outbox *outbox, const struct mu_record *record,
                                 struct mu_error *err) MU_WARN_UNUSED;
+/* What is not one of the core's records. */
+enum mu_status mu_outbox_put(struct mu_outbox *outbox, const void *key, size_t key_bytes, const void *value,
+                             size_t value_bytes, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_outbox_delete(struct mu_outbox *outbox, const void *key, size_t key_bytes,
+                                struct mu_error *err) MU_WARN_UNUSED;
 void mu_outbox_hold(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run);
 /* The same for the answer to a question: while nothing can be written for want of space, it goes at once. */
 void mu_outbox_hold_answer(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run);

@@ -6,6 +6,7 @@
  *                        significant first)
  *    j/<job>             job                                c/<job>/<number>       checkpoint (likewise)
  *    w/<worker>          worker                             e/<number>             event (likewise)
+ *    k/<id>              join token (muster.v1.TokenRecord; see tokens.h)
  *
  * Values are muster.v1.StoredRecord. What is read back is judged like anything from outside: a damaged or contradictory
  * record is an error that names its key, never a crash. Not thread-safe; pointers of a decoded record lie in the arena.
@@ -24,8 +25,9 @@ enum {
     MU_RECORD_KEY_SIZE = 96,
 };
 
-#define MU_FORMAT_KEY "m/format"
-#define MU_EPOCH_KEY  "m/epoch"
+#define MU_FORMAT_KEY       "m/format"
+#define MU_EPOCH_KEY        "m/epoch"
+#define MU_TOKEN_KEY_PREFIX "k/"
 
 extern const char mu_record_prefixes[MU_RECORD_KIND_COUNT][3]; /* of the keys of each kind */
 

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "common/status.h"
+#include "plan/session.h"
 #include "rpc/server.h"
 
 enum { MU_SESSIONS_MAX = 1 << 20 };
@@ -15,7 +16,8 @@ struct mu_session {
     uint64_t number; /* 0: the slot is free */
     struct mu_rpc_call *call;
     uint64_t opened_us;
-    bool known;   /* it has said Hello: the core has heard of it */
+    char name[MU_WORKER_NAME_SIZE]; /* under TLS: the one that its certificate permits; "": not known yet */
+    bool known;                     /* it has said Hello: the core has heard of it */
     bool closing; /* the core has closed it, what it says now is not heard; or it broke and the core has been told */
     uint32_t uses, next, previous;
 };

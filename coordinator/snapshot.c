@@ -176,7 +176,8 @@ static enum mu_status put_pairs(struct restore *restore, const uint8_t *at, cons
         if (key_bytes == 0 || key_bytes > (size_t)(end - at) || value_bytes > (size_t)(end - at) - key_bytes)
             return bad(err, "a record does not end where it should");
         enum mu_status status = MU_OK;
-        if (at[0] != 'm') { /* of the store itself: written anew */
+        /* 'm': of the store itself, written anew. 'k': join tokens; used ones would be good again. */
+        if (at[0] != 'm' && at[0] != MU_TOKEN_KEY_PREFIX[0]) {
             struct mu_record record;
             mu_wire_arena_reset(&restore->arena);
             status = mu_record_decode(&restore->arena, at, key_bytes, at + key_bytes, value_bytes, &record, err);

@@ -1,9 +1,11 @@
 /* Notices that the RPC server accepts nobody any more.
  *
- * The gRPC C core (1.51) gives its listener up for good when accept(2) finds no file descriptor left. Streams that are
- * open go on, new connections wait for ever, and nothing says so. So this looks from time to time whether a descriptor
- * can be had; once none could, it dials the server's own address, and if nothing answers within
- * MU_WATCHDOG_ANSWER_MS, the listener is dead and the process must be started again.
+ * The gRPC C core (1.51) gives its listener up for good when accept(2) finds no file descriptor left: streams that are
+ * open go on, new connections wait for ever, and nothing says so. rpc/gate.c keeps that from happening where the
+ * library calls the C library's accept4 by name, as the shared one does. This is for all other cases. It looks from
+ * time to time whether a descriptor can be had; once none could, it dials the server's own address (which also makes a
+ * listener look that has overlooked somebody), and if nothing answers within MU_WATCHDOG_ANSWER_MS, the listener is
+ * dead and the process must be started again.
  *
  * One thread; never blocks (but for resolving a name, in init). No clock: time is given. */
 #ifndef MU_COORDINATOR_WATCHDOG_H

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/utf8.h"
+
 enum {
     BLOCK_BYTES_MIN = 64 << 10,
     KEEP_BYTES_MAX = 1 << 20,
@@ -97,40 +99,10 @@ void *mu_wire_arena_alloc(struct mu_wire_arena *arena, size_t size_bytes)
 
 /* ---- texts ---- */
 
-/* Length of the well-formed UTF-8 sequence at `p` (Unicode 15, table 3-7), 0 when there is none or it is a control
- * character. */
-static size_t clean_sequence(const uint8_t *p, size_t left)
-{
-    uint8_t c = p[0];
-    if (c < 0x80)
-        return c >= 0x20 && c != 0x7f;
-    size_t length = c >= 0xc2 && c <= 0xdf ? 2 : c >= 0xe0 && c <= 0xef ? 3 : c >= 0xf0 && c <= 0xf4 ? 4 : 0;
-    if (length == 0 || left < length)
-        return 0;
-    uint8_t low = 0x80, high = 0xbf;
-    if (c == 0xc2)
-        low = 0xa0; /* U+0080 to U+009F are control characters */
-    else if (c == 0xe0)
-        low = 0xa0;
-    else if (c == 0xed)
-        high = 0x9f;
-    else if (c == 0xf0)
-        low = 0x90;
-    else if (c == 0xf4)
-        high = 0x8f;
-    if (p[1] < low || p[1] > high)
-        return 0;
-    for (size_t i = 2; i < length; i++) {
-        if (p[i] < 0x80 || p[i] > 0xbf)
-            return 0;
-    }
-    return length;
-}
-
 static bool clean_bytes(const uint8_t *p, size_t size_bytes)
 {
     while (size_bytes > 0) {
-        size_t length = clean_sequence(p, size_bytes);
+        size_t length = mu_utf8_clean(p, size_bytes);
         if (length == 0)
             return false;
         p += length;
@@ -151,7 +123,7 @@ void mu_wire_text_clean(const char *text, char *out, size_t capacity)
     const uint8_t *p = (const uint8_t *)text;
     MU_ASSERT(capacity > 0);
     while (left > 0) {
-        size_t length = clean_sequence(p, left), step = length ? length : 1;
+        size_t length = mu_utf8_clean(p, left), step = length ? length : 1;
         if (used + step >= capacity)
             break;
         if (length)

@@ -24,7 +24,7 @@
 #include "rpc/bytes_internal.h"
 #include "rpc/details.h"
 
-enum { PEER_SIZE = 320, IDENTITY_SIZE = 512, DEADLINE_SLACK_US = 50000 };
+enum { PEER_SIZE = 320, IDENTITY_SIZE = 512, REFUSAL_SIZE = 640, DEADLINE_SLACK_US = 50000 };
 
 static const char compressed_text[] = "compressed messages are not accepted; send them with encoding identity";
 
@@ -66,7 +66,9 @@ static void free_call(struct mu_rpc_call *call)
     struct mu_rpc_server *server = call->server;
     mu_rpc_server_unlinger(call);
     if (call->counted)
-        (call->method->priority ? &server->priority_count : &server->ordinary_count)[0]--;
+        (call->method->class == MU_RPC_PRIORITY ? &server->priority_count : &server->ordinary_count)[0]--;
+    if (call->client)
+        mu_rpc_peers_close(server->peers, call->client);
     if (call->prev)
         call->prev->next = call->next;
     else
@@ -323,21 +325,41 @@ static bool recv_ended(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *r
     return false;
 }
 
+/* Counts a question of the client. */
+static bool may_ask(struct mu_rpc_call *call)
+{
+    struct mu_rpc_server *server = call->server;
+    if (call->method->class != MU_RPC_QUESTION || server->config.max_questions_per_second == 0 ||
+        mu_rpc_peers_ask(server->peers, call->client, mu_clock_mono_us()))
+        return true;
+    server->refusals.questions_of_peer++;
+    return false;
+}
+
 static void drop_received(struct mu_rpc_call *call)
 {
     grpc_byte_buffer_destroy(call->received);
     call->received = NULL;
 }
 
+/* The peer broke a rule of the stream: nothing further is read. */
+static bool refuse_message(struct mu_rpc_call *call, grpc_status_code code, const char *text,
+                           struct mu_rpc_event *ret_event)
+{
+    drop_received(call);
+    grpc_call_cancel_with_status(call->grpc, code, text, NULL);
+    return recv_ended(call, false, ret_event);
+}
+
 static bool step_recv(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *ret_event)
 {
     if (!ok || !call->received)
         return recv_ended(call, ok, ret_event);
-    if (!mu_rpc_buffer_is_plain(call->received)) {
-        drop_received(call);
-        grpc_call_cancel_with_status(call->grpc, GRPC_STATUS_UNIMPLEMENTED, compressed_text, NULL);
-        return recv_ended(call, false, ret_event);
-    }
+    if (!mu_rpc_buffer_is_plain(call->received))
+        return refuse_message(call, GRPC_STATUS_UNIMPLEMENTED, compressed_text, ret_event);
+    if (!may_ask(call))
+        return refuse_message(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "too many questions a second on this stream",
+                              ret_event);
     bool wanted = !call->ended;
     if (wanted) {
         fill_event(call, MU_RPC_EVENT_MESSAGE, ret_event);
@@ -369,21 +391,50 @@ static bool step_send(struct mu_rpc_call *call, struct mu_rpc_event *ret_event)
 
 /* --- accepting --- */
 
-static bool admit(struct mu_rpc_call *call)
+/* Counts the call as one of its client's. False: `text` says why not. */
+static bool admit_client(struct mu_rpc_call *call, char text[REFUSAL_SIZE])
 {
     struct mu_rpc_server *server = call->server;
-    size_t *count = call->method->priority ? &server->priority_count : &server->ordinary_count;
-    size_t max = call->method->priority ? server->config.max_priority_calls : server->config.max_calls;
-    if (*count >= max)
+    char host[MU_RPC_PEER_NAME_SIZE];
+    const char *name = mu_rpc_call_identity(call);
+    if (!name[0]) {
+        mu_rpc_peer_host(mu_rpc_call_peer(call), host);
+        name = host;
+    }
+    call->client = mu_rpc_peers_open(server->peers, name);
+    if (!call->client) {
+        snprintf(text, REFUSAL_SIZE, "%s has %zu calls open here, and no client may have more: close some", name,
+                 server->config.max_calls_per_peer);
+        server->refusals.calls_of_peer++;
         return false;
+    }
+    if (may_ask(call))
+        return true;
+    snprintf(text, REFUSAL_SIZE, "%s asks more than %u times a second: ask less often, or watch events instead", name,
+             server->config.max_questions_per_second);
+    return false;
+}
+
+/* Whether there is room for the call. False: `text` says why not. */
+static bool admit(struct mu_rpc_call *call, char text[REFUSAL_SIZE])
+{
+    struct mu_rpc_server *server = call->server;
+    bool has_priority = call->method->class == MU_RPC_PRIORITY;
+    size_t *count = has_priority ? &server->priority_count : &server->ordinary_count;
+    if (*count >= (has_priority ? server->config.max_priority_calls : server->config.max_calls)) {
+        snprintf(text, REFUSAL_SIZE, "too many open calls at the server; close some or try again later");
+        server->refusals.calls++;
+        return false;
+    }
     ++*count;
     call->counted = true;
-    return true;
+    return has_priority || admit_client(call, text);
 }
 
 static bool step_accept(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *ret_event)
 {
     struct mu_rpc_server *server = call->server;
+    char text[REFUSAL_SIZE];
     if (!ok) { /* the server shuts down; nothing was accepted */
         call->grpc = NULL;
         call->ended = true;
@@ -402,9 +453,8 @@ static bool step_accept(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *
         end_with_text(call, MU_RPC_UNIMPLEMENTED, "this server does not know the method");
     } else if (mu_rpc_call_deadline_us(call) <= mu_clock_mono_us()) {
         end_with_text(call, MU_RPC_DEADLINE_EXCEEDED, "it was over when this call's turn came: nothing was done");
-    } else if (!admit(call)) {
-        end_with_text(call, MU_RPC_RESOURCE_EXHAUSTED,
-                      "too many open calls at the server; close some or try again later");
+    } else if (!admit(call, text)) {
+        end_with_text(call, MU_RPC_RESOURCE_EXHAUSTED, text);
     } else if (call->method->kind == MU_RPC_BIDI_STREAM) {
         send_headers(call);
         start_recv(call);
@@ -516,6 +566,14 @@ const char *mu_rpc_call_identity(struct mu_rpc_call *call)
     call->identity = strdup(text);
     MU_ASSERT(call->identity);
     return call->identity;
+}
+
+bool mu_rpc_call_has_certificate(const struct mu_rpc_call *call)
+{
+    grpc_auth_context *context = call->server->tls ? grpc_call_auth_context(call->grpc) : NULL;
+    bool has_one = context && grpc_auth_context_peer_is_authenticated(context);
+    grpc_auth_context_release(context);
+    return has_one;
 }
 
 uint64_t mu_rpc_call_deadline_us(const struct mu_rpc_call *call)

@@ -144,7 +144,8 @@ enum mu_status mu_rpc_client_new(struct mu_rpc_pool *pool, const struct mu_rpc_c
     client->config = *config;
     client->config.address = NULL;
     client->config.headers = NULL;
-    if (mu_rpc_tls_wanted(&config->tls) && (status = mu_rpc_tls_new(&config->tls, err, &client->tls)) != MU_OK) {
+    if (mu_rpc_tls_wanted(&config->tls) &&
+        (status = mu_rpc_tls_new(&config->tls, config->is_stranger, err, &client->tls)) != MU_OK) {
         free(client);
         return status;
     }

@@ -34,6 +34,7 @@ struct mu_rpc_header {
 struct mu_rpc_client_config {
     const char *address;            /* "host:port", "[::1]:7070", "unix:/path" */
     struct mu_rpc_tls_files tls;    /* set: both sides show certificates; replaced files count from the next call on */
+    bool is_stranger;               /* has no certificate of its own yet: of `tls` the CA alone counts */
     size_t max_receive_bytes;       /* of one message; a larger one ends its call with MU_ERR_LIMIT */
     size_t max_send_queue_bytes;    /* per stream */
     size_t max_send_queue_messages; /* per stream */

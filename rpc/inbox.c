@@ -35,6 +35,14 @@ void mu_rpc_list_move(struct mu_rpc_list *to, struct mu_rpc_list *from)
     mu_rpc_list_init(from);
 }
 
+void mu_rpc_batch_init(struct mu_rpc_batch *batch)
+{
+    mu_rpc_list_init(&batch->urgent);
+    mu_rpc_list_init(&batch->done);
+    mu_rpc_list_init(&batch->posted);
+    batch->wake = false;
+}
+
 void mu_rpc_inbox_init(struct mu_rpc_inbox *inbox)
 {
     pthread_mutex_init(&inbox->lock, NULL);
@@ -43,10 +51,9 @@ void mu_rpc_inbox_init(struct mu_rpc_inbox *inbox)
     pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
     pthread_cond_init(&inbox->filled, &attr);
     pthread_condattr_destroy(&attr);
-    mu_rpc_list_init(&inbox->batch.done);
-    mu_rpc_list_init(&inbox->batch.posted);
-    inbox->batch.wake = false;
+    mu_rpc_batch_init(&inbox->batch);
     inbox->sleeping = false;
+    atomic_init(&inbox->has_urgent, false);
 }
 
 void mu_rpc_inbox_fini(struct mu_rpc_inbox *inbox)
@@ -65,9 +72,12 @@ static void unlock_and_signal(struct mu_rpc_inbox *inbox)
         pthread_cond_signal(&inbox->filled);
 }
 
-void mu_rpc_inbox_done(struct mu_rpc_inbox *inbox, struct mu_rpc_list *done)
+void mu_rpc_inbox_done(struct mu_rpc_inbox *inbox, struct mu_rpc_list *urgent, struct mu_rpc_list *done)
 {
     pthread_mutex_lock(&inbox->lock);
+    if (urgent->first)
+        atomic_store(&inbox->has_urgent, true);
+    mu_rpc_list_move(&inbox->batch.urgent, urgent);
     mu_rpc_list_move(&inbox->batch.done, done);
     unlock_and_signal(inbox);
 }
@@ -88,7 +98,7 @@ void mu_rpc_inbox_wake(struct mu_rpc_inbox *inbox)
 
 static bool is_filled(const struct mu_rpc_batch *batch)
 {
-    return batch->done.first || batch->posted.first || batch->wake;
+    return batch->urgent.first || batch->done.first || batch->posted.first || batch->wake;
 }
 
 bool mu_rpc_inbox_take(struct mu_rpc_inbox *inbox, uint64_t until_us, struct mu_rpc_batch *batch)
@@ -104,6 +114,8 @@ bool mu_rpc_inbox_take(struct mu_rpc_inbox *inbox, uint64_t until_us, struct mu_
     }
     inbox->sleeping = false;
     bool filled = is_filled(&inbox->batch);
+    atomic_store(&inbox->has_urgent, false);
+    mu_rpc_list_move(&batch->urgent, &inbox->batch.urgent);
     mu_rpc_list_move(&batch->done, &inbox->batch.done);
     mu_rpc_list_move(&batch->posted, &inbox->batch.posted);
     batch->wake = batch->wake || inbox->batch.wake;

@@ -59,9 +59,9 @@ enum mu_status mu_rpc_thread_start(pthread_t *thread, void *(*main)(void *), voi
     return failed ? mu_fail_errno(err, failed, "cannot start a thread for network input (see ulimit -u)") : MU_OK;
 }
 
-grpc_server_credentials *mu_rpc_server_credentials(struct mu_rpc_tls *tls)
+grpc_server_credentials *mu_rpc_server_credentials(struct mu_rpc_tls *tls, bool takes_strangers)
 {
-    return tls ? mu_rpc_tls_server_credentials(tls) : grpc_insecure_server_credentials_create();
+    return tls ? mu_rpc_tls_server_credentials(tls, takes_strangers) : grpc_insecure_server_credentials_create();
 }
 
 grpc_channel_credentials *mu_rpc_channel_credentials(struct mu_rpc_tls *tls)

@@ -24,7 +24,7 @@ enum mu_status mu_rpc_thread_start(pthread_t *thread, void *(*main)(void *), voi
                                    struct mu_error *err) MU_WARN_UNUSED;
 
 /* The one place where credentials are chosen (tls NULL: plaintext). The caller releases them. */
-grpc_server_credentials *mu_rpc_server_credentials(struct mu_rpc_tls *tls);
+grpc_server_credentials *mu_rpc_server_credentials(struct mu_rpc_tls *tls, bool takes_strangers);
 grpc_channel_credentials *mu_rpc_channel_credentials(struct mu_rpc_tls *tls);
 
 enum { MU_RPC_ARGS_MAX = 32 };

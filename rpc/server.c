@@ -14,6 +14,7 @@ enum {
     POLLER_BATCH = 64,     /* completed operations handed over at once */
     HANDSHAKE_TIMEOUT_MS =
         20000, /* a connection that does not say what it is; a thousand at once take a while on a busy machine */
+    URGENT_RUN_MAX = 64, /* operations of PRIORITY calls in a row, while others wait */
 };
 
 struct mu_rpc_server_config mu_rpc_server_config_default(void)
@@ -38,12 +39,18 @@ struct mu_rpc_server_config mu_rpc_server_config_default(void)
 
 /* --- pollers --- */
 
+static bool is_urgent(const struct rpc_op *op)
+{
+    return op->call && op->call->method && op->call->method->class == MU_RPC_PRIORITY;
+}
+
 /* Blocks for the first operation, then takes what else is ready without waiting, so that one hand-over (and at most one
  * wake-up of the core thread) serves them all. */
 static void *poller_main(void *arg)
 {
     struct rpc_poller *poller = arg;
-    struct mu_rpc_list done;
+    struct mu_rpc_list urgent, done;
+    mu_rpc_list_init(&urgent);
     mu_rpc_list_init(&done);
     for (;;) {
         grpc_event event = grpc_completion_queue_next(poller->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
@@ -53,12 +60,12 @@ static void *poller_main(void *arg)
             struct rpc_op *op = event.tag;
             mu_rpc_tag_fire(&op->tag);
             op->ok = event.success != 0;
-            mu_rpc_list_push(&done, &op->node);
+            mu_rpc_list_push(is_urgent(op) ? &urgent : &done, &op->node);
             if (count == POLLER_BATCH)
                 break;
             event = grpc_completion_queue_next(poller->cq, gpr_inf_past(GPR_CLOCK_MONOTONIC), NULL);
         }
-        mu_rpc_inbox_done(&poller->server->inbox, &done);
+        mu_rpc_inbox_done(&poller->server->inbox, &urgent, &done);
         if (event.type == GRPC_QUEUE_SHUTDOWN)
             return NULL;
     }
@@ -154,8 +161,8 @@ static enum mu_status register_methods(struct mu_rpc_server *server, struct mu_e
         const struct mu_rpc_method *from = &config->methods[i];
         struct rpc_method *method = &server->methods[i];
         bool streams_in = from->kind == MU_RPC_BIDI_STREAM;
-        *method = (struct rpc_method){
-            .path = strdup(from->path), .kind = from->kind, .id = from->id, .priority = from->priority};
+        *method =
+            (struct rpc_method){.path = strdup(from->path), .kind = from->kind, .id = from->id, .class = from->class};
         server->method_count++;
         method->registered = grpc_server_register_method(
             server->grpc, method->path, NULL,
@@ -174,7 +181,7 @@ static enum mu_status bind_port(struct mu_rpc_server *server, struct mu_error *e
         return status;
     char target[MU_RPC_TARGET_SIZE];
     mu_rpc_address_format(&server->address, target);
-    grpc_server_credentials *credentials = mu_rpc_server_credentials(server->tls);
+    grpc_server_credentials *credentials = mu_rpc_server_credentials(server->tls, server->config.takes_strangers);
     int port = grpc_server_add_http2_port(server->grpc, target, credentials);
     grpc_server_credentials_release(credentials);
     if (port == 0)
@@ -182,7 +189,7 @@ static enum mu_status bind_port(struct mu_rpc_server *server, struct mu_error *e
     if (server->address.kind != MU_RPC_ADDRESS_UNIX)
         server->address.port = (uint16_t)port;
     mu_rpc_address_format(&server->address, server->address_text);
-    return MU_OK;
+    return mu_rpc_gate_open(&server->address, server->config.max_connections_per_host, &server->gate, err);
 }
 
 static enum mu_status start_pollers(struct mu_rpc_server *server, struct mu_error *err)
@@ -210,7 +217,7 @@ enum mu_status mu_rpc_server_new(const struct mu_rpc_server_config *config, stru
         return mu_fail(err, MU_ERR_NO_MEMORY, "server: out of memory");
     server->config = *config;
     server->config.listen = NULL;
-    if (mu_rpc_tls_wanted(&config->tls) && (status = mu_rpc_tls_new(&config->tls, err, &server->tls)) != MU_OK) {
+    if (mu_rpc_tls_wanted(&config->tls) && (status = mu_rpc_tls_new(&config->tls, false, err, &server->tls)) != MU_OK) {
         free(server);
         return status;
     }
@@ -220,8 +227,9 @@ enum mu_status mu_rpc_server_new(const struct mu_rpc_server_config *config, stru
     server->open_mark.key = grpc_slice_from_static_string(MU_RPC_OPEN_MARK);
     server->open_mark.value = grpc_slice_from_static_string("1");
     mu_rpc_inbox_init(&server->inbox);
-    mu_rpc_list_init(&server->batch.done);
-    mu_rpc_list_init(&server->batch.posted);
+    mu_rpc_batch_init(&server->batch);
+    server->peers = mu_rpc_peers_new(config->max_calls_per_peer, config->max_questions_per_second);
+    MU_ASSERT(server->peers);
 
     mu_rpc_runtime_acquire();
     server->grpc = create_grpc(config);
@@ -255,6 +263,13 @@ uint16_t mu_rpc_server_port(const struct mu_rpc_server *server)
 const char *mu_rpc_server_address(const struct mu_rpc_server *server)
 {
     return server->address_text;
+}
+
+struct mu_rpc_refusals mu_rpc_server_refusals(struct mu_rpc_server *server)
+{
+    struct mu_rpc_refusals refusals = server->refusals;
+    mu_rpc_gate_refusals(server->gate, &refusals);
+    return refusals;
 }
 
 size_t mu_rpc_server_call_count(const struct mu_rpc_server *server)
@@ -334,11 +349,27 @@ static bool step_op(struct mu_rpc_server *server, struct rpc_op *op, struct mu_r
     return false;
 }
 
+/* Urgent ones first, also those that came since the batch was taken; but a stream of them does not keep the rest out
+ * for ever. NULL: none waits. */
+static struct mu_rpc_item *pop_done(struct mu_rpc_server *server)
+{
+    struct mu_rpc_batch *batch = &server->batch;
+    if (!batch->urgent.first && atomic_load(&server->inbox.has_urgent))
+        mu_rpc_inbox_take(&server->inbox, 0, batch);
+    bool others_wait = batch->done.first || batch->posted.first;
+    if (batch->urgent.first && (server->urgent_run < URGENT_RUN_MAX || !others_wait)) {
+        server->urgent_run++;
+        return mu_rpc_list_pop(&batch->urgent);
+    }
+    server->urgent_run = 0;
+    return batch->posted.first ? NULL : mu_rpc_list_pop(&batch->done);
+}
+
 /* The next event of what was taken already; false when the batch is used up. */
 static bool next_of_batch(struct mu_rpc_server *server, struct mu_rpc_event *ret_event)
 {
     struct mu_rpc_item *item;
-    while ((item = mu_rpc_list_pop(&server->batch.done)) != NULL) {
+    while ((item = pop_done(server)) != NULL) {
         struct rpc_op *op = (struct rpc_op *)((char *)item - offsetof(struct rpc_op, node));
         if (step_op(server, op, ret_event))
             return true;
@@ -436,6 +467,8 @@ void mu_rpc_server_free(struct mu_rpc_server *server)
     for (unsigned i = 0; i < server->config.pollers; i++)
         grpc_completion_queue_destroy(server->pollers[i].cq);
     mu_rpc_runtime_release();
+    mu_rpc_gate_close(server->gate);
+    mu_rpc_peers_free(server->peers);
     mu_rpc_tls_free(server->tls);
     for (size_t i = 0; i < server->method_count; i++)
         free(server->methods[i].path);

@@ -47,17 +47,26 @@ struct mu_rpc_call;
 
 enum mu_rpc_kind { MU_RPC_UNARY, MU_RPC_SERVER_STREAM, MU_RPC_BIDI_STREAM };
 
+/* Who must not keep out whom. What happens to PRIORITY calls is told before anything else that waits; they count
+ * against max_priority_calls, all others against max_calls and max_calls_per_peer. */
+enum mu_rpc_class {
+    MU_RPC_QUESTION, /* one client may make so many a second: max_questions_per_second */
+    MU_RPC_PRIORITY,
+    MU_RPC_CHANGE, /* never refused because its client asks much */
+};
+
 struct mu_rpc_method {
     const char *path; /* "/muster.v1.Session/Attach" */
     enum mu_rpc_kind kind;
-    int id;        /* comes back in every event of its calls */
-    bool priority; /* counts against max_priority_calls, not max_calls: ordinary calls never keep it out */
+    int id; /* comes back in every event of its calls */
+    enum mu_rpc_class class;
 };
 
 /* Start from mu_rpc_server_config_default(). Strings and the table are copied. */
 struct mu_rpc_server_config {
     const char *listen;          /* "host:port" (port 0: any free one), "[::1]:7070", "unix:/path" */
     struct mu_rpc_tls_files tls; /* set: only clients with a certificate of that CA */
+    bool takes_strangers;        /* and such without: what they may call is up to the owner */
     const struct mu_rpc_method *methods;
     size_t method_count;
     unsigned pollers;          /* completion queues, each with its thread; 1..MU_RPC_POLLERS_MAX */
@@ -65,15 +74,19 @@ struct mu_rpc_server_config {
     size_t max_memory_bytes;   /* of the core, for all connections; beyond, it resets streams until there is room */
     size_t max_metadata_bytes; /* of the headers of one call */
     unsigned max_streams_per_connection; /* more wait in the client */
-    size_t max_calls;                    /* open calls of ordinary methods; beyond: RESOURCE_EXHAUSTED at once */
-    size_t max_priority_calls;           /* open calls of priority methods, likewise */
-    size_t max_send_queue_bytes;         /* per stream */
-    size_t max_send_queue_messages;      /* per stream */
-    unsigned keepalive_time_ms;          /* HTTP/2 ping on a connection that is silent for so long, calls or not */
-    unsigned keepalive_timeout_ms;       /* and dead if it is not answered within */
-    unsigned min_client_ping_ms;         /* clients may ping this often; one that does so faster is disconnected */
-    unsigned max_connection_idle_ms;     /* a connection without calls is closed after this; 0: never */
-    unsigned linger_ms;                  /* a finished call whose peer does not take the rest is cut off after this */
+    size_t max_calls;                    /* open calls but those of PRIORITY; beyond: RESOURCE_EXHAUSTED at once */
+    size_t max_priority_calls;           /* open calls of PRIORITY methods, likewise */
+    /* Of one client: the identity of its certificate; without one, the host that it calls from. 0: no limit. */
+    size_t max_calls_per_peer;         /* open calls but those of PRIORITY, likewise */
+    unsigned max_questions_per_second; /* QUESTION calls, and messages on their streams; more are RESOURCE_EXHAUSTED */
+    unsigned max_connections_per_host; /* more are closed at once (of IPv6 a /64 is one host; not for Unix sockets) */
+    size_t max_send_queue_bytes;       /* per stream */
+    size_t max_send_queue_messages;    /* per stream */
+    unsigned keepalive_time_ms;        /* HTTP/2 ping on a connection that is silent for so long, calls or not */
+    unsigned keepalive_timeout_ms;     /* and dead if it is not answered within */
+    unsigned min_client_ping_ms;       /* clients may ping this often; one that does so faster is disconnected */
+    unsigned max_connection_idle_ms;   /* a connection without calls is closed after this; 0: never */
+    unsigned linger_ms;                /* a finished call whose peer does not take the rest is cut off after this */
 };
 
 enum { MU_RPC_POLLERS_MAX = 16, MU_RPC_METHODS_MAX = 128 };
@@ -145,6 +158,16 @@ enum mu_status mu_rpc_server_refresh_tls(struct mu_rpc_server *server, bool *ret
 size_t mu_rpc_server_cut(struct mu_rpc_server *server, bool (*is_cut)(void *ctx, const char *identity), void *ctx,
                          const char *text);
 
+/* What was not taken so far because a limit was reached, apart from single messages. */
+struct mu_rpc_refusals {
+    uint64_t connections_of_peer;      /* over max_connections_per_host */
+    uint64_t connections_without_file; /* the process may open no further files */
+    uint64_t calls, calls_of_peer, questions_of_peer;
+    char last_host[48]; /* with too many connections; "": none yet */
+    bool is_stuck;      /* clients may wait for a descriptor and are not looked at before another one comes */
+};
+struct mu_rpc_refusals mu_rpc_server_refusals(struct mu_rpc_server *server);
+
 /* Open calls: accepted and not ended, or ended and not yet delivered to the peer. */
 size_t mu_rpc_server_call_count(const struct mu_rpc_server *server);
 
@@ -183,6 +206,8 @@ const char *mu_rpc_call_peer(struct mu_rpc_call *call);
 /* Who the certificate of the peer names: the first SAN that is a URI "muster://...", else the first DNS name as
  * "dns:host". "" without TLS, or when it has neither. Lives as long as the handle. */
 const char *mu_rpc_call_identity(struct mu_rpc_call *call);
+/* Whether the peer has shown a certificate of the CA; false without TLS. */
+bool mu_rpc_call_has_certificate(const struct mu_rpc_call *call);
 /* The monotonic microsecond at which the peer gives up; UINT64_MAX: never. */
 uint64_t mu_rpc_call_deadline_us(const struct mu_rpc_call *call);
 /* The first header named `key` (lower case) of the call; false when it has none. Not terminated; lives as long as the

@@ -6,7 +6,9 @@
 #include <grpc/grpc.h>
 
 #include "rpc/address.h"
+#include "rpc/gate.h"
 #include "rpc/inbox.h"
+#include "rpc/peers.h"
 #include "rpc/runtime.h"
 #include "rpc/sendq.h"
 #include "rpc/server.h"
@@ -32,7 +34,7 @@ struct rpc_method {
     char *path;
     enum mu_rpc_kind kind;
     int id;
-    bool priority;
+    enum mu_rpc_class class;
     void *registered;
 };
 
@@ -70,6 +72,7 @@ struct mu_rpc_call {
     struct mu_rpc_sendq queue;
     void *user;
     char *peer, *identity;
+    struct mu_rpc_peer *client;                    /* counted there; NULL: PRIORITY, or not admitted */
     struct mu_rpc_call *prev, *next;               /* all calls of the server */
     struct mu_rpc_call *linger_prev, *linger_next; /* ended calls, oldest first */
     uint64_t linger_until_us;                      /* 0: not in that list */
@@ -89,8 +92,13 @@ struct mu_rpc_server {
     struct rpc_op shutdown;
     bool started, draining, shut_down, drained_told, freeing;
 
+    struct mu_rpc_gate *gate;
+    struct mu_rpc_peers *peers;
+    struct mu_rpc_refusals refusals; /* calls and questions */
+
     struct mu_rpc_inbox inbox;
     struct mu_rpc_batch batch; /* taken from the inbox, not yet worked through */
+    unsigned urgent_run;       /* urgent operations since something else was worked on */
     grpc_slice payload;        /* of the last event */
 
     struct mu_rpc_call *calls;

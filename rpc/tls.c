@@ -27,6 +27,7 @@ struct pems {
 
 struct mu_rpc_tls {
     char *paths[FILE_COUNT];         /* ca, cert, key */
+    int file_count;                  /* a stranger has the first one only */
     pthread_mutex_t lock;            /* everything below */
     struct stamp stamps[FILE_COUNT]; /* of what was read last, good or not */
     struct pems pems;                /* the last good ones */
@@ -111,15 +112,13 @@ static int no_password(char *buffer, int size, int is_write, void *ctx)
 }
 
 /* The library underneath says nothing of what is wrong with them, so all of it is looked at here. */
-static enum mu_status judge(const struct mu_rpc_tls *tls, const struct pems *pems, struct mu_error *err)
+static enum mu_status judge_own(const struct mu_rpc_tls *tls, const struct pems *pems, struct mu_error *err)
 {
     BIO *bio = BIO_new_mem_buf(pems->key, -1);
     EVP_PKEY *key = bio ? PEM_read_bio_PrivateKey(bio, NULL, no_password, NULL) : NULL;
-    X509 *cert = parse_cert(pems->cert), *ca = parse_cert(pems->ca);
+    X509 *cert = parse_cert(pems->cert);
     enum mu_status status = MU_OK;
-    if (!ca)
-        status = mu_fail(err, MU_ERR_INVALID, "TLS: '%s' holds no PEM certificate of a CA", tls->paths[0]);
-    else if (!cert)
+    if (!cert)
         status = mu_fail(err, MU_ERR_INVALID, "TLS: '%s' holds no PEM certificate", tls->paths[1]);
     else if (!key)
         status =
@@ -130,7 +129,6 @@ static enum mu_status judge(const struct mu_rpc_tls *tls, const struct pems *pem
     else if (X509_cmp_current_time(X509_get0_notAfter(cert)) <= 0)
         status = mu_fail(err, MU_ERR_INVALID,
                          "TLS: the certificate '%s' has expired: issue a new one (muster cert issue)", tls->paths[1]);
-    X509_free(ca);
     X509_free(cert);
     EVP_PKEY_free(key);
     BIO_free(bio);
@@ -138,16 +136,28 @@ static enum mu_status judge(const struct mu_rpc_tls *tls, const struct pems *pem
     return status;
 }
 
+static enum mu_status judge(const struct mu_rpc_tls *tls, const struct pems *pems, struct mu_error *err)
+{
+    X509 *ca = parse_cert(pems->ca);
+    bool has_ca = ca != NULL;
+    X509_free(ca);
+    ERR_clear_error();
+    if (!has_ca)
+        return mu_fail(err, MU_ERR_INVALID, "TLS: '%s' holds no PEM certificate of a CA", tls->paths[0]);
+    return tls->file_count == FILE_COUNT ? judge_own(tls, pems, err) : MU_OK;
+}
+
 /* Under the lock. */
 static enum mu_status load(struct mu_rpc_tls *tls, struct mu_error *err)
 {
     struct pems pems = {0};
-    for (int i = 0; i < FILE_COUNT; i++)
-        look(tls->paths[i], &tls->stamps[i]);
+    char **const into[FILE_COUNT] = {&pems.ca, &pems.cert, &pems.key};
     enum mu_status status = MU_OK;
-    if ((status = read_file(tls->paths[0], false, &pems.ca, err)) ||
-        (status = read_file(tls->paths[1], false, &pems.cert, err)) ||
-        (status = read_file(tls->paths[2], true, &pems.key, err)) || (status = judge(tls, &pems, err))) {
+    for (int i = 0; i < tls->file_count; i++)
+        look(tls->paths[i], &tls->stamps[i]);
+    for (int i = 0; i < tls->file_count && status == MU_OK; i++)
+        status = read_file(tls->paths[i], into[i] == &pems.key, into[i], err);
+    if (status || (status = judge(tls, &pems, err))) {
         free_pems(&pems);
         return status;
     }
@@ -159,9 +169,10 @@ static enum mu_status load(struct mu_rpc_tls *tls, struct mu_error *err)
 
 /* ---- life ---- */
 
-enum mu_status mu_rpc_tls_new(const struct mu_rpc_tls_files *files, struct mu_error *err, struct mu_rpc_tls **ret_tls)
+enum mu_status mu_rpc_tls_new(const struct mu_rpc_tls_files *files, bool is_stranger, struct mu_error *err,
+                              struct mu_rpc_tls **ret_tls)
 {
-    if (!files->ca || !files->cert || !files->key)
+    if (!files->ca || (!is_stranger && (!files->cert || !files->key)))
         return mu_fail(err, MU_ERR_INVALID,
                        "TLS: the %s is missing: a CA, a certificate and its key are needed together",
                        !files->ca     ? "CA"
@@ -172,7 +183,8 @@ enum mu_status mu_rpc_tls_new(const struct mu_rpc_tls_files *files, struct mu_er
         return mu_fail(err, MU_ERR_NO_MEMORY, "TLS: out of memory");
     pthread_mutex_init(&tls->lock, NULL);
     const char *const paths[FILE_COUNT] = {files->ca, files->cert, files->key};
-    for (int i = 0; i < FILE_COUNT; i++) {
+    tls->file_count = is_stranger ? 1 : FILE_COUNT;
+    for (int i = 0; i < tls->file_count; i++) {
         tls->paths[i] = strdup(paths[i]);
         MU_ASSERT(tls->paths[i]);
     }
@@ -209,7 +221,7 @@ enum mu_status mu_rpc_tls_refresh(struct mu_rpc_tls *tls, bool *ret_changed, str
     enum mu_status status = MU_OK;
     *ret_changed = false;
     pthread_mutex_lock(&tls->lock);
-    for (int i = 0; i < FILE_COUNT; i++) {
+    for (int i = 0; i < tls->file_count; i++) {
         struct stamp now;
         look(tls->paths[i], &now);
         *ret_changed = *ret_changed || !is_same(&now, &tls->stamps[i]);
@@ -238,18 +250,21 @@ static grpc_ssl_certificate_config_reload_status fetch(void *user, grpc_ssl_serv
     return status;
 }
 
-grpc_server_credentials *mu_rpc_tls_server_credentials(struct mu_rpc_tls *tls)
+grpc_server_credentials *mu_rpc_tls_server_credentials(struct mu_rpc_tls *tls, bool takes_strangers)
 {
     return grpc_ssl_server_credentials_create_with_options(
         grpc_ssl_server_credentials_create_options_using_config_fetcher(
-            GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY, fetch, tls));
+            takes_strangers ? GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_AND_VERIFY
+                            : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY,
+            fetch, tls));
 }
 
 grpc_channel_credentials *mu_rpc_tls_channel_credentials(struct mu_rpc_tls *tls)
 {
     pthread_mutex_lock(&tls->lock);
     grpc_ssl_pem_key_cert_pair pair = {tls->pems.key, tls->pems.cert};
-    grpc_channel_credentials *credentials = grpc_ssl_credentials_create_ex(tls->pems.ca, &pair, NULL, NULL);
+    grpc_channel_credentials *credentials =
+        grpc_ssl_credentials_create_ex(tls->pems.ca, tls->file_count == FILE_COUNT ? &pair : NULL, NULL, NULL);
     pthread_mutex_unlock(&tls->lock);
     return credentials;
 }

@@ -27,6 +27,7 @@ enum {
 struct mu_agent_config {
     const char *coordinator;     /* "host:port", "[::1]:port", "unix:/path" */
     struct mu_rpc_tls_files tls; /* none set: plaintext */
+    const char *join_token_file; /* worker/join.h; NULL: none */
     const char *job;
     const char *name;                           /* NULL: the coordinator chooses one */
     const char *data_addr, *host_id, *unix_dir; /* NULL: defaults of worker/comm.h */

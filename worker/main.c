@@ -9,6 +9,7 @@
 #include "plan/session.h"
 #include "proto/wire.h"
 #include "worker/agent.h"
+#include "worker/join.h"
 
 enum { GIVE_UP_MAX_S = 7 * 24 * 3600, MILLISECONDS_MAX = 3600 * 1000 };
 
@@ -23,6 +24,9 @@ static const char help[] =
     "127.0.0.1:7070)\n"
     "  --tls-ca FILE, --tls-cert FILE, --tls-key FILE\n"
     "                        mutual TLS with musterd (default: $MUSTER_TLS_CA, $MUSTER_TLS_CERT, $MUSTER_TLS_KEY)\n"
+    "  --join-token-file FILE  a worker without a certificate gets one for the token in FILE (or in "
+    "$MUSTER_JOIN_TOKEN; see\n"
+    "                        muster token), and writes it to --tls-cert and --tls-key\n"
     "  --name NAME           this worker's name: a-z 0-9 . _ - (default: chosen by the coordinator)\n"
     "  --threads N           compute threads (default: CPUs of the affinity mask)\n"
     "  --data-addr ADDR      address on which peers reach this worker, with or without port (default: the one that "
@@ -62,6 +66,7 @@ enum option_id {
     OPT_TLS_CA,
     OPT_TLS_CERT,
     OPT_TLS_KEY,
+    OPT_JOIN_TOKEN,
     OPT_LOG_LEVEL,
     OPT_VERSION,
     OPT_HELP
@@ -84,6 +89,7 @@ static const struct option options[] = {
     {"tls-ca", required_argument, NULL, OPT_TLS_CA},
     {"tls-cert", required_argument, NULL, OPT_TLS_CERT},
     {"tls-key", required_argument, NULL, OPT_TLS_KEY},
+    {"join-token-file", required_argument, NULL, OPT_JOIN_TOKEN},
     {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
     {"version", no_argument, NULL, OPT_VERSION},
     {"help", no_argument, NULL, OPT_HELP},
@@ -179,6 +185,9 @@ static bool take_option(int id, const char *text, struct mu_agent_config *config
     case OPT_TLS_KEY:
         config->tls.key = text;
         return true;
+    case OPT_JOIN_TOKEN:
+        config->join_token_file = text;
+        return true;
     case OPT_LOG_LEVEL:
         return parse_level(text, level);
     case OPT_VERSION:
@@ -193,6 +202,24 @@ static bool take_option(int id, const char *text, struct mu_agent_config *config
         fputs("Try 'muster-worker --help'.\n", stderr);
         return false;
     }
+}
+
+/* A worker that has a token and no certificate gets one first. False: the exit code is in *ret_code. */
+static bool join(const struct mu_agent_config *config, int *ret_code)
+{
+    struct mu_error err = {0};
+    const struct mu_join_config from = {.coordinator = config->coordinator,
+                                        .tls = config->tls,
+                                        .token_file = config->join_token_file,
+                                        .name = config->name,
+                                        .give_up_ms = config->give_up_ms};
+    enum mu_status status = mu_join(&from, &err);
+    if (status == MU_OK)
+        return true;
+    MU_LOGE("cannot join: %s", err.text);
+    *ret_code =
+        status == MU_ERR_UNAVAILABLE || status == MU_ERR_TIMEOUT ? MU_AGENT_EXIT_CANNOT_CONNECT : MU_AGENT_EXIT_FAILURE;
+    return false;
 }
 
 int main(int argc, char **argv)
@@ -220,5 +247,5 @@ int main(int argc, char **argv)
         return MU_AGENT_EXIT_USAGE;
     }
     mu_log_init("worker", level);
-    return mu_agent_run(&config);
+    return join(&config, &code) ? mu_agent_run(&config) : code;
 }

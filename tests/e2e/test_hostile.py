@@ -17,6 +17,7 @@ import time
 
 import grpc
 import harness
+import test_security
 from harness import (BUILD, ROOT, SLOW, Cluster, Failure, api, check, connect, main, needs_mounts, pb, reference, refused_worker, rpc_error, run,
                      tiny_job)
 
@@ -267,7 +268,7 @@ def test_idle_connections_and_streams_disturb_nobody():
     if hard < count + 1000:
         raise Failure(f"only {hard} open files are allowed, {count + 1000} are needed: ulimit -n")
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=CALM)
+        cluster.start_coordinator(flags=[*CALM, "--connections-per-host", "0"])
         address = tuple(cluster.address.rsplit(":", 1))
         idle = [socket.create_connection(address, timeout=30 * SLOW) for _ in range(count)]
         channels = [connect(cluster.address) for _ in range(5)]
@@ -313,6 +314,10 @@ def test_a_slow_watcher_is_cut_off_and_told_where_to_resume():
                                      response_deserializer=api.WatchEventsResponse.FromString)
         slow = watch(api.WatchEventsRequest(follow=True), timeout=120 * SLOW)
         first = next(slow).event.number  # it is current, and reads no further
+        deaf = [watch(api.WatchEventsRequest(follow=True), timeout=120 * SLOW) for _ in range(100)]  # nor do these
+        for stream in deaf:
+            next(stream)
+        small = resident_kib(cluster.coordinator)
         name, host = "n" * 58, "h" * 63
         with connect(cluster.address) as other:
             for turn in range(0, 2400, 20):
@@ -321,6 +326,10 @@ def test_a_slow_watcher_is_cut_off_and_told_where_to_resume():
                     check(stream.hear().HasField("welcome"), "not welcome")
                     stream.close()
         cluster.wait_event(lambda e: e.number > 4000, limit_s=60)
+        grown = resident_kib(cluster.coordinator) - small
+        check(grown < 96 << 10, f"the coordinator grew by {grown} KiB")
+        for stream in deaf:
+            stream.cancel()
         last, code, text = first, grpc.StatusCode.OK, ""
         try:
             for response in slow:
@@ -336,6 +345,73 @@ def test_a_slow_watcher_is_cut_off_and_told_where_to_resume():
         check(next(watch(api.WatchEventsRequest(after_event=again))).event.number == again + 1, "the number given works")
         run(cluster, "events", "--after", str(last), code=1, fragments=["no longer kept", str(last + 1)])
         channel.close()
+
+
+def processor_s(process):
+    """Of all its threads, so far."""
+    with open(f"/proc/{process.pid}/stat") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_who_asks_too_often_is_refused_and_disturbs_nobody():
+    def flood(cluster, credentials, stop, codes):
+        with connect(cluster.address, credentials) as channel:
+            stub = channel.unary_unary("/muster.v1.MusterService/ListWorkers")
+            while not stop.is_set():
+                calls = [stub.future(b"", timeout=60 * SLOW) for _ in range(50)]
+                for call in calls:
+                    codes.append((call.code(), call.details()))
+
+    with test_security.SecureCluster() as cluster:
+        cluster.start(flags=[*CALM, "--questions-per-second", "100"])
+        stop, codes = threading.Event(), []
+        threads = [threading.Thread(target=flood, args=(cluster, cluster.credentials_of("viewer/x"), stop, codes)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            cluster.wait_until(lambda: any(code == grpc.StatusCode.RESOURCE_EXHAUSTED for code, _ in codes), 30, "nobody is refused")
+            cluster.submit(tiny_job(cluster, steps=STEPS, checkpoint_every=0))
+            for _ in range(2):
+                cluster.worker()
+            undisturbed_end(cluster, steps=STEPS)  # asked by another client, which is answered
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+        check({code for code, _ in codes} == {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED}, f"{set(codes)}")
+        text = next(text for code, text in codes if code == grpc.StatusCode.RESOURCE_EXHAUSTED)
+        check(text.startswith("muster://viewer/x asks more than 100 times a second"), text)
+
+
+def test_without_file_descriptors_the_coordinator_goes_on_and_recovers():
+    with Cluster() as cluster:
+        running_job(cluster, workers=2, steps=1000000)
+        pid = cluster.coordinator.pid
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        address = tuple(cluster.address.rsplit(":", 1))
+        steps = cluster.job().steps_done
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (max(int(fd) for fd in os.listdir(f"/proc/{pid}/fd")) + 2, before[1]))
+        start, used = time.monotonic(), processor_s(cluster.coordinator)
+        for _ in range(300):
+            with socket.create_connection(address, timeout=30 * SLOW) as raw, contextlib.suppress(ConnectionResetError):
+                check(raw.recv(1) == b"", "a connection was taken for which there is no descriptor")
+        waiting = [socket.create_connection(address, timeout=30 * SLOW) for _ in range(100)]
+        for raw in waiting:  # each is told at once: none hangs
+            with contextlib.suppress(ConnectionResetError):
+                check(raw.recv(1) == b"", "a connection was taken for which there is no descriptor")
+            raw.close()
+        time.sleep(1)
+        used, wall = processor_s(cluster.coordinator) - used, time.monotonic() - start
+        check(used < 0.6 * wall, f"the coordinator used {used:.2f} s of {wall:.2f} s: a busy loop")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        cluster.retry(cluster.job, limit_s=5)
+        cluster.wait_step(steps + 1)
+        cluster.start_worker()
+        cluster.wait_event(lambda e: e.kind == "worker_attached" and "w2" in e.text)
+        check(cluster.coordinator.alive() and cluster.job().workers_lost == 0, "the coordinator did not go on")
+        cluster.cancel()
+        cluster.wait_over()
 
 
 if __name__ == "__main__":

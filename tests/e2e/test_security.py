@@ -4,14 +4,18 @@ in one line; certificates are replaced without a restart; each role may do what 
 
     test_security.py [TEST...]"""
 
+import glob
 import os
+import re
 import stat
 import subprocess
 import time
 
 import grpc
 
-from harness import BUILD, FAST, Cluster, Process, api, check, connect, log_of, main, reference, rpc_error, run, tiny_job
+from harness import BUILD, FAST, ROOT, Cluster, Process, api, check, connect, log_of, main, reference, rpc_error, run, tiny_job
+
+from muster.v1 import token_pb2 as tokens
 
 STEPS = 30
 MUSTER = os.path.join(BUILD, "cli/muster")
@@ -43,9 +47,9 @@ class SecureCluster(Cluster):
         ca, own, key = (open(path, "rb").read() for path in self.paths(identity, pki))
         return grpc.ssl_channel_credentials(open(self.paths(identity)[0], "rb").read() if pki else ca, key, own)
 
-    def start(self):
+    def start(self, flags=FAST):
         open(self.deny, "a").close()
-        self.start_coordinator(flags=[*FAST, *self.flags("coordinator/c"), "--tls-deny", self.deny])
+        self.start_coordinator(flags=[*flags, *self.flags("coordinator/c"), "--tls-deny", self.deny])
 
     def worker(self, identity="worker/x", **more):
         return self.start_worker(flags=self.flags(identity), **more)
@@ -169,6 +173,8 @@ def test_roles():
                 check((code != grpc.StatusCode.PERMISSION_DENIED) == may, f"{role} calls {method}: {code} {text}")
                 check(may or text == f"muster://{role}/x has the role {role}; {method} needs the role {needed}", f"{role} calls {method}: {text}")
         run(cluster, *cluster.flags("viewer/x"), "drain", "w", "--reason", "r", code=6, fragments=["muster://viewer/x has the role viewer", "needs the role operator"])
+        for role in rank:
+            run(cluster, *cluster.flags(f"{role}/x"), "token", "ls", code=5 if role == "admin" else 6)  # this one has no --ca-key
         worker = cluster.worker("admin/x")
         cluster.wait_until(lambda: "Attach needs the role worker" in log_of(worker), 5, "an admin may attach, or is not told")
 
@@ -178,7 +184,7 @@ def test_the_denied_are_cut_off():
         cluster.issue("worker/bad")
         cluster.start()
         cluster.submit(tiny_job(cluster, steps=100000))
-        cluster.worker(name="w-good")
+        cluster.worker(name="x-good")
         cluster.worker("worker/bad", name="bad")
         cluster.wait_event(lambda e: e.kind == "worker_attached" and "bad" in e.text)
         with connect(cluster.address, cluster.credentials_of("viewer/x")) as channel:
@@ -196,7 +202,7 @@ def test_the_denied_are_cut_off():
         with open(cluster.deny, "w") as file:
             file.write("worker/x\n")
         cluster.reload_seen("the former list stays in force")
-        check("w-good" in [w.name for w in cluster.list_workers("tiny")], "the other worker is gone")
+        check("x-good" in [w.name for w in cluster.list_workers("tiny")], "the other worker is gone")
 
 
 def test_listening_in_the_open_needs_tls_or_consent():
@@ -216,6 +222,183 @@ def test_listening_in_the_open_needs_tls_or_consent():
             check(("without encryption" in log_of(process)) == (name == "insecure"), log_of(process))
 
 
+# ---- join tokens ----
+
+
+class JoinCluster(SecureCluster):
+    def start(self, flags=FAST):
+        super().start(flags=[*flags, "--ca-key", os.path.join(self.pki, "ca.key")])
+
+    def token(self, *args):
+        """A new one, and the file that it is in."""
+        text = run(self, *self.flags("admin/x"), "token", "create", *args, code=0).strip()
+        path = os.path.join(self.dir, "token-" + text[7:23])
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            file.write(text + "\n")
+        return text, path
+
+    def joiner(self, name, path, job="tiny"):
+        """A worker that has nothing but the CA's certificate and a token."""
+        own = os.path.join(self.dir, name)
+        return self.start_worker(job, name=name, flags=["--tls-ca", os.path.join(self.pki, "ca.crt"), "--tls-cert", own + ".crt", "--tls-key", own + ".key",
+                                                        "--join-token-file", path, "--give-up-after", "20"])
+
+    def refused(self, name, path, *fragments):
+        worker = self.joiner(name, path)
+        check(worker.wait() == 1, f"{name} ended with {worker.popen.returncode}: {log_of(worker)}")
+        for fragment in (*fragments, "cannot join"):
+            check(fragment in log_of(worker), f"'{fragment}' is missing: {log_of(worker)}")
+        check(not os.path.exists(os.path.join(self.dir, name + ".crt")) and not os.path.exists(os.path.join(self.dir, name + ".key")), "something was written")
+
+    def ask(self, token, request, worker="w"):
+        """Join by hand, without a certificate."""
+        with open(os.path.join(self.pki, "ca.crt"), "rb") as ca, connect(self.address, grpc.ssl_channel_credentials(ca.read())) as channel:
+            stub = channel.unary_unary("/muster.v1.TokenService/Join", request_serializer=lambda m: m.SerializeToString(),
+                                       response_deserializer=tokens.JoinResponse.FromString)
+            return stub(tokens.JoinRequest(token=token, worker=worker, certificate_request=request), timeout=10)
+
+
+def request_of(cluster, name, *args):
+    """A PKCS #10 request (DER) as OpenSSL makes it, and its key's file."""
+    key, out = os.path.join(cluster.dir, name + ".pem"), os.path.join(cluster.dir, name + ".der")
+    subprocess.run(["openssl", "req", "-new", "-nodes", "-keyout", key, "-outform", "DER", "-out", out, "-subj", "/CN=admin", *args], check=True, capture_output=True)
+    return open(out, "rb").read()
+
+
+P256 = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+
+
+def test_a_token_makes_a_worker_once():
+    with JoinCluster() as cluster:
+        cluster.start()
+        cluster.submit(tiny_job(cluster, steps=STEPS))
+        text, path = cluster.token()
+        worker = cluster.joiner("h1", path)
+        check(cluster.wait_finished() == reference(steps=STEPS), "the weights differ")
+        check(worker.wait() == 0, log_of(worker))
+        check(stat.S_IMODE(os.stat(os.path.join(cluster.dir, "h1.key")).st_mode) == 0o600, "the key can be read by others")
+        shown = subprocess.run(["openssl", "x509", "-in", os.path.join(cluster.dir, "h1.crt"), "-noout", "-ext", "subjectAltName,extendedKeyUsage"],
+                               capture_output=True, text=True, check=True).stdout
+        check("URI:muster://worker/h1\n" in shown and "Client" in shown and "Server" not in shown, shown)
+        cluster.refused("h2", path, "was used already, by the worker 'h1'")
+        cluster.submit(tiny_job(cluster, name="again", steps=5))
+        second = cluster.joiner("h1", path, job="again")  # it has its certificate: the token does not matter
+        check(second.wait() == 0 and "joined" not in log_of(second), log_of(second))
+        secret = text.rsplit(".", 1)[1]
+        for name in glob.glob(os.path.join(cluster.dir, "**"), recursive=True):
+            if os.path.isfile(name) and name != path:
+                with open(name, "rb") as file:
+                    content = file.read()
+                check(secret.encode() not in content and bytes.fromhex(secret) not in content, f"the token is in {name}")
+        check(all(secret not in event.text for event in cluster.events), "the token is in an event")
+        listed = run(cluster, *cluster.flags("admin/x"), "token", "ls", code=0)
+        check(text[7:23] in listed and "h1" in listed and secret not in listed, listed)
+
+
+def test_tokens_that_are_not_good_are_refused_and_outlive_the_coordinator():
+    with JoinCluster() as cluster:
+        cluster.issue("worker/thief")
+        cluster.start()
+        cluster.submit(tiny_job(cluster, steps=STEPS))
+        request = request_of(cluster, "one", *P256)
+        used, _ = cluster.token()
+        identity = cluster.ask(used, request, "first").identity
+        check(identity == "muster://worker/first", identity)
+        over, over_path = cluster.token("--valid", "1s")
+        revoked, revoked_path = cluster.token()
+        named, named_path = cluster.token("--worker", "h7")
+        many, many_path = cluster.token("--reusable", "--valid", "2d")
+        fresh, fresh_path = cluster.token()
+        run(cluster, *cluster.flags("admin/x"), "token", "revoke", revoked[7:23], code=0)
+        run(cluster, *cluster.flags("admin/x"), "token", "revoke", revoked[7:23], code=4, fragments=["there is no join token"])
+        time.sleep(1.1)
+        cluster.coordinator.kill()
+        cluster.coordinator.wait()
+        cluster.start()
+        again = cluster.ask(used, request, "first")  # the answer may have been lost: the same key is answered again
+        check(again.identity == identity, again.identity)
+        for name in ("second", "first"):
+            code, message = rpc_error(lambda: cluster.ask(used, request_of(cluster, "two", *P256), name))
+            check(code == grpc.StatusCode.PERMISSION_DENIED and "used already" in message, f"{name}: {code} {message}")
+        for text in (over, revoked):
+            code, message = rpc_error(lambda: cluster.ask(text, request))
+            check(code == grpc.StatusCode.PERMISSION_DENIED and ("is not one of this coordinator's" in message or "is over" in message), f"{code} {message}")
+        cluster.refused("h9", revoked_path, "is not one of this coordinator's")
+        cluster.refused("h8", named_path, "is for the worker 'h7', not for 'h8'")
+        for text in ("", "muster-", fresh[:-1], fresh[:-1] + ("0" if fresh[-1] != "0" else "1"), fresh + "0", fresh.replace("muster", "master"), "muster-" + "0" * 16 + fresh[23:],
+                     fresh[:24] + "g" * 64, "x" * 5000):
+            code, message = rpc_error(lambda: cluster.ask(text, request))
+            check(code == grpc.StatusCode.PERMISSION_DENIED and "is not one of this coordinator's" in message, f"{text}: {code} {message}")
+        with open(cluster.deny, "w") as file:
+            file.write("muster://worker/thief\n")
+        cluster.reload_seen("the list of denied identities was read again")
+        code, message = rpc_error(lambda: cluster.ask(fresh, request, "thief"))
+        check(code == grpc.StatusCode.PERMISSION_DENIED and "list of denied" in message, f"{code} {message}")
+        bad = {"garbage": b"0\x03abc", "nothing": b"", "of RSA": request_of(cluster, "rsa", "-newkey", "rsa:2048"), "cut off": request[:-5], "with more behind": request + b"x",
+               "of another curve": request_of(cluster, "p384", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-384"),
+               "not signed by its key": request[:-10] + bytes([request[-10] ^ 1]) + request[-9:]}
+        for what, wrong in bad.items():
+            code, message = rpc_error(lambda: cluster.ask(fresh, wrong))
+            check(code == grpc.StatusCode.INVALID_ARGUMENT and "certificate_request" in message, f"{what}: {code} {message}")
+        for wrong in ("", "W", "../x", "x" * 64):
+            code, message = rpc_error(lambda: cluster.ask(fresh, request, wrong))
+            check(code == grpc.StatusCode.INVALID_ARGUMENT and "worker" in message, f"worker '{wrong}': {code} {message}")
+        for name, path in (("h7", named_path), ("m1", many_path), ("m2", many_path), ("f1", fresh_path)):
+            cluster.joiner(name, path)
+            cluster.wait_until(lambda: os.path.exists(os.path.join(cluster.dir, name + ".crt")), 10, f"{name} got no certificate")
+        check(cluster.wait_finished() == reference(steps=STEPS), "the weights differ")
+        lines = run(cluster, *cluster.flags("admin/x"), "token", "ls", code=0).splitlines()
+        check(any(re.match(rf"{many[7:23]} +any +many .* 2 .* m2 ", line) for line in lines) and not any(over[7:23] in line for line in lines), f"{lines}")
+
+
+def test_strangers_may_join_and_nothing_else():
+    with JoinCluster() as cluster:
+        cluster.start()
+        with open(os.path.join(cluster.pki, "ca.crt"), "rb") as ca, connect(cluster.address, grpc.ssl_channel_credentials(ca.read())) as channel:
+            for name in os.listdir(os.path.join(ROOT, "proto/muster/v1")):
+                text = open(os.path.join(ROOT, "proto/muster/v1", name)).read()
+                for service, body in re.findall(r"^service (\w+) \{(.*?)^\}", text, re.M | re.S):
+                    for method in re.findall(r"rpc (\w+)\(", body):
+                        if (service, method) == ("TokenService", "Join"):
+                            continue
+                        code, message = rpc_error(lambda: list(channel.stream_stream(f"/muster.v1.{service}/{method}")(iter([b""]), timeout=10)))
+                        check(code == grpc.StatusCode.PERMISSION_DENIED and "no certificate was shown" in message, f"{service}.{method}: {code} {message}")
+            for method in ("grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch", "grpc.reflection.v1.ServerReflection/ServerReflectionInfo"):
+                code, message = rpc_error(lambda: list(channel.stream_stream("/" + method)(iter([b""]), timeout=10)))
+                check(code == grpc.StatusCode.PERMISSION_DENIED, f"{method}: {code} {message}")
+        other = os.path.join(cluster.dir, "other")
+        cert("ca", other)
+        cert("issue", other, "admin/x")
+        cluster.credentials = cluster.credentials_of("admin/x", other)
+        code, message = rpc_error(cluster.job)  # a certificate that is shown is verified, although none would do
+        check(code == grpc.StatusCode.UNAVAILABLE, f"{code} {message}")
+    with SecureCluster() as cluster:
+        cluster.start()
+        run(cluster, *cluster.flags("admin/x"), "token", "create", code=5, fragments=["without --ca-key"])
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        run(cluster, "token", "create", code=5, fragments=["without --ca-key"])
+        done = subprocess.run([os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen", "127.0.0.1:0", "--ca-key", "x"], capture_output=True, text=True, timeout=10)
+        check(done.returncode == 2 and "needs --tls-ca" in done.stderr, f"{done.returncode} {done.stderr}")
+
+
+def test_a_worker_has_the_name_of_its_certificate():
+    with SecureCluster() as cluster:
+        cluster.start()
+        cluster.submit(tiny_job(cluster, steps=1000000))
+        for name in ("y", "xy", "x1"):
+            worker = cluster.worker(name=name)
+            check(worker.wait() == 1 and f"muster://worker/x may attach as 'x' or 'x-...', not as '{name}'" in log_of(worker), log_of(worker))
+        for name in ("x", "x-1", "x.local", None):
+            cluster.worker(name=name)
+        cluster.wait_until(lambda: len(cluster.list_workers()) == 4, 20, "not all attach")
+        names = sorted(worker.name for worker in cluster.list_workers())
+        check({"x", "x-1", "x.local"} < set(names), f"{names}")
+        check(sum(bool(re.fullmatch("x-[0-9a-f]{6}", name)) for name in names) == 1, f"{names}")
+
+
 if __name__ == "__main__":
     main([test_trains_over_mutual_tls, test_keys_are_private, test_strangers_learn_why, test_a_certificate_serves_on_its_own_side_only, test_replaced_certificates_are_used, test_roles,
-          test_the_denied_are_cut_off, test_listening_in_the_open_needs_tls_or_consent])
+          test_the_denied_are_cut_off, test_listening_in_the_open_needs_tls_or_consent, test_a_token_makes_a_worker_once,
+          test_tokens_that_are_not_good_are_refused_and_outlive_the_coordinator, test_strangers_may_join_and_nothing_else,
+          test_a_worker_has_the_name_of_its_certificate])

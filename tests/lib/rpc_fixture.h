@@ -27,10 +27,14 @@
 enum { M_ECHO = 1, M_FAIL, M_HOLD, M_BIG, M_COUNT, M_FLOOD, M_BIDI, M_DEAF };
 
 static const struct mu_rpc_method fixture_methods[] = {
-    {"/t/Echo", MU_RPC_UNARY, M_ECHO, false},           {"/t/Fail", MU_RPC_UNARY, M_FAIL, false},
-    {"/t/Hold", MU_RPC_UNARY, M_HOLD, false},           {"/t/Big", MU_RPC_UNARY, M_BIG, false},
-    {"/t/Count", MU_RPC_SERVER_STREAM, M_COUNT, false}, {"/t/Flood", MU_RPC_SERVER_STREAM, M_FLOOD, false},
-    {"/t/Bidi", MU_RPC_BIDI_STREAM, M_BIDI, true},      {"/t/Deaf", MU_RPC_BIDI_STREAM, M_DEAF, false},
+    {"/t/Echo", MU_RPC_UNARY, M_ECHO, MU_RPC_QUESTION},
+    {"/t/Fail", MU_RPC_UNARY, M_FAIL, MU_RPC_CHANGE},
+    {"/t/Hold", MU_RPC_UNARY, M_HOLD, MU_RPC_QUESTION},
+    {"/t/Big", MU_RPC_UNARY, M_BIG, MU_RPC_QUESTION},
+    {"/t/Count", MU_RPC_SERVER_STREAM, M_COUNT, MU_RPC_QUESTION},
+    {"/t/Flood", MU_RPC_SERVER_STREAM, M_FLOOD, MU_RPC_QUESTION},
+    {"/t/Bidi", MU_RPC_BIDI_STREAM, M_BIDI, MU_RPC_PRIORITY},
+    {"/t/Deaf", MU_RPC_BIDI_STREAM, M_DEAF, MU_RPC_QUESTION},
 };
 
 enum { FLOOD_BYTES = 65536, FIXTURE_WAIT_MS = 20000 };

@@ -53,7 +53,7 @@ static struct mu_layout layout_of(uint32_t tp, uint32_t pp, uint32_t dp)
 
 static void set_up_for(struct fixture *f, struct mu_layout layout)
 {
-    static const struct mu_rpc_method none[] = {{"/t/None", MU_RPC_UNARY, 1, false}};
+    static const struct mu_rpc_method none[] = {{"/t/None", MU_RPC_UNARY, 1, MU_RPC_QUESTION}};
     struct mu_rpc_server_config config = mu_rpc_server_config_default();
     char name[MU_CATALOG_NAME_SIZE];
     memset(f, 0, sizeof *f);

@@ -148,9 +148,32 @@ static void test_damaged_snapshots_are_refused_and_leave_nothing_that_could_be_o
     box_fini(&box);
 }
 
+/* One that was used after the snapshot would be good again. */
+static void test_join_tokens_are_not_restored(void **state)
+{
+    (void)state;
+    static struct box box;
+    uint8_t *bytes = NULL, *value = NULL;
+    size_t size_bytes = 0;
+    struct mu_error err;
+    struct mu_store_batch batch;
+    begin(&box, 1);
+    mu_store_batch_init(&batch);
+    assert_int_equal(mu_store_batch_put(&batch, MU_TOKEN_KEY_PREFIX "0123456789abcdef", 18, "x", 1), MU_OK);
+    assert_int_equal(mu_store_write(box.store, &batch, &err), MU_OK);
+    mu_store_batch_fini(&batch);
+    take(&box, &bytes, &size_bytes);
+    assert_int_equal(restore(&box, bytes, size_bytes, 0), 1);
+    assert_int_equal(mu_store_get(box.store, MU_TOKEN_KEY_PREFIX "0123456789abcdef", 18, &value, &size_bytes, &err),
+                     MU_ERR_NOT_FOUND);
+    free(bytes);
+    box_fini(&box);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_join_tokens_are_not_restored),
         cmocka_unit_test(test_workers_ahead_of_the_snapshot_go_on_from_what_they_hold),
         cmocka_unit_test(test_the_same_snapshot_twice_is_told_and_repaired),
         cmocka_unit_test(test_damaged_snapshots_are_refused_and_leave_nothing_that_could_be_opened),

@@ -1,0 +1,495 @@
+#include "coordinator/tokens.h"
+
+#include <openssl/crypto.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/clock.h"
+#include "common/hash.h"
+#include "common/log.h"
+#include "coordinator/api.h"
+#include "coordinator/records.h"
+#include "muster/v1/token.pb-c.h"
+#include "proto/wire_pb.h"
+#include "rpc/certificate.h"
+
+#define TOKEN_WORD "muster-"
+enum {
+    ID_SIZE = 17, /* 16 hexadecimal digits */
+    SECRET_BYTES = 32,
+    HASH_BYTES = 32,
+    TEXT_SIZE = sizeof TOKEN_WORD + ID_SIZE + 2 * SECRET_BYTES + 1, /* "muster-<id>.<secret>" */
+    IDENTITY_SIZE = 512,
+    RECORD_VERSION = 1,
+    VALUE_BYTES_MAX = 4096,
+    REFUSAL_LOG_US = 1000000,
+};
+
+struct token {
+    char id[ID_SIZE];
+    char worker[MU_WORKER_NAME_SIZE], used_by[MU_WORKER_NAME_SIZE]; /* "": any, nobody */
+    char created_by[IDENTITY_SIZE];
+    bool is_reusable;
+    uint64_t created_wall_us, expires_wall_us, used_wall_us;
+    uint32_t used_count;
+    uint8_t secret_hash[HASH_BYTES], key_hash[HASH_BYTES];
+};
+
+struct mu_tokens {
+    struct mu_tokens_config config;
+    struct mu_certificate_pair ca; /* empty: none */
+    struct mu_wire_arena arena;
+    struct token list[MU_TOKENS_MAX]; /* the oldest first */
+    size_t count;
+    uint64_t refusal_logged_us;
+};
+
+static void sha256(const void *data, size_t size_bytes, uint8_t out[HASH_BYTES])
+{
+    struct mu_sha256 *sha = mu_sha256_new();
+    mu_sha256_update(sha, data, size_bytes);
+    mu_sha256_final_free(sha, out);
+}
+
+static struct token *find(struct mu_tokens *tokens, const char *id)
+{
+    for (size_t i = 0; i < tokens->count; i++)
+        if (strcmp(tokens->list[i].id, id) == 0)
+            return &tokens->list[i];
+    return NULL;
+}
+
+/* ---- the store ---- */
+
+static size_t key_of(const struct token *token, char out[sizeof MU_TOKEN_KEY_PREFIX + ID_SIZE])
+{
+    return (size_t)snprintf(out, sizeof MU_TOKEN_KEY_PREFIX + ID_SIZE, MU_TOKEN_KEY_PREFIX "%s", token->id);
+}
+
+static Muster__V1__Token *to_pb(struct mu_tokens *tokens, struct token *token)
+{
+    Muster__V1__Token *pb = mu_wire_arena_alloc(&tokens->arena, sizeof *pb);
+    if (!pb)
+        return NULL;
+    muster__v1__token__init(pb);
+    pb->id = token->id;
+    pb->worker = token->worker;
+    pb->reusable = token->is_reusable;
+    pb->created_wall_us = token->created_wall_us;
+    pb->expires_wall_us = token->expires_wall_us;
+    pb->used_count = token->used_count;
+    pb->used_by = token->used_by;
+    pb->used_wall_us = token->used_wall_us;
+    pb->created_by = token->created_by;
+    return pb;
+}
+
+static enum mu_status from_record(const Muster__V1__TokenRecord *pb, struct token *out, struct mu_error *err)
+{
+    const Muster__V1__Token *info = pb->info;
+    enum mu_status status = MU_OK;
+    *out = (struct token){0};
+    if (pb->version == 0 || pb->version > RECORD_VERSION || !info)
+        return mu_fail(err, MU_ERR_CORRUPT, "version %u is not one that this program reads (up to %d)", pb->version,
+                       RECORD_VERSION);
+    if ((status = mu_wire_get_string(info->id, MU_WIRE_NAME, "id", out->id, sizeof out->id, err)) ||
+        (status =
+             mu_wire_get_string(info->worker, MU_WIRE_NAME_EMPTY, "worker", out->worker, sizeof out->worker, err)) ||
+        (status = mu_wire_get_string(info->used_by, MU_WIRE_NAME_EMPTY, "used_by", out->used_by, sizeof out->used_by,
+                                     err)) ||
+        (status = mu_wire_get_string(info->created_by, MU_WIRE_TEXT, "created_by", out->created_by,
+                                     sizeof out->created_by, err)) ||
+        (status = mu_wire_get_bytes32(pb->secret_sha256, "secret_sha256", out->secret_hash, err)) ||
+        (status = mu_wire_get_bytes32(pb->key_sha256, "key_sha256", out->key_hash, err)))
+        return status;
+    out->is_reusable = info->reusable;
+    out->created_wall_us = info->created_wall_us;
+    out->expires_wall_us = info->expires_wall_us;
+    out->used_count = info->used_count;
+    out->used_wall_us = info->used_wall_us;
+    return MU_OK;
+}
+
+static enum mu_status persist(struct mu_tokens *tokens, struct token *token, struct mu_error *err)
+{
+    char key[sizeof MU_TOKEN_KEY_PREFIX + ID_SIZE];
+    Muster__V1__TokenRecord record = MUSTER__V1__TOKEN_RECORD__INIT;
+    const void *value = NULL;
+    size_t value_bytes = 0;
+    record.version = RECORD_VERSION;
+    record.info = to_pb(tokens, token);
+    record.secret_sha256 = mu_wire_put_bytes32(token->secret_hash);
+    record.key_sha256 = mu_wire_put_bytes32(token->key_hash);
+    enum mu_status status = mu_wire_pack(&tokens->arena, &record.base, VALUE_BYTES_MAX, &value, &value_bytes, err);
+    return status ? status : mu_outbox_put(tokens->config.outbox, key, key_of(token, key), value, value_bytes, err);
+}
+
+static enum mu_status forget(struct mu_tokens *tokens, struct token *token, struct mu_error *err)
+{
+    char key[sizeof MU_TOKEN_KEY_PREFIX + ID_SIZE];
+    enum mu_status status = mu_outbox_delete(tokens->config.outbox, key, key_of(token, key), err);
+    if (status)
+        return status;
+    size_t index = (size_t)(token - tokens->list);
+    memmove(token, token + 1, (--tokens->count - index) * sizeof *token);
+    OPENSSL_cleanse(&tokens->list[tokens->count], sizeof *token);
+    return MU_OK;
+}
+
+/* Those whose time is over. */
+static enum mu_status prune(struct mu_tokens *tokens, uint64_t wall_us, struct mu_error *err)
+{
+    enum mu_status status = MU_OK;
+    for (size_t i = tokens->count; i-- > 0 && status == MU_OK;)
+        if (tokens->list[i].expires_wall_us <= wall_us)
+            status = forget(tokens, &tokens->list[i], err);
+    return status;
+}
+
+struct load {
+    struct mu_tokens *tokens;
+    enum mu_status status;
+    struct mu_error *err;
+};
+
+static bool load_one(void *arg, const uint8_t *key, size_t key_bytes, const uint8_t *value, size_t value_bytes)
+{
+    struct load *load = arg;
+    struct mu_tokens *tokens = load->tokens;
+    const ProtobufCMessage *pb = NULL;
+    if (tokens->count == MU_TOKENS_MAX)
+        return false;
+    struct token *token = &tokens->list[tokens->count];
+    mu_wire_arena_reset(&tokens->arena);
+    load->status = mu_wire_unpack(&tokens->arena, &muster__v1__token_record__descriptor, value, value_bytes,
+                                  VALUE_BYTES_MAX, &pb, load->err);
+    if (load->status == MU_OK)
+        load->status = from_record((const Muster__V1__TokenRecord *)pb, token, load->err);
+    if (load->status) {
+        mu_error_prefix(load->err, "data directory: the join token '%.*s' cannot be read", (int)key_bytes, key);
+        return false;
+    }
+    tokens->count++;
+    return true;
+}
+
+static int by_age(const void *a, const void *b)
+{
+    const struct token *left = a, *right = b;
+    return left->created_wall_us < right->created_wall_us ? -1 : left->created_wall_us > right->created_wall_us;
+}
+
+enum mu_status mu_tokens_new(const struct mu_tokens_config *config, struct mu_tokens **ret_tokens, struct mu_error *err)
+{
+    struct mu_tokens *tokens = calloc(1, sizeof *tokens);
+    if (!tokens)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for join tokens");
+    tokens->config = *config;
+    mu_wire_arena_init(&tokens->arena);
+    struct load load = {.tokens = tokens, .err = err};
+    enum mu_status status =
+        config->ca_key ? mu_certificate_read_pair(config->ca_cert, config->ca_key, &tokens->ca, err) : MU_OK;
+    if (status)
+        mu_error_prefix(err, "--ca-key");
+    else
+        status = mu_store_scan(config->store, MU_TOKEN_KEY_PREFIX, strlen(MU_TOKEN_KEY_PREFIX), NULL, 0, 0, load_one,
+                               &load, err);
+    if (status == MU_OK)
+        status = load.status;
+    if (status) {
+        mu_tokens_free(tokens);
+        return status;
+    }
+    qsort(tokens->list, tokens->count, sizeof tokens->list[0], by_age);
+    *ret_tokens = tokens;
+    return MU_OK;
+}
+
+void mu_tokens_free(struct mu_tokens *tokens)
+{
+    if (!tokens)
+        return;
+    mu_certificate_pair_free(&tokens->ca);
+    mu_wire_arena_fini(&tokens->arena);
+    OPENSSL_cleanse(tokens->list, sizeof tokens->list);
+    free(tokens);
+}
+
+/* ---- what administrators ask for ---- */
+
+static void make_secret(uint8_t out[SECRET_BYTES])
+{
+    for (int i = 0; i < SECRET_BYTES; i += 16) {
+        struct mu_id id = mu_id_random();
+        memcpy(out + i, &id.high, 8);
+        memcpy(out + i + 8, &id.low, 8);
+    }
+}
+
+static enum mu_status create(struct mu_tokens *tokens, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                             const ProtobufCMessage **ret_reply, struct mu_error *err)
+{
+    const Muster__V1__CreateTokenRequest *request = (const Muster__V1__CreateTokenRequest *)base;
+    uint64_t wall_us = mu_clock_wall_us(), id = mu_id_random().low;
+    uint32_t valid_s = request->valid_s ? request->valid_s : MU_TOKEN_VALID_S_DEFAULT;
+    struct token token = {.is_reusable = request->reusable, .created_wall_us = wall_us};
+    uint8_t secret[SECRET_BYTES];
+    char *text = mu_wire_arena_alloc(&tokens->arena, TEXT_SIZE), hex[2 * SECRET_BYTES + 1];
+    Muster__V1__CreateTokenResponse *response = mu_wire_arena_alloc(&tokens->arena, sizeof *response);
+    enum mu_status status =
+        mu_wire_get_string(request->worker, MU_WIRE_NAME_EMPTY, "worker", token.worker, sizeof token.worker, err);
+    if (status || (status = prune(tokens, wall_us, err)))
+        return status;
+    if (valid_s > MU_TOKEN_VALID_S_MAX)
+        return mu_fail(err, MU_ERR_INVALID, "valid_s: value %u is not allowed: at most %d", valid_s,
+                       MU_TOKEN_VALID_S_MAX);
+    if (tokens->count == MU_TOKENS_MAX)
+        return mu_fail(err, MU_ERR_LIMIT, "there are %d join tokens already: revoke some", MU_TOKENS_MAX);
+    if (!text || !response)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for a token");
+    token.expires_wall_us = wall_us + valid_s * 1000000ull;
+    snprintf(token.id, sizeof token.id, "%016llx", (unsigned long long)id);
+    snprintf(token.created_by, sizeof token.created_by, "%s", mu_rpc_call_identity(call));
+    make_secret(secret);
+    mu_hex(secret, sizeof secret, hex);
+    snprintf(text, TEXT_SIZE, TOKEN_WORD "%s.%s", token.id, hex);
+    sha256(secret, sizeof secret, token.secret_hash);
+    OPENSSL_cleanse(secret, sizeof secret);
+    OPENSSL_cleanse(hex, sizeof hex);
+    tokens->list[tokens->count++] = token;
+    muster__v1__create_token_response__init(response);
+    response->token = text;
+    response->info = to_pb(tokens, &tokens->list[tokens->count - 1]);
+    MU_LOGI("join token %s was made by %s", token.id, token.created_by);
+    *ret_reply = &response->base;
+    return persist(tokens, &tokens->list[tokens->count - 1], err);
+}
+
+static enum mu_status list(struct mu_tokens *tokens, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                           const ProtobufCMessage **ret_reply, struct mu_error *err)
+{
+    (void)call, (void)base;
+    Muster__V1__ListTokensResponse *response = mu_wire_arena_alloc(&tokens->arena, sizeof *response);
+    enum mu_status status = prune(tokens, mu_clock_wall_us(), err);
+    if (status)
+        return status;
+    Muster__V1__Token **list = mu_wire_arena_alloc(&tokens->arena, (tokens->count + 1) * sizeof *list);
+    if (!response || !list)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the answer");
+    muster__v1__list_tokens_response__init(response);
+    response->tokens = list;
+    while (response->n_tokens < tokens->count) {
+        list[response->n_tokens] = to_pb(tokens, &tokens->list[tokens->count - 1 - response->n_tokens]);
+        response->n_tokens++;
+    }
+    *ret_reply = &response->base;
+    return MU_OK;
+}
+
+static enum mu_status revoke(struct mu_tokens *tokens, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                             const ProtobufCMessage **ret_reply, struct mu_error *err)
+{
+    char id[ID_SIZE];
+    Muster__V1__RevokeTokenResponse *response = mu_wire_arena_alloc(&tokens->arena, sizeof *response);
+    enum mu_status status =
+        mu_wire_get_string(((const Muster__V1__RevokeTokenRequest *)base)->id, MU_WIRE_NAME, "id", id, sizeof id, err);
+    if (status || (status = prune(tokens, mu_clock_wall_us(), err)))
+        return status;
+    struct token *token = find(tokens, id);
+    if (!token)
+        return mu_fail(err, MU_ERR_NOT_FOUND, "there is no join token '%s' (see muster token ls)", id);
+    if (!response)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the answer");
+    muster__v1__revoke_token_response__init(response);
+    *ret_reply = &response->base;
+    MU_LOGI("join token %s was revoked by %s", id, mu_rpc_call_identity(call));
+    return forget(tokens, token, err);
+}
+
+/* ---- joining ---- */
+
+/* The token that the text names, if the secret in it is right. NULL: whatever is wrong, strangers learn no more. */
+static struct token *prove(struct mu_tokens *tokens, const char *text)
+{
+    char id[ID_SIZE];
+    uint8_t secret[SECRET_BYTES] = {0}, hash[HASH_BYTES];
+    size_t word = sizeof TOKEN_WORD - 1;
+    if (strncmp(text, TOKEN_WORD, word) != 0 || strlen(text) != TEXT_SIZE - 2 || text[word + ID_SIZE - 1] != '.')
+        return NULL;
+    memcpy(id, text + word, ID_SIZE - 1);
+    id[ID_SIZE - 1] = 0;
+    struct token *token = find(tokens, id);
+    int is_hex = mu_unhex(text + word + ID_SIZE, secret, sizeof secret);
+    sha256(secret, sizeof secret, hash);
+    OPENSSL_cleanse(secret, sizeof secret);
+    return token && is_hex && CRYPTO_memcmp(hash, token->secret_hash, sizeof hash) == 0 ? token : NULL;
+}
+
+/* Whether the token is good for a certificate of `worker` for that key. */
+static enum mu_status judge(const struct mu_tokens *tokens, const struct token *token, const char *worker,
+                            const uint8_t key_hash[HASH_BYTES], struct mu_error *err)
+{
+    char identity[IDENTITY_SIZE];
+    bool is_again = strcmp(token->used_by, worker) == 0 && memcmp(token->key_hash, key_hash, HASH_BYTES) == 0;
+    snprintf(identity, sizeof identity, MU_CERTIFICATE_SCHEME "worker/%s", worker);
+    if (token->expires_wall_us <= mu_clock_wall_us())
+        return mu_fail(err, MU_ERR_DENIED, "the time of join token %s is over: ask for a new one", token->id);
+    if (token->worker[0] && strcmp(token->worker, worker) != 0)
+        return mu_fail(err, MU_ERR_DENIED, "join token %s is for the worker '%s', not for '%s'", token->id,
+                       token->worker, worker);
+    if (token->used_count > 0 && !token->is_reusable && !is_again)
+        return mu_fail(err, MU_ERR_DENIED, "join token %s was used already, by the worker '%s': ask for a new one",
+                       token->id, token->used_by);
+    if (mu_access_is_denied(tokens->config.access, identity))
+        return mu_fail(err, MU_ERR_DENIED, "%s is on the coordinator's list of denied identities", identity);
+    return MU_OK;
+}
+
+static enum mu_status hash_key(EVP_PKEY *key, uint8_t out[HASH_BYTES])
+{
+    unsigned char *der = NULL;
+    int size_bytes = i2d_PUBKEY(key, &der);
+    if (size_bytes > 0)
+        sha256(der, (size_t)size_bytes, out);
+    OPENSSL_free(der);
+    return size_bytes > 0 ? MU_OK : MU_ERR_NO_MEMORY;
+}
+
+static enum mu_status sign(struct mu_tokens *tokens, const char *worker, EVP_PKEY *key,
+                           const ProtobufCMessage **ret_reply, struct mu_error *err)
+{
+    const struct mu_certificate_subject subject = {.role = "worker", .name = worker, .valid_s = MU_TOKEN_CERTIFICATE_S};
+    X509 *cert = NULL;
+    enum mu_status status = mu_certificate_sign(&subject, &tokens->ca, key, &cert, err);
+    if (status)
+        return status;
+    char *pem = mu_certificate_to_pem(cert);
+    X509_free(cert);
+    size_t size_bytes = pem ? strlen(pem) : 0;
+    Muster__V1__JoinResponse *response = mu_wire_arena_alloc(&tokens->arena, sizeof *response);
+    char *identity = mu_wire_arena_alloc(&tokens->arena, IDENTITY_SIZE);
+    void *copy = mu_wire_arena_alloc(&tokens->arena, size_bytes + 1);
+    if (pem && response && identity && copy) {
+        muster__v1__join_response__init(response);
+        snprintf(identity, IDENTITY_SIZE, MU_CERTIFICATE_SCHEME "worker/%s", worker);
+        memcpy(copy, pem, size_bytes);
+        response->identity = identity;
+        response->certificate = (ProtobufCBinaryData){.len = size_bytes, .data = copy};
+        *ret_reply = &response->base;
+    } else {
+        status = mu_fail(err, MU_ERR_NO_MEMORY, "no memory for a certificate");
+    }
+    free(pem);
+    return status;
+}
+
+static enum mu_status join(struct mu_tokens *tokens, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                           const ProtobufCMessage **ret_reply, struct mu_error *err)
+{
+    const Muster__V1__JoinRequest *request = (const Muster__V1__JoinRequest *)base;
+    char worker[MU_WORKER_NAME_SIZE];
+    uint8_t key_hash[HASH_BYTES];
+    EVP_PKEY *key = NULL;
+    struct token *token = prove(tokens, request->token);
+    if (!token)
+        return mu_fail(err, MU_ERR_DENIED,
+                       "the join token is not one of this coordinator's: mistyped, or revoked, or over");
+    enum mu_status status = mu_wire_get_string(request->worker[0] ? request->worker : token->worker, MU_WIRE_NAME,
+                                               "worker", worker, sizeof worker, err);
+    if (status == MU_OK)
+        status =
+            mu_certificate_read_request(request->certificate_request.data, request->certificate_request.len, &key, err);
+    if (status)
+        return status;
+    if ((status = hash_key(key, key_hash)) == MU_OK && (status = judge(tokens, token, worker, key_hash, err)) == MU_OK)
+        status = sign(tokens, worker, key, ret_reply, err);
+    EVP_PKEY_free(key);
+    if (status)
+        return status;
+    token->used_count++;
+    token->used_wall_us = mu_clock_wall_us();
+    memcpy(token->key_hash, key_hash, sizeof key_hash);
+    snprintf(token->used_by, sizeof token->used_by, "%s", worker);
+    MU_LOGI("the worker '%s' at %s was given a certificate for join token %s", worker, mu_rpc_call_peer(call),
+            token->id);
+    return persist(tokens, token, err);
+}
+
+/* ---- calls ---- */
+
+struct held_answer {
+    struct mu_outbox_item item;
+    struct mu_rpc_call *call;
+    struct mu_rpc_bytes *bytes;
+};
+
+static void run_answer(void *ctx, struct mu_outbox_item *item, bool drop)
+{
+    (void)ctx;
+    struct held_answer *held = (struct held_answer *)item;
+    if (!drop)
+        mu_rpc_call_reply(held->call, held->bytes);
+    mu_rpc_bytes_unref(held->bytes);
+    free(held);
+}
+
+typedef enum mu_status handler_fn(struct mu_tokens *tokens, struct mu_rpc_call *call, const ProtobufCMessage *request,
+                                  const ProtobufCMessage **ret_reply, struct mu_error *err);
+
+static const struct handler {
+    int method;
+    const ProtobufCMessageDescriptor *request;
+    handler_fn *handle;
+} handlers[] = {
+    {MU_METHOD_CREATE_TOKEN, &muster__v1__create_token_request__descriptor, create},
+    {MU_METHOD_LIST_TOKENS, &muster__v1__list_tokens_request__descriptor, list},
+    {MU_METHOD_REVOKE_TOKEN, &muster__v1__revoke_token_request__descriptor, revoke},
+    {MU_METHOD_JOIN, &muster__v1__join_request__descriptor, join},
+};
+
+static enum mu_status handle(struct mu_tokens *tokens, struct mu_rpc_call *call, const struct handler *handler,
+                             const void *data, size_t size_bytes, struct mu_rpc_bytes **ret_bytes, struct mu_error *err)
+{
+    const ProtobufCMessage *request = NULL, *reply = NULL;
+    const void *packed = NULL;
+    size_t packed_bytes = 0;
+    enum mu_status status =
+        mu_wire_unpack(&tokens->arena, handler->request, data, size_bytes, MU_WIRE_REQUEST_BYTES_MAX, &request, err);
+    if (status == MU_OK && !tokens->ca.key)
+        status = mu_fail(err, MU_ERR_CONFLICT,
+                         "this coordinator gives no certificates: it runs without --ca-key (or without TLS)");
+    if (status == MU_OK && (status = mu_store_check(tokens->config.store, err)) != MU_OK)
+        mu_error_prefix(err, "refused, because it could not be stored");
+    if (status == MU_OK)
+        status = handler->handle(tokens, call, request, &reply, err);
+    if (status == MU_OK)
+        status = mu_wire_pack(&tokens->arena, reply, MU_WIRE_REPLY_BYTES_MAX, &packed, &packed_bytes, err);
+    if (status == MU_OK)
+        *ret_bytes = mu_rpc_bytes_copy(packed, packed_bytes);
+    return status;
+}
+
+void mu_tokens_call(struct mu_tokens *tokens, struct mu_rpc_call *call, const void *data, size_t size_bytes)
+{
+    const struct handler *handler = handlers;
+    while (handler->method != mu_rpc_call_method_id(call))
+        handler++;
+    struct mu_error err = {0};
+    struct held_answer *held = calloc(1, sizeof *held);
+    mu_wire_arena_reset(&tokens->arena);
+    enum mu_status status = held ? handle(tokens, call, handler, data, size_bytes, &held->bytes, &err)
+                                 : mu_fail(&err, MU_ERR_NO_MEMORY, "no memory for the answer");
+    if (status == MU_OK) {
+        held->call = call;
+        mu_outbox_hold(tokens->config.outbox, &held->item, run_answer);
+        return;
+    }
+    free(held);
+    uint64_t now_us = mu_clock_mono_us();
+    if (status == MU_ERR_DENIED && now_us - tokens->refusal_logged_us >= REFUSAL_LOG_US) {
+        tokens->refusal_logged_us = now_us; /* they come as fast as a peer likes */
+        MU_LOGW("call from %s refused: %s", mu_rpc_call_peer(call), err.text);
+    }
+    mu_rpc_call_fail_error(call, &err);
+}

@@ -1,0 +1,314 @@
+#include "rpc/gate.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+
+enum { HOST_BYTES = 16, SWEEP_US = 100000, TABLE_LEAST = 256 };
+
+/* Who was accepted with that descriptor. The core closes it without a word: an entry may be out of date until its
+ * number is given again, or until somebody looks. */
+struct guest {
+    uint8_t host[HOST_BYTES]; /* IPv4 as ::ffff:a.b.c.d */
+    in_port_t port;
+    bool is_here;
+};
+
+struct mu_rpc_gate {
+    struct mu_rpc_gate *next;
+    struct mu_rpc_address address;
+    unsigned per_peer;
+    struct guest *guests; /* by descriptor */
+    size_t capacity;
+    uint64_t swept_us;
+    int reserve; /* a descriptor to give up; -1: it could not be had again yet */
+    struct mu_rpc_refusals refusals;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct mu_rpc_gate *gates; /* under the lock, as is all that they hold */
+static atomic_uint gate_count;    /* processes without one take no lock */
+
+static int plain_accept(int listener, struct sockaddr *from, socklen_t *size, int flags)
+{
+    return (int)syscall(SYS_accept4, listener, from, size, flags);
+}
+
+static struct mu_rpc_gate *gate_of(int listener)
+{
+    struct sockaddr_storage own;
+    socklen_t size = sizeof own;
+    if (getsockname(listener, (struct sockaddr *)&own, &size) != 0)
+        return NULL;
+    for (struct mu_rpc_gate *gate = gates; gate; gate = gate->next) {
+        bool is_unix = gate->address.kind == MU_RPC_ADDRESS_UNIX;
+        in_port_t port = htons(gate->address.port);
+        if ((own.ss_family == AF_INET && !is_unix && ((struct sockaddr_in *)&own)->sin_port == port) ||
+            (own.ss_family == AF_INET6 && !is_unix && ((struct sockaddr_in6 *)&own)->sin6_port == port) ||
+            (own.ss_family == AF_UNIX && is_unix &&
+             strcmp(((struct sockaddr_un *)&own)->sun_path, gate->address.host) == 0))
+            return gate;
+    }
+    return NULL;
+}
+
+/* ---- guests ---- */
+
+/* False: not over IP, all alike. */
+static bool read_host(const struct sockaddr_storage *from, struct guest *ret_guest)
+{
+    static const uint8_t mapped[HOST_BYTES] = {[10] = 0xff, [11] = 0xff};
+    *ret_guest = (struct guest){.is_here = true};
+    if (from->ss_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)from;
+        memcpy(ret_guest->host, mapped, HOST_BYTES);
+        memcpy(ret_guest->host + 12, &v4->sin_addr, 4);
+        ret_guest->port = v4->sin_port;
+        return true;
+    }
+    if (from->ss_family != AF_INET6)
+        return false;
+    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)from;
+    bool is_mapped = IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr);
+    memcpy(ret_guest->host, &v6->sin6_addr, is_mapped ? HOST_BYTES : HOST_BYTES / 2); /* one host has a whole /64 */
+    ret_guest->port = v6->sin6_port;
+    return true;
+}
+
+static bool is_same_host(const struct guest *a, const struct guest *b)
+{
+    return memcmp(a->host, b->host, HOST_BYTES) == 0;
+}
+
+/* Forgets those who have gone. */
+static void sweep(struct mu_rpc_gate *gate)
+{
+    for (size_t fd = 0; fd < gate->capacity; fd++) {
+        struct guest *guest = &gate->guests[fd], now;
+        struct sockaddr_storage from;
+        socklen_t size = sizeof from;
+        if (guest->is_here)
+            guest->is_here = getpeername((int)fd, (struct sockaddr *)&from, &size) == 0 && read_host(&from, &now) &&
+                             is_same_host(guest, &now) && guest->port == now.port;
+    }
+}
+
+static unsigned count_of(const struct mu_rpc_gate *gate, const struct guest *host)
+{
+    unsigned count = 0;
+    for (size_t fd = 0; fd < gate->capacity; fd++)
+        count += gate->guests[fd].is_here && is_same_host(&gate->guests[fd], host);
+    return count;
+}
+
+/* Looking at all of them is not for everyone who knocks. */
+static bool is_crowded(struct mu_rpc_gate *gate, const struct guest *host)
+{
+    if (gate->per_peer == 0 || count_of(gate, host) < gate->per_peer)
+        return false;
+    uint64_t now_us = mu_clock_mono_us();
+    if (now_us - gate->swept_us < SWEEP_US)
+        return true;
+    gate->swept_us = now_us;
+    sweep(gate);
+    return count_of(gate, host) >= gate->per_peer;
+}
+
+static bool has_room(int fd)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+        return true;
+    rlim_t kept = limit.rlim_cur / 4 < MU_RPC_GATE_FILES_KEPT ? limit.rlim_cur / 4 : MU_RPC_GATE_FILES_KEPT;
+    return (rlim_t)fd < limit.rlim_cur - kept; /* numbers are given from the lowest on */
+}
+
+static void note_host(struct mu_rpc_gate *gate, const struct guest *host)
+{
+    struct in6_addr address;
+    memcpy(&address, host->host, sizeof address);
+    bool is_v4 = IN6_IS_ADDR_V4MAPPED(&address);
+    inet_ntop(is_v4 ? AF_INET : AF_INET6, is_v4 ? host->host + 12 : host->host, gate->refusals.last_host,
+              sizeof gate->refusals.last_host);
+}
+
+static void remember(struct mu_rpc_gate *gate, int fd, const struct guest *guest)
+{
+    if ((size_t)fd >= gate->capacity) {
+        size_t capacity = gate->capacity ? gate->capacity : TABLE_LEAST;
+        while (capacity <= (size_t)fd)
+            capacity *= 2;
+        struct guest *guests = realloc(gate->guests, capacity * sizeof *guests);
+        if (!guests)
+            return; /* not counted */
+        memset(guests + gate->capacity, 0, (capacity - gate->capacity) * sizeof *guests);
+        gate->guests = guests;
+        gate->capacity = capacity;
+    }
+    gate->guests[fd] = *guest;
+}
+
+static bool admit(struct mu_rpc_gate *gate, int fd, const struct sockaddr_storage *from)
+{
+    struct guest guest;
+    bool is_counted = read_host(from, &guest);
+    if (!has_room(fd)) {
+        gate->refusals.connections_without_file++;
+        return false;
+    }
+    if (is_counted && is_crowded(gate, &guest)) {
+        gate->refusals.connections_of_peer++;
+        note_host(gate, &guest);
+        return false;
+    }
+    if (is_counted)
+        remember(gate, fd, &guest);
+    return true;
+}
+
+/* ---- accepting ---- */
+
+/* No descriptor is left: whoever waits is let in with the reserve, and out again. 0, or errno of that accept. */
+static int turn_away(struct mu_rpc_gate *gate, int listener)
+{
+    if (gate->reserve >= 0)
+        close(gate->reserve);
+    int fd = plain_accept(listener, NULL, NULL, SOCK_CLOEXEC);
+    int reason = fd < 0 ? errno : 0;
+    if (fd >= 0)
+        close(fd);
+    gate->reserve = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    gate->refusals.connections_without_file += reason == 0;
+    return reason;
+}
+
+static bool is_without_file(int reason)
+{
+    return reason == EMFILE || reason == ENFILE || reason == ENOBUFS || reason == ENOMEM;
+}
+
+/* What accept(2) passes on of the new connection's own fate: it is gone, and the next may be sound. */
+static bool is_of_connection(int reason)
+{
+    return reason == ECONNABORTED || reason == EPROTO || reason == ENETDOWN || reason == ENOPROTOOPT ||
+           reason == EHOSTDOWN || reason == ENONET || reason == EHOSTUNREACH || reason == ENETUNREACH ||
+           reason == EPERM || reason == EOPNOTSUPP;
+}
+
+static int gated_accept(struct mu_rpc_gate *gate, int listener, struct sockaddr_storage *from, socklen_t *size,
+                        int flags)
+{
+    for (;;) {
+        *size = sizeof *from;
+        int fd = plain_accept(listener, (struct sockaddr *)from, size, flags);
+        if (fd >= 0 && admit(gate, fd, from))
+            return fd;
+        int reason = fd < 0 ? errno : 0;
+        if (fd >= 0)
+            close(fd);
+        else if (is_without_file(reason))
+            reason = turn_away(gate, listener);
+        if (is_without_file(reason)) { /* those who wait are looked at when the next one knocks: the watchdog does */
+            gate->refusals.is_stuck = true;
+            errno = ECONNABORTED;
+            return -1;
+        }
+        gate->refusals.is_stuck = false;
+        if (reason != 0 && !is_of_connection(reason)) {
+            errno = reason;
+            return -1;
+        }
+    }
+}
+
+/* The C library's, for all who call it in this process. By its name in object files only: the header's declaration has
+ * a type of its own. */
+int gate_accept4(int listener, struct sockaddr *from, socklen_t *size, int flags) __asm__("accept4");
+int gate_accept4(int listener, struct sockaddr *from, socklen_t *size, int flags)
+{
+    struct sockaddr_storage who = {0};
+    socklen_t who_bytes = sizeof who;
+    struct mu_rpc_gate *gate = NULL;
+    int fd = -1;
+    if (atomic_load(&gate_count) > 0) {
+        pthread_mutex_lock(&lock);
+        gate = gate_of(listener);
+        if (gate)
+            fd = gated_accept(gate, listener, &who, &who_bytes, flags);
+        int reason = errno;
+        pthread_mutex_unlock(&lock);
+        errno = reason;
+    }
+    if (!gate)
+        return plain_accept(listener, from, size, flags);
+    if (fd >= 0 && from && size) {
+        memcpy(from, &who, *size < who_bytes ? *size : who_bytes);
+        *size = who_bytes;
+    }
+    return fd;
+}
+
+/* ---- life ---- */
+
+enum mu_status mu_rpc_gate_open(const struct mu_rpc_address *address, unsigned per_peer, struct mu_rpc_gate **ret_gate,
+                                struct mu_error *err)
+{
+    struct mu_rpc_gate *gate = calloc(1, sizeof *gate);
+    if (!gate)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "server: out of memory");
+    gate->address = *address;
+    gate->per_peer = per_peer;
+    gate->reserve = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (gate->reserve < 0) {
+        enum mu_status status = mu_fail_errno(err, errno, "server: cannot keep a file descriptor in reserve");
+        free(gate);
+        return status;
+    }
+    pthread_mutex_lock(&lock);
+    gate->next = gates;
+    gates = gate;
+    pthread_mutex_unlock(&lock);
+    atomic_fetch_add(&gate_count, 1);
+    *ret_gate = gate;
+    return MU_OK;
+}
+
+void mu_rpc_gate_close(struct mu_rpc_gate *gate)
+{
+    if (!gate)
+        return;
+    pthread_mutex_lock(&lock);
+    struct mu_rpc_gate **link = &gates;
+    while (*link != gate)
+        link = &(*link)->next;
+    *link = gate->next;
+    pthread_mutex_unlock(&lock);
+    atomic_fetch_sub(&gate_count, 1);
+    if (gate->reserve >= 0)
+        close(gate->reserve);
+    free(gate->guests);
+    free(gate);
+}
+
+void mu_rpc_gate_refusals(struct mu_rpc_gate *gate, struct mu_rpc_refusals *refusals)
+{
+    pthread_mutex_lock(&lock);
+    refusals->connections_of_peer = gate->refusals.connections_of_peer;
+    refusals->connections_without_file = gate->refusals.connections_without_file;
+    refusals->is_stuck = gate->refusals.is_stuck;
+    memcpy(refusals->last_host, gate->refusals.last_host, sizeof refusals->last_host);
+    pthread_mutex_unlock(&lock);
+}
