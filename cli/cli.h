@@ -86,6 +86,9 @@ enum { MU_CLI_LAYOUT_SIZE = 64 };
 void mu_cli_layout(const Muster__V1__Layout *layout, char out[MU_CLI_LAYOUT_SIZE]);
 const char *mu_cli_enum(const ProtobufCEnumDescriptor *descriptor, int value); /* "JOB_STATE_RUNNING" -> "running" */
 
+/* commands.c: the table of workers, of one job ("": of all) and of one host (NULL: of all). */
+int mu_cli_print_workers(struct mu_cli *cli, const char *job, const char *host);
+
 /* Commands: words after the command's name; return the exit code. */
 int mu_cmd_submit(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_status(struct mu_cli *cli, int argc, char **argv);
@@ -107,6 +110,8 @@ int mu_cmd_export(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_import(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_cert(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_token(struct mu_cli *cli, int argc, char **argv);
+int mu_cmd_node(struct mu_cli *cli, int argc, char **argv);
+int mu_cmd_launch(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_plan(struct mu_cli *cli, int argc, char **argv);
 
 /* watch.c: follows a job until it is over; survives restarts of the coordinator. `stop` (may be NULL) ends it early. */

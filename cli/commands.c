@@ -210,15 +210,11 @@ static void add_worker_row(struct mu_cli_table *table, const Muster__V1__Worker 
     mu_cli_table_add(table, "%s", worker->reason);
 }
 
-int mu_cmd_workers(struct mu_cli *cli, int argc, char **argv)
+int mu_cli_print_workers(struct mu_cli *cli, const char *job, const char *host)
 {
     static const char *const heading[] = {"WORKER",   "JOB",    "HOST", "PID",     "STATE", "PHASE", "RANK",
                                           "DP,TP,PP", "LEAVES", "STEP", "MS/LEAF", "SEEN",  "REASON"};
     Muster__V1__ListWorkersRequest request = MUSTER__V1__LIST_WORKERS_REQUEST__INIT;
-    const char *job = "";
-    const struct mu_cli_option options[] = {{"--job", &job, NULL}};
-    if (mu_cli_parse("workers", argc, argv, options, COUNT(options), 0, 0) < 0)
-        return MU_EXIT_USAGE;
     request.job = (char *)(uintptr_t)job;
     request.page_size = 1000;
     struct mu_cli_table *table = cli->json ? NULL : new_table(heading, COUNT(heading));
@@ -230,6 +226,8 @@ int mu_cmd_workers(struct mu_cli *cli, int argc, char **argv)
         if (code != MU_EXIT_OK)
             break;
         for (size_t i = 0; i < reply->n_workers; i++) {
+            if (host && strcmp(reply->workers[i]->host, host) != 0)
+                continue;
             if (cli->json)
                 mu_cli_print_json(&reply->workers[i]->base, true);
             else
@@ -239,6 +237,15 @@ int mu_cmd_workers(struct mu_cli *cli, int argc, char **argv)
     } while (request.page_token[0]);
     mu_cli_table_end(table, code);
     return code;
+}
+
+int mu_cmd_workers(struct mu_cli *cli, int argc, char **argv)
+{
+    const char *job = "";
+    const struct mu_cli_option options[] = {{"--job", &job, NULL}};
+    if (mu_cli_parse("workers", argc, argv, options, COUNT(options), 0, 0) < 0)
+        return MU_EXIT_USAGE;
+    return mu_cli_print_workers(cli, job, NULL);
 }
 
 int mu_cmd_checkpoints(struct mu_cli *cli, int argc, char **argv)

@@ -20,6 +20,9 @@ enum mu_mutant {
     MU_MUT_IGNORE_INCARNATION,      /* a restarted worker passes for the process it replaces */
     MU_MUT_KEEP_ZOMBIE,             /* a fenced worker's engine goes on */
     MU_MUT_ACCEPT_STALE_PARK,       /* a status sent before the worker got its Assign is believed */
+    MU_MUT_EXIT_BY_NAME,            /* who exited is looked up by its name, whoever has that now */
+    MU_MUT_IGNORE_CORDON,           /* workers of a cordoned node get ranks */
+    MU_MUT_EXIT_UNHEARD,            /* a supervisor's word that a process is gone is not believed */
     /* generations */
     MU_MUT_GO_BEFORE_ALL_PREPARED, /* Go when all but one are prepared */
     MU_MUT_PLAN_BEFORE_PARKED,     /* planned without waiting until everybody holds still */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "coordinator/nodes.h"
 #include "coordinator/snapshot.h"
 #include "coordinator/views.h"
 
@@ -24,6 +25,9 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {SERVICE "GetTimings", MU_RPC_UNARY, MU_METHOD_GET_TIMINGS, MU_RPC_QUESTION},
     {SERVICE "WatchEvents", MU_RPC_SERVER_STREAM, MU_METHOD_WATCH_EVENTS, MU_RPC_QUESTION},
     {SERVICE "SaveSnapshot", MU_RPC_UNARY, MU_METHOD_SAVE_SNAPSHOT, MU_RPC_QUESTION},
+    {"/muster.v1.WorkerService/ReportExit", MU_RPC_UNARY, MU_METHOD_REPORT_EXIT, MU_RPC_PRIORITY},
+    {SERVICE "ListNodes", MU_RPC_UNARY, MU_METHOD_LIST_NODES, MU_RPC_QUESTION},
+    {SERVICE "OrderNode", MU_RPC_UNARY, MU_METHOD_ORDER_NODE, MU_RPC_CHANGE},
     {SERVICE "ScaleJob", MU_RPC_UNARY, MU_METHOD_SCALE_JOB, MU_RPC_CHANGE},
     {"/grpc.health.v1.Health/Check", MU_RPC_UNARY, MU_METHOD_HEALTH_CHECK, MU_RPC_QUESTION},
     {"/grpc.health.v1.Health/Watch", MU_RPC_SERVER_STREAM, MU_METHOD_HEALTH_WATCH, MU_RPC_QUESTION},
@@ -54,6 +58,7 @@ struct pending {
     struct answer *answer;
     bool replied;
     struct mu_coord_reply reply; /* without its text */
+    char text[MU_TEXT_SIZE];     /* EXITED */
 };
 
 struct mu_api {
@@ -281,6 +286,26 @@ static enum mu_status list_workers(struct mu_api *api, struct mu_rpc_call *call,
         response.n_workers++;
         view = NULL;
     }
+    answer_call(api, call, &response.base);
+    return MU_OK;
+}
+
+/* The token is the last name given; a node's name may be any text. */
+static enum mu_status list_nodes(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                 struct mu_error *err)
+{
+    const Muster__V1__ListNodesRequest *request = (const Muster__V1__ListNodesRequest *)base;
+    Muster__V1__ListNodesResponse response = MUSTER__V1__LIST_NODES_RESPONSE__INIT;
+    size_t count = 0, first = 0, limit = page_size(request->page_size);
+    enum mu_status status = mu_nodes_list(&api->arena, api->config.coord, &response.nodes, &count, err);
+    if (status)
+        return status;
+    while (first < count && strcmp(response.nodes[first]->name, request->page_token) <= 0)
+        first++;
+    response.nodes += first;
+    response.n_nodes = count - first < limit ? count - first : limit;
+    if (first + response.n_nodes < count)
+        response.next_page_token = response.nodes[limit - 1]->name;
     answer_call(api, call, &response.base);
     return MU_OK;
 }
@@ -574,6 +599,60 @@ static enum mu_status scale_job(struct mu_api *api, struct mu_rpc_call *call, co
     return make_change(api, call, &change, err);
 }
 
+/* Who it was: as the certificate says, else as the caller does. */
+static enum mu_status order_node(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                 struct mu_error *err)
+{
+    const Muster__V1__OrderNodeRequest *request = (const Muster__V1__OrderNodeRequest *)base;
+    const char *identity = mu_rpc_call_identity(call), *by = identity[0] ? identity : request->by;
+    char name[MU_WORKER_NAME_SIZE], reason[MU_TEXT_SIZE], who[MU_TEXT_SIZE];
+    int order = 0;
+    struct mu_coord_event event = {
+        .kind = MU_CE_NODE,
+        .request = {.node = name, .reason = reason, .by = who, .deadline_us = request->deadline_s * 1000000ull}};
+    enum mu_status status;
+    if ((status = mu_wire_get_string(request->node, MU_WIRE_TEXT, "node", name, sizeof name, err)) ||
+        (status = mu_wire_get_enum((int)request->order, 1, MU_NODE_ORDER_COUNT, "order", &order, err)) ||
+        (status = mu_wire_get_string(request->reason, MU_WIRE_TEXT, "reason", reason, sizeof reason, err)) ||
+        (status = mu_wire_get_string(by[0] ? by : "?", MU_WIRE_TEXT, "by", who, sizeof who, err)))
+        return status;
+    event.request.order = (enum mu_node_order)(order - 1);
+    if (!name[0])
+        return mu_fail(err, MU_ERR_INVALID, "node: is missing: the name of a host as in ListNodes");
+    if (event.request.order != MU_NODE_RESUME && !reason[0])
+        return mu_fail(err, MU_ERR_INVALID, "reason: is missing: whoever finds the node so wants to know why");
+    status = begin(api, call, "", request->request_id, &event, &event.request.cookie, err);
+    if (status == MU_OK)
+        api->config.step(api->config.ctx, &event);
+    return status;
+}
+
+static enum mu_status report_exit(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                  struct mu_error *err)
+{
+    const Muster__V1__ReportExitRequest *request = (const Muster__V1__ReportExitRequest *)base;
+    char job[MU_JOB_NAME_SIZE], worker[MU_WORKER_NAME_SIZE], host[MU_WORKER_NAME_SIZE], text[MU_TEXT_SIZE];
+    struct mu_coord_event event = {.kind = MU_CE_EXITED,
+                                   .exited.exit = {.job = job,
+                                                   .worker = worker,
+                                                   .host = host,
+                                                   .pid = request->pid,
+                                                   .signal = request->signal,
+                                                   .code = request->exit_code,
+                                                   .again = request->again,
+                                                   .text = text}};
+    enum mu_status status;
+    if ((status = get_name(request->job, "job", job, err)) ||
+        (status = mu_wire_get_string(request->worker, MU_WIRE_NAME, "worker", worker, sizeof worker, err)) ||
+        (status = mu_wire_get_string(request->host, MU_WIRE_TEXT, "host", host, sizeof host, err)) ||
+        (status = mu_wire_get_string(request->text, MU_WIRE_TEXT, "text", text, sizeof text, err)) ||
+        (status = mu_wire_get_id(request->incarnation, "incarnation", &event.exited.exit.incarnation, err)) ||
+        (status = begin(api, call, job, (ProtobufCBinaryData){0}, &event, &event.exited.cookie, err)))
+        return status;
+    api->config.step(api->config.ctx, &event);
+    return MU_OK;
+}
+
 /* ---- replies ---- */
 
 void mu_api_reply(struct mu_api *api, const struct mu_coord_action *action)
@@ -586,6 +665,7 @@ void mu_api_reply(struct mu_api *api, const struct mu_coord_action *action)
     pending->replied = true;
     api->any_replied = true;
     pending->reply = action->reply;
+    snprintf(pending->text, sizeof pending->text, "%s", action->reply.text ? action->reply.text : "");
     if (action->reply.status != MU_OK)
         mu_fail_for(&pending->answer->err, action->reply.status, action->reply.reason, action->reply.reason_value, "%s",
                     action->reply.text ? action->reply.text : mu_status_name(action->reply.status));
@@ -648,6 +728,15 @@ static void build_reply(struct mu_api *api, const struct pending *pending)
         Muster__V1__TriggerCheckpointResponse response = MUSTER__V1__TRIGGER_CHECKPOINT_RESPONSE__INIT;
         response.number = pending->reply.checkpoint;
         fill_answer(api, answer, &response.base);
+    } else if (pending->method == MU_METHOD_REPORT_EXIT) {
+        Muster__V1__ReportExitResponse response = MUSTER__V1__REPORT_EXIT_RESPONSE__INIT;
+        response.verdict =
+            pending->reply.verdict == MU_EXIT_START_AGAIN ? MUSTER__V1__EXIT_VERDICT__EXIT_VERDICT_START_AGAIN
+            : pending->reply.verdict == MU_EXIT_ASK_AGAIN ? MUSTER__V1__EXIT_VERDICT__EXIT_VERDICT_ASK_AGAIN
+                                                          : MUSTER__V1__EXIT_VERDICT__EXIT_VERDICT_STAY_AWAY;
+        response.after_ms = pending->reply.after_ms;
+        response.text = mu_wire_put_text(&api->arena, pending->text, sizeof pending->text);
+        fill_answer(api, answer, &response.base);
     } else {
         Muster__V1__CancelJobResponse response = MUSTER__V1__CANCEL_JOB_RESPONSE__INIT; /* the others are empty too */
         fill_answer(api, answer, &response.base);
@@ -692,6 +781,9 @@ static const struct {
     [MU_METHOD_GET_TIMINGS] = {&muster__v1__get_timings_request__descriptor, get_timings},
     [MU_METHOD_WATCH_EVENTS] = {&muster__v1__watch_events_request__descriptor, watch_events},
     [MU_METHOD_SAVE_SNAPSHOT] = {&muster__v1__save_snapshot_request__descriptor, save_snapshot},
+    [MU_METHOD_LIST_NODES] = {&muster__v1__list_nodes_request__descriptor, list_nodes},
+    [MU_METHOD_ORDER_NODE] = {&muster__v1__order_node_request__descriptor, order_node},
+    [MU_METHOD_REPORT_EXIT] = {&muster__v1__report_exit_request__descriptor, report_exit},
     [MU_METHOD_SCALE_JOB] = {&muster__v1__scale_job_request__descriptor, scale_job},
 };
 

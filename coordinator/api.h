@@ -25,6 +25,9 @@ enum mu_method {
     MU_METHOD_GET_TIMINGS,
     MU_METHOD_WATCH_EVENTS,
     MU_METHOD_SAVE_SNAPSHOT,
+    MU_METHOD_REPORT_EXIT,
+    MU_METHOD_LIST_NODES,
+    MU_METHOD_ORDER_NODE,
     MU_METHOD_SCALE_JOB,
     MU_METHOD_API_COUNT,
     /* What gRPC tools expect of every server: not ours either. */

@@ -8,6 +8,7 @@
 #include "common/clock.h"
 #include "common/fault.h"
 #include "common/log.h"
+#include "common/notify.h"
 #include "coordinator/driver_internal.h"
 #include "coordinator/records.h"
 #include "coordinator/reflection.h"
@@ -354,6 +355,7 @@ static void end_silent_sessions(struct mu_driver *driver, uint64_t now_us)
 static void look_at_health(struct mu_driver *driver, uint64_t now_us)
 {
     struct mu_error ignored;
+    mu_notify_alive(now_us); /* at each turn: four times a second at least */
     if (now_us < driver->health_next_us)
         return;
     driver->health_next_us = now_us + HEALTH_LOOK_US;
@@ -474,6 +476,7 @@ static enum mu_status finish_run(struct mu_driver *driver, struct mu_error *err)
     bool drained = false;
     enum mu_status status = MU_OK;
     uint64_t until_us = mu_clock_mono_us() + driver->config.stop_ms * 1000ull;
+    mu_notify("STOPPING=1");
     mu_health_set(driver->health, false);
     mu_rpc_server_drain(driver->server);
     do {

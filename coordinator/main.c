@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "common/log.h"
+#include "common/notify.h"
 #include "coordinator/driver.h"
 
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
@@ -376,6 +377,7 @@ static int run(const struct options *options, struct mu_driver *driver)
         MU_LOGW("%s can be reached from other hosts, without encryption or authentication: keep it inside a trusted "
                 "network",
                 mu_driver_address(driver));
+    mu_notify("READY=1\nSTATUS=listens on %s", mu_driver_address(driver));
     enum mu_status status = mu_driver_run(driver, &err);
     pthread_cancel(signals);
     pthread_join(signals, NULL);
@@ -392,6 +394,7 @@ int main(int argc, char **argv)
     parse_options(&options, argc, argv);
     if (options.exit_code >= 0)
         return options.exit_code;
+    mu_notify_init();
     mu_log_init("musterd", options.log_level);
 
     /* Before any thread starts, so that all of them inherit it: only the signal thread takes these. */

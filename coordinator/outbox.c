@@ -81,6 +81,7 @@ static unsigned class_of(const struct mu_record *record)
             return 1u << HAS_INTENT;
         }
     case MU_RECORD_WORKER:
+    case MU_RECORD_NODE:
         return 1u << HAS_WORKER;
     default:
         return 1u << HAS_EVENT;

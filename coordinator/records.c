@@ -8,12 +8,14 @@
 #include "coordinator/record_checkpoint.h"
 
 const char mu_record_prefixes[MU_RECORD_KIND_COUNT][3] = {
-    [MU_RECORD_JOB] = "j/",   [MU_RECORD_GENERATION] = "g/", [MU_RECORD_CHECKPOINT] = "c/", [MU_RECORD_WORKER] = "w/",
-    [MU_RECORD_TALLY] = "t/", [MU_RECORD_DEATH] = "d/",      [MU_RECORD_REQUEST] = "r/",    [MU_RECORD_EVENT] = "e/",
+    [MU_RECORD_JOB] = "j/",     [MU_RECORD_GENERATION] = "g/", [MU_RECORD_CHECKPOINT] = "c/",
+    [MU_RECORD_WORKER] = "w/",  [MU_RECORD_TALLY] = "t/",      [MU_RECORD_DEATH] = "d/",
+    [MU_RECORD_REQUEST] = "r/", [MU_RECORD_EVENT] = "e/",      [MU_RECORD_NODE] = "n/",
 };
 
 _Static_assert(MUSTER__V1__JOB_STATE__JOB_STATE_CANCELLED == (int)MU_JOB_STATE_COUNT, "job state");
 _Static_assert(MUSTER__V1__CHECKPOINT_STATE__CHECKPOINT_STATE_BAD == (int)MU_CKPT_STATE_COUNT, "checkpoint state");
+_Static_assert(MUSTER__V1__NODE_ORDER__NODE_ORDER_RESUME == (int)MU_NODE_RESUME + 1, "order");
 _Static_assert(MUSTER__V1__EVENT_SEVERITY__EVENT_SEVERITY_ERROR == (int)MU_EVENT_ERROR + 1, "severity");
 
 /* ---- keys ---- */
@@ -57,6 +59,9 @@ size_t mu_record_key(const struct mu_record *record, uint8_t out[MU_RECORD_KEY_S
         break;
     case MU_RECORD_DEATH:
         size += put_number(out + size, record->death->number % MU_DEATHS_KEPT);
+        break;
+    case MU_RECORD_NODE:
+        size += put_name(out + size, record->node->name, MU_WORKER_NAME_SIZE);
         break;
     case MU_RECORD_REQUEST:
         size += put_number(out + size, record->request->number % MU_REQUESTS_KEPT);
@@ -209,6 +214,7 @@ static enum mu_status put_worker(struct mu_wire_arena *arena, const struct mu_wo
     pb->quarantined = worker->quarantined;
     pb->draining = worker->draining;
     pb->reason = mu_wire_put_text(arena, worker->reason, sizeof worker->reason);
+    pb->host = mu_wire_put_text(arena, worker->host, sizeof worker->host);
     *ret_pb = pb;
     return mu_wire_put_string(worker->name, MU_WIRE_NAME, "WorkerRecord.name", sizeof worker->name, &pb->name, err);
 }
@@ -305,6 +311,22 @@ enum mu_status mu_event_to_pb(struct mu_wire_arena *arena, const struct mu_event
                               err);
 }
 
+static enum mu_status put_node(struct mu_wire_arena *arena, const struct mu_node_record *node,
+                               Muster__V1__NodeRecord **ret_pb, struct mu_error *err)
+{
+    Muster__V1__NodeRecord *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__node_record__init(pb);
+    pb->order = (Muster__V1__NodeOrder)((int)node->order + 1);
+    pb->since_wall_us = node->since_wall_us;
+    pb->deadline_wall_us = node->deadline_wall_us;
+    pb->reason = mu_wire_put_text(arena, node->reason, sizeof node->reason);
+    pb->by = mu_wire_put_text(arena, node->by, sizeof node->by);
+    *ret_pb = pb;
+    return mu_wire_put_string(node->name, MU_WIRE_TEXT, "NodeRecord.name", sizeof node->name, &pb->name, err);
+}
+
 static enum mu_status put_record(struct mu_wire_arena *arena, const struct mu_record *record,
                                  Muster__V1__StoredRecord *pb, struct mu_error *err)
 {
@@ -327,6 +349,9 @@ static enum mu_status put_record(struct mu_wire_arena *arena, const struct mu_re
     case MU_RECORD_DEATH:
         pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_DEATH;
         return put_death(arena, record->death, &pb->death, err);
+    case MU_RECORD_NODE:
+        pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_NODE;
+        return put_node(arena, record->node, &pb->node, err);
     case MU_RECORD_REQUEST:
         pb->kind_case = MUSTER__V1__STORED_RECORD__KIND_REQUEST;
         return put_request(arena, record->request, &pb->request, err);
@@ -449,7 +474,8 @@ static enum mu_status get_worker(const Muster__V1__WorkerRecord *pb, struct mu_w
     if (status == MU_OK)
         status =
             mu_wire_get_string(pb->reason, MU_WIRE_TEXT, "WorkerRecord.reason", out->reason, sizeof out->reason, err);
-    return status;
+    return status ? status
+                  : mu_wire_get_string(pb->host, MU_WIRE_TEXT, "WorkerRecord.host", out->host, sizeof out->host, err);
 }
 
 static void get_interval(const Muster__V1__IntervalTally *pb, struct mu_tally_record *out)
@@ -525,6 +551,21 @@ static enum mu_status get_event(const Muster__V1__Event *pb, struct mu_event_rec
     return MU_OK;
 }
 
+static enum mu_status get_node(const Muster__V1__NodeRecord *pb, struct mu_node_record *out, struct mu_error *err)
+{
+    int order = 0;
+    enum mu_status status;
+    if ((status = mu_wire_get_enum((int)pb->order, 1, MU_NODE_DRAIN + 1, "NodeRecord.order", &order, err)) ||
+        (status = mu_wire_get_string(pb->name, MU_WIRE_TEXT, "NodeRecord.name", out->name, sizeof out->name, err)) ||
+        (status =
+             mu_wire_get_string(pb->reason, MU_WIRE_TEXT, "NodeRecord.reason", out->reason, sizeof out->reason, err)))
+        return status;
+    out->order = (enum mu_node_order)(order - 1);
+    out->since_wall_us = pb->since_wall_us;
+    out->deadline_wall_us = pb->deadline_wall_us;
+    return mu_wire_get_string(pb->by, MU_WIRE_TEXT, "NodeRecord.by", out->by, sizeof out->by, err);
+}
+
 union any_record {
     struct mu_job_record job;
     struct mu_generation_record generation;
@@ -532,6 +573,7 @@ union any_record {
     struct mu_worker_record worker;
     struct mu_tally_record tally;
     struct mu_death_record death;
+    struct mu_node_record node;
     struct mu_request_record request;
     struct mu_event_record event;
 };
@@ -564,6 +606,9 @@ static enum mu_status get_record(struct mu_wire_arena *arena, const Muster__V1__
         any->death = (struct mu_death_record){
             .number = pb->death->number, .name_hash = pb->death->name_hash, .wall_us = pb->death->wall_us};
         return mu_wire_get_id(pb->death->incarnation, "DeathRecord.incarnation", &any->death.incarnation, err);
+    case MUSTER__V1__STORED_RECORD__KIND_NODE:
+        out->kind = MU_RECORD_NODE;
+        return get_node(pb->node, &any->node, err);
     case MUSTER__V1__STORED_RECORD__KIND_REQUEST:
         out->kind = MU_RECORD_REQUEST;
         return get_request(pb->request, &any->request, err);

@@ -146,6 +146,19 @@ bool mu_wire_name_ok(const char *name, size_t capacity)
     return strspn(name, others) == length;
 }
 
+void mu_wire_name_clean(const char *text, char *out, size_t capacity)
+{
+    size_t length = 0;
+    for (; text[length] && length + 1 < capacity; length++) {
+        char c = text[length] >= 'A' && text[length] <= 'Z' ? (char)(text[length] + 32) : text[length];
+        bool plain = (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+        out[length] = plain || (length && (c == '.' || c == '-')) ? c : length ? '_' : 'x';
+    }
+    if (length == 0)
+        out[length++] = 'x';
+    out[length] = 0;
+}
+
 static bool file_ok(const char *text)
 {
     static const char others[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";

@@ -67,5 +67,7 @@ bool mu_wire_text_ok(const char *text, size_t capacity);
 void mu_wire_text_clean(const char *text, char *out, size_t capacity);
 /* A job or worker name: a-z 0-9 . _ - with a letter or digit first, 1 to capacity - 1 characters. */
 bool mu_wire_name_ok(const char *name, size_t capacity);
+/* Makes a host's name such a name: lower case, anything else becomes '_', cut. out holds capacity, at least 2. */
+void mu_wire_name_clean(const char *text, char *out, size_t capacity);
 
 #endif

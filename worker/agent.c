@@ -16,10 +16,12 @@
 #include "common/clock.h"
 #include "common/fault.h"
 #include "common/log.h"
+#include "common/notify.h"
 #include "proto/wire.h"
 #include "rpc/client.h"
 #include "worker/engine.h"
 #include "worker/keeper.h"
+#include "worker/notes.h"
 
 #define ATTACH_METHOD "/muster.v1.WorkerService/Attach"
 
@@ -50,6 +52,8 @@ struct agent {
     bool exiting;
     int exit_code;
     int wake_fd, signal_fd, ledger_fd;
+    int note_fd;        /* to its supervisor; -1: none */
+    struct mu_id noted; /* the incarnation it knows */
 };
 
 static void wake_main(struct agent *agent)
@@ -57,6 +61,20 @@ static void wake_main(struct agent *agent)
     uint64_t one = 1;
     ssize_t ignored = write(agent->wake_fd, &one, sizeof one);
     (void)ignored; /* a full counter wakes as well */
+}
+
+/* The supervisor must know who it was that died. */
+static void note_incarnation(struct agent *agent)
+{
+    struct mu_id incarnation = mu_worker_incarnation(agent->worker);
+    if (!mu_id_equal(incarnation, agent->noted))
+        mu_notes_send(agent->note_fd, MU_NOTE_INCARNATION, incarnation, "");
+    agent->noted = incarnation;
+}
+
+static void note_trouble(struct agent *agent, const char *text)
+{
+    mu_notes_send(agent->note_fd, MU_NOTE_TROUBLE, agent->noted, text);
 }
 
 static void leave(struct agent *agent, int code)
@@ -88,6 +106,7 @@ static void do_connect(struct agent *agent)
 {
     struct mu_error err = {0};
     drop_link(agent, true);
+    note_incarnation(agent);
     struct link *link = calloc(1, sizeof *link);
     MU_FAULT("worker.attach");
     enum mu_status status = link ? MU_OK : mu_fail(&err, MU_ERR_NO_MEMORY, "no memory for a stream");
@@ -207,6 +226,16 @@ static void do_engine(struct agent *agent, const struct mu_worker_action *action
     }
 }
 
+static void do_exit(struct agent *agent, int code, const char *text)
+{
+    char line[MU_TEXT_SIZE + MU_ERROR_TEXT_SIZE];
+    bool alone = code == MU_AGENT_EXIT_CANNOT_CONNECT && agent->trouble_told[0];
+    snprintf(line, sizeof line, "%s%s%s", text ? text : "", alone ? ": " : "", alone ? agent->trouble_told : "");
+    mu_log(code == 0 ? MU_LOG_INFO : MU_LOG_ERROR, NULL, "leaving%s%s", line[0] ? ": " : "", line);
+    note_trouble(agent, line);
+    leave(agent, code);
+}
+
 static void on_action(void *ctx, const struct mu_worker_action *action)
 {
     struct agent *agent = ctx;
@@ -233,9 +262,7 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
         do_keep(agent, action->keep);
         break;
     case MU_WA_EXIT:
-        mu_log(action->exit.code == 0 ? MU_LOG_INFO : MU_LOG_ERROR, NULL, "leaving%s%s",
-               action->exit.text && *action->exit.text ? ": " : "", action->exit.text ? action->exit.text : "");
-        leave(agent, action->exit.code);
+        do_exit(agent, action->exit.code, action->exit.text);
         break;
     }
 }
@@ -276,10 +303,14 @@ static void on_message(struct agent *agent, const void *data, size_t size_bytes)
         mu_rpc_stream_cancel(agent->link->stream);
         return;
     }
-    if (message.kind == MU_CM_WELCOME)
+    if (message.kind == MU_CM_WELCOME) {
         MU_LOGI("attached as '%s'", message.welcome.name);
-    if (message.kind == MU_CM_REJECT)
+        mu_notes_send(agent->note_fd, MU_NOTE_ATTACHED, agent->noted, "");
+    }
+    if (message.kind == MU_CM_REJECT) {
         MU_LOGW("the coordinator refuses: %s", message.reject.text);
+        note_trouble(agent, message.reject.text);
+    }
     step_core(agent, &(struct mu_worker_event){.kind = MU_WE_MESSAGE, .message = &message});
 }
 
@@ -305,6 +336,8 @@ static void on_stream(void *user, const struct mu_rpc_stream_event *event)
         drop_link(agent, false);
         bool is_news = was_up || strcmp(text, agent->trouble_told) != 0;
         mu_log(is_news && !agent->exiting ? MU_LOG_WARN : MU_LOG_DEBUG, NULL, "no coordinator: %s", text);
+        if (is_news && !agent->exiting && event->code != MU_RPC_OK) /* else the reason was given before */
+            note_trouble(agent, text);
         snprintf(agent->trouble_told, sizeof agent->trouble_told, "%s", text);
         step_core(agent, &(struct mu_worker_event){.kind = MU_WE_DISCONNECTED, .text = text});
         break;
@@ -488,6 +521,7 @@ static void sleep_until(struct agent *agent, uint64_t until_us)
 static void main_loop(struct agent *agent)
 {
     give_event(agent, &(struct mu_worker_event){.kind = MU_WE_START});
+    mu_notify("READY=1");
     for (;;) {
         pthread_mutex_lock(&agent->lock);
         bool exiting = agent->exiting;
@@ -496,7 +530,8 @@ static void main_loop(struct agent *agent)
         pthread_mutex_unlock(&agent->lock);
         if (exiting)
             return;
-        sleep_until(agent, deadline_us);
+        uint64_t alive_us = mu_notify_alive(mu_clock_mono_us());
+        sleep_until(agent, alive_us < deadline_us ? alive_us : deadline_us);
         free_dead(agent);
         on_signals(agent);
         if (mu_clock_mono_us() >= deadline_us)
@@ -592,7 +627,10 @@ static enum mu_status start_core(struct agent *agent, const struct mu_agent_conf
     worker.backoff_max_ms = config->backoff_max_ms ? config->backoff_max_ms : worker.backoff_max_ms;
     worker.step_report_ms = config->step_report_ms ? config->step_report_ms : worker.step_report_ms;
     agent->worker = mu_worker_new(&worker);
-    return agent->worker ? MU_OK : mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the worker");
+    if (!agent->worker)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the worker");
+    note_incarnation(agent);
+    return MU_OK;
 }
 
 static enum mu_status start_rpc(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
@@ -631,15 +669,16 @@ static void stop(struct agent *agent)
     mu_wire_arena_fini(&agent->arena_in);
     mu_wire_arena_fini(&agent->arena_out);
     pthread_mutex_destroy(&agent->lock);
-    int fds[] = {agent->signal_fd, agent->wake_fd, agent->ledger_fd};
-    for (unsigned i = 0; i < 3; i++)
+    int fds[] = {agent->signal_fd, agent->wake_fd, agent->ledger_fd, agent->note_fd};
+    for (unsigned i = 0; i < sizeof fds / sizeof fds[0]; i++)
         if (fds[i] >= 0)
             close(fds[i]);
 }
 
 int mu_agent_run(const struct mu_agent_config *config)
 {
-    struct agent agent = {.wake_fd = -1, .signal_fd = -1, .ledger_fd = -1, .armed_us = UINT64_MAX};
+    struct agent agent = {
+        .wake_fd = -1, .signal_fd = -1, .ledger_fd = -1, .note_fd = mu_notes_open(), .armed_us = UINT64_MAX};
     struct mu_error err = {0};
     pthread_mutex_init(&agent.lock, NULL);
     mu_wire_arena_init(&agent.arena_in);
@@ -656,6 +695,7 @@ int mu_agent_run(const struct mu_agent_config *config)
         flush_stream(&agent);
     } else {
         MU_LOGE("%s", err.text);
+        note_trouble(&agent, err.text);
         agent.exit_code = status == MU_ERR_INVALID ? MU_AGENT_EXIT_USAGE : MU_AGENT_EXIT_FAILURE;
     }
     stop(&agent);

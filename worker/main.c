@@ -1,22 +1,36 @@
-/* muster-worker: options in, exit code out; everything else is in agent.c. */
+/* muster-worker: options in, exit code out; everything else is in agent.c, and supervisor.c for several of them. */
 #include <getopt.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/log.h"
+#include "common/notify.h"
 #include "kernels/pool.h"
 #include "plan/session.h"
 #include "proto/wire.h"
 #include "worker/agent.h"
+#include "worker/cpus.h"
+#include "worker/detach.h"
 #include "worker/join.h"
+#include "worker/notes.h"
+#include "worker/supervisor.h"
 
-enum { GIVE_UP_MAX_S = 7 * 24 * 3600, MILLISECONDS_MAX = 3600 * 1000 };
+enum {
+    GIVE_UP_MAX_S = 7 * 24 * 3600,
+    MILLISECONDS_MAX = 3600 * 1000,
+    READY_MAX_S = 3600,
+    READY_DEFAULT_S = 30,
+    NAME_ROOM = 8 /* "-cpu255" */
+};
 
 static const char help[] =
     "usage: muster-worker --job NAME [--coordinator ADDR] [options]\n"
     "\n"
-    "Trains a part of a job. Start one per device, at any time, on any host: the coordinator gives it work as soon as\n"
+    "Trains a part of a job. Start one per device (or with --device one for all of them), at any time, on any host: "
+    "the coordinator gives it work as soon as\n"
     "it can use it. Leaves by itself when the job is over; SIGTERM or SIGINT makes it leave in good order before.\n"
     "\n"
     "  --job NAME            the job to work for\n"
@@ -28,6 +42,14 @@ static const char help[] =
     "$MUSTER_JOIN_TOKEN; see\n"
     "                        muster token), and writes it to --tls-cert and --tls-key\n"
     "  --name NAME           this worker's name: a-z 0-9 . _ - (default: chosen by the coordinator)\n"
+    "  --device all          a supervisor with one worker for every device: here, for the processors of each memory "
+    "node\n"
+    "  --device cpu          a supervisor whose workers share the processors of the affinity mask: --slots N of them\n"
+    "                        (default: 1). Workers are called NAME-cpu0, NAME-cpu1, ... (default NAME: the host's).\n"
+    "                        Those that crash are started again, as often as the coordinator permits\n"
+    "  --detach              with --device: return once all workers are attached; they stay in the background\n"
+    "  --ready-within S      with --detach: give up when they are not attached after S seconds (default: 30)\n"
+    "  --log FILE            with --detach: where their output goes (default: ~/.local/state/muster/NAME.log)\n"
     "  --threads N           compute threads (default: CPUs of the affinity mask)\n"
     "  --data-addr ADDR      address on which peers reach this worker, with or without port (default: the one that "
     "reaches\n"
@@ -52,7 +74,15 @@ static const char help[] =
 enum option_id {
     OPT_JOB = 256,
     OPT_COORDINATOR,
+    OPT_TLS_CA,
+    OPT_TLS_CERT,
+    OPT_TLS_KEY,
     OPT_NAME,
+    OPT_DEVICE,
+    OPT_SLOTS,
+    OPT_DETACH,
+    OPT_READY_WITHIN,
+    OPT_LOG,
     OPT_THREADS,
     OPT_DATA_ADDR,
     OPT_HOST_ID,
@@ -63,19 +93,24 @@ enum option_id {
     OPT_REPORT_EVERY,
     OPT_CONNECT_TIMEOUT,
     OPT_LEDGER,
-    OPT_TLS_CA,
-    OPT_TLS_CERT,
-    OPT_TLS_KEY,
     OPT_JOIN_TOKEN,
     OPT_LOG_LEVEL,
     OPT_VERSION,
-    OPT_HELP
+    OPT_HELP,
 };
 
 static const struct option options[] = {
     {"job", required_argument, NULL, OPT_JOB},
     {"coordinator", required_argument, NULL, OPT_COORDINATOR},
+    {"tls-ca", required_argument, NULL, OPT_TLS_CA},
+    {"tls-cert", required_argument, NULL, OPT_TLS_CERT},
+    {"tls-key", required_argument, NULL, OPT_TLS_KEY},
     {"name", required_argument, NULL, OPT_NAME},
+    {"device", required_argument, NULL, OPT_DEVICE},
+    {"slots", required_argument, NULL, OPT_SLOTS},
+    {"detach", no_argument, NULL, OPT_DETACH},
+    {"ready-within", required_argument, NULL, OPT_READY_WITHIN},
+    {"log", required_argument, NULL, OPT_LOG},
     {"threads", required_argument, NULL, OPT_THREADS},
     {"data-addr", required_argument, NULL, OPT_DATA_ADDR},
     {"host-id", required_argument, NULL, OPT_HOST_ID},
@@ -86,14 +121,21 @@ static const struct option options[] = {
     {"report-every", required_argument, NULL, OPT_REPORT_EVERY},
     {"connect-timeout", required_argument, NULL, OPT_CONNECT_TIMEOUT},
     {"ledger", required_argument, NULL, OPT_LEDGER},
-    {"tls-ca", required_argument, NULL, OPT_TLS_CA},
-    {"tls-cert", required_argument, NULL, OPT_TLS_CERT},
-    {"tls-key", required_argument, NULL, OPT_TLS_KEY},
     {"join-token-file", required_argument, NULL, OPT_JOIN_TOKEN},
     {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
     {"version", no_argument, NULL, OPT_VERSION},
     {"help", no_argument, NULL, OPT_HELP},
     {NULL, 0, NULL, 0},
+};
+
+struct choices {
+    struct mu_agent_config agent;
+    enum mu_log_level level;
+    const char *device, *log; /* device NULL: no supervisor */
+    uint32_t slots, ready_s;  /* 0: not given */
+    bool detach;
+    char **words; /* what the supervisor's workers are given, "--job=kjv" */
+    size_t word_count;
 };
 
 static bool parse_number(const char *option, const char *text, uint32_t least, uint32_t most, uint32_t *ret_value)
@@ -133,63 +175,78 @@ static bool parse_name(const char *option, const char *text, size_t capacity)
     return false;
 }
 
-/* False: the exit code is in *ret_code. */
-static bool take_option(int id, const char *text, struct mu_agent_config *config, enum mu_log_level *level,
-                        int *ret_code)
+static bool parse_device(const char *text)
 {
-    bool ok = true;
-    uint32_t seconds;
-    *ret_code = MU_AGENT_EXIT_USAGE;
-    switch (id) {
-    case OPT_JOB:
-        config->job = text;
-        return parse_name("job", text, MU_JOB_NAME_SIZE);
-    case OPT_COORDINATOR:
-        config->coordinator = text;
+    if (strcmp(text, "all") == 0 || strcmp(text, "cpu") == 0)
         return true;
-    case OPT_NAME:
-        config->name = text;
-        return parse_name("name", text, MU_WORKER_NAME_SIZE);
+    fprintf(stderr, "muster-worker: --device: '%s' is not allowed: all or cpu\n", text);
+    return false;
+}
+
+/* Options that are taken as they stand. */
+static bool take_text(int id, const char *text, struct choices *choices)
+{
+    struct mu_agent_config *config = &choices->agent;
+    const struct {
+        int id;
+        const char **value;
+    } texts[] = {{OPT_COORDINATOR, &config->coordinator},
+                 {OPT_TLS_CA, &config->tls.ca},
+                 {OPT_TLS_CERT, &config->tls.cert},
+                 {OPT_TLS_KEY, &config->tls.key},
+                 {OPT_JOIN_TOKEN, &config->join_token_file},
+                 {OPT_DATA_ADDR, &config->data_addr},
+                 {OPT_HOST_ID, &config->host_id},
+                 {OPT_UNIX_DIR, &config->unix_dir},
+                 {OPT_LEDGER, &config->ledger},
+                 {OPT_LOG, &choices->log},
+                 {OPT_JOB, &config->job},
+                 {OPT_NAME, &config->name},
+                 {OPT_DEVICE, &choices->device}};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        if (texts[i].id == id) {
+            *texts[i].value = text;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool take_number(int id, const char *text, struct choices *choices)
+{
+    struct mu_agent_config *config = &choices->agent;
+    uint32_t seconds;
+    switch (id) {
     case OPT_THREADS:
         return parse_number("threads", text, 1, MU_POOL_THREADS_MAX, &config->threads);
-    case OPT_DATA_ADDR:
-        config->data_addr = text;
-        return true;
-    case OPT_HOST_ID:
-        config->host_id = text;
-        return true;
-    case OPT_UNIX_DIR:
-        config->unix_dir = text;
-        return true;
+    case OPT_SLOTS:
+        return parse_number("slots", text, 1, MU_SLOTS_MAX, &choices->slots);
+    case OPT_READY_WITHIN:
+        return parse_number("ready-within", text, 1, READY_MAX_S, &choices->ready_s);
     case OPT_GIVE_UP:
-        ok = parse_number("give-up-after", text, 0, GIVE_UP_MAX_S, &seconds);
-        config->give_up_ms = ok ? seconds * 1000 : 0;
-        return ok;
+        if (!parse_number("give-up-after", text, 0, GIVE_UP_MAX_S, &seconds))
+            return false;
+        config->give_up_ms = seconds * 1000;
+        return true;
     case OPT_BACKOFF_MIN:
         return parse_number("backoff-min", text, 1, MILLISECONDS_MAX, &config->backoff_min_ms);
     case OPT_BACKOFF_MAX:
         return parse_number("backoff-max", text, 1, MILLISECONDS_MAX, &config->backoff_max_ms);
     case OPT_REPORT_EVERY:
         return parse_number("report-every", text, 1, MILLISECONDS_MAX, &config->step_report_ms);
-    case OPT_CONNECT_TIMEOUT:
+    default:
         return parse_number("connect-timeout", text, 1, MILLISECONDS_MAX, &config->connect_timeout_ms);
-    case OPT_LEDGER:
-        config->ledger = text;
-        return true;
-    case OPT_TLS_CA:
-        config->tls.ca = text;
-        return true;
-    case OPT_TLS_CERT:
-        config->tls.cert = text;
-        return true;
-    case OPT_TLS_KEY:
-        config->tls.key = text;
-        return true;
-    case OPT_JOIN_TOKEN:
-        config->join_token_file = text;
-        return true;
-    case OPT_LOG_LEVEL:
-        return parse_level(text, level);
+    }
+}
+
+/* False: the exit code is in *ret_code. */
+static bool take_option(int id, const char *text, struct choices *choices, int *ret_code)
+{
+    *ret_code = MU_AGENT_EXIT_USAGE;
+    switch (id) {
+    case '?': /* getopt has said what is wrong */
+        fputs("Try 'muster-worker --help'.\n", stderr);
+        return false;
     case OPT_VERSION:
         printf("muster-worker %s\n", MU_VERSION);
         *ret_code = MU_AGENT_EXIT_OK;
@@ -198,9 +255,17 @@ static bool take_option(int id, const char *text, struct mu_agent_config *config
         fputs(help, stdout);
         *ret_code = MU_AGENT_EXIT_OK;
         return false;
-    default: /* getopt has said what is wrong */
-        fputs("Try 'muster-worker --help'.\n", stderr);
-        return false;
+    case OPT_DETACH:
+        choices->detach = true;
+        return true;
+    case OPT_LOG_LEVEL:
+        return parse_level(text, &choices->level);
+    default:
+        if (!take_text(id, text, choices))
+            return take_number(id, text, choices);
+        return (id != OPT_JOB || parse_name("job", text, MU_JOB_NAME_SIZE)) &&
+               (id != OPT_NAME || parse_name("name", text, MU_WORKER_NAME_SIZE)) &&
+               (id != OPT_DEVICE || parse_device(text));
     }
 }
 
@@ -222,30 +287,131 @@ static bool join(const struct mu_agent_config *config, int *ret_code)
     return false;
 }
 
-int main(int argc, char **argv)
+/* Everything but what the supervisor itself takes or gives. */
+static bool keep_word(int id, const char *text, struct choices *choices)
 {
-    const char *from_environment = getenv("MUSTER_COORDINATOR");
-    struct mu_agent_config config = {.coordinator =
-                                         from_environment && *from_environment ? from_environment : "127.0.0.1:7070",
-                                     .tls = mu_rpc_tls_files_from_environment()};
-    enum mu_log_level level = MU_LOG_INFO;
+    static const int own[] = {OPT_JOIN_TOKEN, OPT_NAME, OPT_DEVICE, OPT_SLOTS, OPT_DETACH, OPT_READY_WITHIN, OPT_LOG};
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
+        if (own[i] == id)
+            return true;
+    const struct option *option = options;
+    while (option->val != id)
+        option++;
+    return asprintf(&choices->words[choices->word_count++], "--%s=%s", option->name, text) > 0;
+}
+
+/* What is wrong with the options as a whole. */
+static bool check_choices(const struct choices *choices)
+{
+    const struct mu_agent_config *agent = &choices->agent;
+    if (!agent->job) {
+        fputs("muster-worker: --job is missing: name the job to work for\nTry 'muster-worker --help'.\n", stderr);
+        return false;
+    }
+    if (agent->backoff_min_ms && agent->backoff_max_ms && agent->backoff_min_ms > agent->backoff_max_ms) {
+        fprintf(stderr, "muster-worker: --backoff-min %u is not allowed: at most --backoff-max, %u\n",
+                agent->backoff_min_ms, agent->backoff_max_ms);
+        return false;
+    }
+    if (!choices->device && (choices->slots || choices->detach)) {
+        fprintf(stderr, "muster-worker: --%s needs --device\n", choices->slots ? "slots" : "detach");
+        return false;
+    }
+    if (!choices->detach && (choices->ready_s || choices->log)) {
+        fprintf(stderr, "muster-worker: --%s needs --detach\n", choices->log ? "log" : "ready-within");
+        return false;
+    }
+    if (choices->slots && strcmp(choices->device, "all") == 0) {
+        fputs("muster-worker: --slots contradicts --device all: give it with --device cpu\n", stderr);
+        return false;
+    }
+    return true;
+}
+
+/* ---- with --device ---- */
+
+static uint32_t count_slots(const struct choices *choices)
+{
+    struct mu_cpu *cpus = NULL;
+    if (strcmp(choices->device, "cpu") == 0 || !(cpus = malloc(CPU_SETSIZE * sizeof *cpus)))
+        return choices->slots ? choices->slots : 1;
+    uint32_t nodes = mu_cpus_nodes(cpus, mu_cpus_read(cpus));
+    free(cpus);
+    return nodes ? nodes : 1;
+}
+
+static int supervise(const struct choices *choices)
+{
+    char host[MU_WORKER_NAME_SIZE] = "localhost", name[MU_WORKER_NAME_SIZE], log[MU_PATH_SIZE] = "";
+    const char *log_path = choices->log;
+    int code;
+    if (gethostname(host, sizeof host - 1) != 0)
+        MU_LOGW("the host has no name");
+    mu_wire_name_clean(choices->agent.name ? choices->agent.name : host, name, sizeof name - NAME_ROOM);
+    if (choices->agent.name && strcmp(name, choices->agent.name) != 0) {
+        fprintf(stderr, "muster-worker: --name '%s' is too long with --device: at most %d characters\n",
+                choices->agent.name, MU_WORKER_NAME_SIZE - 1 - NAME_ROOM);
+        return MU_AGENT_EXIT_USAGE;
+    }
+    struct mu_supervisor_config config = {
+        .coordinator = choices->agent.coordinator,
+        .tls = choices->agent.tls,
+        .job = choices->agent.job,
+        .host = choices->agent.host_id ? choices->agent.host_id : host,
+        .name = name,
+        .slots = count_slots(choices),
+        .words = choices->words,
+        .give_up_ms = choices->agent.give_up_ms,
+        .ready_fd = -1,
+        .ready_ms = (choices->ready_s ? choices->ready_s : READY_DEFAULT_S) * 1000,
+    };
+    if (choices->detach) {
+        if (!log_path && mu_detach_default_log(name, log, sizeof log))
+            log_path = log;
+        if (!log_path) {
+            fputs("muster-worker: --detach: there is no $HOME to write a log to: give --log FILE\n", stderr);
+            return MU_AGENT_EXIT_USAGE;
+        }
+        if (!mu_detach(log_path, &config.ready_fd, &code))
+            return code;
+    }
+    return mu_supervise(&config);
+}
+
+/* -1: everything is taken. */
+static int take_options(int argc, char **argv, struct choices *choices)
+{
     int code;
     for (int id; (id = getopt_long(argc, argv, "", options, NULL)) != -1;)
-        if (!take_option(id, optarg, &config, &level, &code))
+        if (!take_option(id, optarg, choices, &code) || !keep_word(id, optarg, choices))
             return code;
     if (optind < argc) {
         fprintf(stderr, "muster-worker: '%s' is not an option\nTry 'muster-worker --help'.\n", argv[optind]);
         return MU_AGENT_EXIT_USAGE;
     }
-    if (!config.job) {
-        fputs("muster-worker: --job is missing: name the job to work for\nTry 'muster-worker --help'.\n", stderr);
-        return MU_AGENT_EXIT_USAGE;
+    return check_choices(choices) ? -1 : MU_AGENT_EXIT_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+    const char *from_environment = getenv("MUSTER_COORDINATOR");
+    struct choices choices = {
+        .agent = {.coordinator = from_environment && *from_environment ? from_environment : "127.0.0.1:7070",
+                  .tls = mu_rpc_tls_files_from_environment()},
+        .level = MU_LOG_INFO,
+        .words = calloc((size_t)argc + 1, sizeof(char *))};
+    if (!choices.words)
+        return MU_AGENT_EXIT_FAILURE;
+    int code = take_options(argc, argv, &choices);
+    if (code < 0) {
+        mu_notify_init();
+        bool is_one_of_several = getenv(MU_NOTES_VARIABLE) && choices.agent.name; /* their lines stand in one log */
+        mu_log_init(choices.device ? "supervisor" : is_one_of_several ? choices.agent.name : "worker", choices.level);
+        if (join(&choices.agent, &code))
+            code = choices.device ? supervise(&choices) : mu_agent_run(&choices.agent);
     }
-    if (config.backoff_min_ms && config.backoff_max_ms && config.backoff_min_ms > config.backoff_max_ms) {
-        fprintf(stderr, "muster-worker: --backoff-min %u is not allowed: at most --backoff-max, %u\n",
-                config.backoff_min_ms, config.backoff_max_ms);
-        return MU_AGENT_EXIT_USAGE;
-    }
-    mu_log_init("worker", level);
-    return join(&config, &code) ? mu_agent_run(&config) : code;
+    for (size_t i = 0; i < choices.word_count; i++)
+        free(choices.words[i]);
+    free(choices.words);
+    return code;
 }

@@ -190,6 +190,7 @@ void mu_coord_start(struct mu_coord *coord, uint64_t now_us, uint64_t wall_us, c
     coord->deadline_us = UINT64_MAX;
     coord->started_us = coord->last_attach_us = lease_now(coord);
     date_deaths(coord);
+    date_nodes(coord);
     for (uint32_t slot = 0; slot < coord->worker_high;
          slot++) { /* members of the recorded generations: may re-attach until then */
         struct worker *worker = &coord->workers[slot];
@@ -251,7 +252,11 @@ void mu_coord_step(struct mu_coord *coord, const struct mu_coord_event *event, c
     case MU_CE_UNDRAIN:
     case MU_CE_CHECKPOINT:
     case MU_CE_SCALE:
+    case MU_CE_NODE:
         on_request(coord, event);
+        break;
+    case MU_CE_EXITED:
+        on_exited(coord, event->exited.cookie, &event->exited.exit);
         break;
     }
     coord->deadline_us = mu_coord_next_deadline(coord);

@@ -189,6 +189,17 @@ struct mu_worker_record {
     char name[MU_WORKER_NAME_SIZE];
     bool quarantined, draining;
     char reason[MU_TEXT_SIZE];
+    char host[MU_WORKER_NAME_SIZE]; /* where it was last; may be empty */
+};
+
+/* What an operator has ordered of a host, for all workers that are or will be on it. */
+enum mu_node_order { MU_NODE_CORDON, MU_NODE_DRAIN, MU_NODE_RESUME, MU_NODE_ORDER_COUNT };
+
+struct mu_node_record {
+    char name[MU_WORKER_NAME_SIZE]; /* as its workers tell it: Hello.host */
+    enum mu_node_order order;       /* CORDON or DRAIN */
+    char reason[MU_TEXT_SIZE], by[MU_TEXT_SIZE];
+    uint64_t since_wall_us, deadline_wall_us; /* DRAIN: 0: none */
 };
 
 /* What was counted and measured of a job, where a decision rests on it or people are shown it. Written with the records
@@ -248,13 +259,14 @@ enum mu_record_kind {
     MU_RECORD_WORKER,
     MU_RECORD_TALLY,
     MU_RECORD_DEATH,
+    MU_RECORD_NODE,
     MU_RECORD_REQUEST,
     MU_RECORD_EVENT,
     MU_RECORD_KIND_COUNT
 };
 
 /* Keys: JOB, GENERATION, TALLY by job name; DEATH, REQUEST by number modulo MU_DEATHS_KEPT, MU_REQUESTS_KEPT;
- * CHECKPOINT by (job name, number); WORKER by name; EVENT by number. A put replaces. */
+ * CHECKPOINT by (job name, number); WORKER, NODE by name; EVENT by number. A put replaces. */
 struct mu_record {
     enum mu_record_kind kind;
     union {
@@ -264,6 +276,7 @@ struct mu_record {
         const struct mu_worker_record *worker;
         const struct mu_tally_record *tally;
         const struct mu_death_record *death;
+        const struct mu_node_record *node;
         const struct mu_request_record *request;
         const struct mu_event_record *event;
     };
@@ -286,6 +299,25 @@ enum mu_coord_event_kind {
     MU_CE_UNDRAIN, /* lifts drain and quarantine of a worker name */
     MU_CE_CHECKPOINT,
     MU_CE_SCALE,
+    MU_CE_NODE,   /* an operator's order about a host */
+    MU_CE_EXITED, /* a supervisor tells how a process of a worker ended */
+};
+
+/* Strings are valid during the step. */
+struct mu_process_exit {
+    const char *job, *worker, *host;
+    struct mu_id incarnation; /* its newest one; zero: it ended before it had any */
+    uint64_t pid;
+    uint32_t signal, code; /* ended by that signal, or (0) exited with that code */
+    bool again;            /* told before: only whether the name may be started now is asked */
+    const char *text;      /* for people: "was killed by signal 9 (SIGKILL)", "exited with code 1" */
+};
+
+enum mu_exit_verdict {
+    MU_EXIT_START_AGAIN, /* after after_ms */
+    MU_EXIT_ASK_AGAIN,   /* drained or quarantined: not now */
+    MU_EXIT_STAY_AWAY,   /* there is nothing more to do for it */
+    MU_EXIT_VERDICT_COUNT
 };
 
 /* A request that is to be carried out once, however often it comes. */
@@ -333,7 +365,14 @@ struct mu_coord_event {
             const char *worker; /* DRAIN, UNDRAIN */
             const char *reason;
             struct mu_worker_policy workers; /* SCALE: min, max: 0: as it is; spares: UINT32_MAX: as it is */
+            const char *node, *by;           /* NODE: which one, and who orders it */
+            enum mu_node_order order;
+            uint64_t deadline_us; /* NODE, DRAIN: from now; 0: none */
         } request;
+        struct {
+            uint64_t cookie;
+            struct mu_process_exit exit;
+        } exited;
     };
 };
 
@@ -343,11 +382,13 @@ struct mu_coord_reply {
     uint64_t cookie;
     enum mu_status status;
     enum mu_reason reason;
-    uint64_t reason_value; /* what mu_reason_value_name says */
-    const char *text;      /* error line, or NULL */
-    uint64_t checkpoint;   /* CHECKPOINT: the sequence number ordered; else 0 */
-    bool existed;          /* SUBMIT: the same job was there already */
-    struct mu_id job_uid;  /* SUBMIT, SCALE */
+    uint64_t reason_value;        /* what mu_reason_value_name says */
+    const char *text;             /* error line, or NULL */
+    uint64_t checkpoint;          /* CHECKPOINT: the sequence number ordered; else 0 */
+    bool existed;                 /* SUBMIT: the same job was there already */
+    enum mu_exit_verdict verdict; /* EXITED; `text` says why the name is not started again */
+    uint32_t after_ms;
+    struct mu_id job_uid; /* SUBMIT, SCALE */
 };
 
 enum mu_coord_action_kind {
@@ -490,6 +531,9 @@ bool mu_coord_checkpoint_view(const struct mu_coord *coord, const char *job, uin
                               struct mu_checkpoint_record *ret);
 /* Newest first for one worker slot. */
 bool mu_coord_timing_view(const struct mu_coord *coord, uint32_t slot, uint32_t back, struct mu_timing_view *ret);
+/* Orders about nodes, and what is remembered of workers' names, in no order; false: there is none of that index. */
+bool mu_coord_node_view(const struct mu_coord *coord, uint32_t index, struct mu_node_record *ret);
+bool mu_coord_worker_record_view(const struct mu_coord *coord, uint32_t index, struct mu_worker_record *ret);
 uint64_t mu_coord_last_event(const struct mu_coord *coord);
 struct mu_coord_counters {
     uint64_t fenced_messages, refused_hellos, stream_losses, forgiven_us;

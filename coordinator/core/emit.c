@@ -167,8 +167,8 @@ void persist_worker(struct mu_coord *coord, const struct mu_worker_record *recor
     persist(coord, (struct mu_record){.kind = MU_RECORD_WORKER, .worker = record});
 }
 
-void event(struct mu_coord *coord, enum mu_event_severity severity, const char *kind, const struct job *job,
-           const struct worker *worker, const char *fmt, ...)
+static void tell(struct mu_coord *coord, enum mu_event_severity severity, const char *kind, const struct job *job,
+                 const char *worker, const char *text)
 {
     struct mu_event_record record = {.number = ++coord->last_event, .wall_us = coord->wall_us, .severity = severity};
     copy_text(record.kind, sizeof record.kind, kind);
@@ -177,11 +177,26 @@ void event(struct mu_coord *coord, enum mu_event_severity severity, const char *
         record.generation = job->record.generation;
         record.step = job->steps_done;
     }
-    if (worker)
-        memcpy(record.worker, worker->name, sizeof record.worker);
-    FORMAT_INTO(record.text, sizeof record.text, fmt);
+    copy_text(record.worker, sizeof record.worker, worker);
+    copy_text(record.text, sizeof record.text, text);
     persist(coord, (struct mu_record){.kind = MU_RECORD_EVENT, .event = &record});
     emit(coord, &(struct mu_coord_action){.kind = MU_CA_EVENT, .event = &record});
+}
+
+void event(struct mu_coord *coord, enum mu_event_severity severity, const char *kind, const struct job *job,
+           const struct worker *worker, const char *fmt, ...)
+{
+    char text[MU_EVENT_TEXT_SIZE];
+    FORMAT_INTO(text, sizeof text, fmt);
+    tell(coord, severity, kind, job, worker ? worker->name : NULL, text);
+}
+
+void event_of_name(struct mu_coord *coord, enum mu_event_severity severity, const char *kind, const struct job *job,
+                   const char *worker, const char *fmt, ...)
+{
+    char text[MU_EVENT_TEXT_SIZE];
+    FORMAT_INTO(text, sizeof text, fmt);
+    tell(coord, severity, kind, job, worker, text);
 }
 
 void refuse(struct answer *answer, enum mu_status status, enum mu_reason reason, const char *fmt, ...)

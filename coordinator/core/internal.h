@@ -5,7 +5,7 @@
 #include "common/mutant.h"
 #include "coordinator/core/core.h"
 
-enum { NONE = UINT32_MAX, WORKER_RECORDS_MAX = 4096 };
+enum { NONE = UINT32_MAX, WORKER_RECORDS_MAX = 4096, NODES_MAX = 4096 };
 
 /* Open-addressing map u64 -> u32 with a fixed capacity; key 0 is never used. */
 struct map {
@@ -43,6 +43,7 @@ struct worker {
     bool lost;     /* declared dead; the slot stays until the generation it belongs to is replaced */
     bool draining; /* leaves as soon as a generation without it runs */
     bool leaving;  /* by its own wish (SIGTERM): no undrain keeps it */
+    bool cordoned; /* its node is: it gets no rank while it holds nothing */
     bool suspect;  /* observed late or its stream is gone */
     bool awaited;  /* recorded as a member, not seen since the coordinator's start */
     bool counted;  /* in the job's ready_count: ready, not lost, not draining */
@@ -187,6 +188,11 @@ struct job {
     uint32_t hung_count;
 };
 
+struct node {
+    struct mu_node_record record;
+    uint64_t deadline_us; /* lease clock; 0: none, or over */
+};
+
 struct mu_coord {
     struct mu_coord_config config;
     uint64_t now_us, wall_us; /* of the event being handled */
@@ -209,6 +215,8 @@ struct mu_coord {
 
     struct mu_worker_record worker_records[WORKER_RECORDS_MAX];
     uint32_t worker_record_count;
+    struct node nodes[NODES_MAX];
+    uint32_t node_count;
     struct {
         struct mu_id incarnation;
         uint64_t name_hash;   /* 0: none, or lifted */
@@ -258,6 +266,8 @@ void persist_request(struct mu_coord *coord, const struct mu_request_record *rec
 void persist_worker(struct mu_coord *coord, const struct mu_worker_record *record);
 void event(struct mu_coord *coord, enum mu_event_severity severity, const char *kind, const struct job *job,
            const struct worker *worker, const char *fmt, ...) MU_PRINTF(6, 7);
+void event_of_name(struct mu_coord *coord, enum mu_event_severity severity, const char *kind, const struct job *job,
+                   const char *worker, const char *fmt, ...) MU_PRINTF(6, 7);
 /* The one reply to a request, while it is being made: OK until it is refused. */
 struct answer {
     struct mu_coord_reply reply;
@@ -283,13 +293,29 @@ struct mu_worker_record *find_worker_record(struct mu_coord *coord, const char *
 struct worker *find_worker(struct mu_coord *coord, const char *name);
 struct mu_worker_record *note_worker(struct mu_coord *coord, const char *name); /* find or add; NULL: table is full */
 
+/* exits.c: crash budgets, and what supervisors tell */
+bool death_is_counted(const struct mu_coord *coord, struct mu_id incarnation);
+void count_death(struct mu_coord *coord, const struct job *job, const char *name, const char *host,
+                 struct mu_id incarnation, const char *why);
+void on_exited(struct mu_coord *coord, uint64_t cookie, const struct mu_process_exit *exit);
+
+/* nodes.c: orders about hosts */
+const struct mu_node_record *find_node(const struct mu_coord *coord, const char *host); /* NULL: none */
+bool restore_node(struct mu_coord *coord, const struct mu_node_record *record);         /* false: too many */
+void date_nodes(struct mu_coord *coord);                                                /* at the start */
+void bind_to_node(struct mu_coord *coord, struct worker *worker);                       /* it has said Hello */
+void node_left(struct mu_coord *coord, const struct worker *worker); /* before its slot is given back */
+void scan_nodes(struct mu_coord *coord);                             /* deadlines */
+void order_node(struct mu_coord *coord, const struct mu_coord_event *request, struct answer *answer);
+
 /* job.c: phases */
 struct job *find_job(struct mu_coord *coord, const char *name);
 struct job *add_job(struct mu_coord *coord, const char *name);
 void clear_job(struct job *job);                                            /* as new, but for the memory it owns */
 void rename_job(struct mu_coord *coord, struct job *job, const char *name); /* and its place in the order */
 bool is_over(const struct job *job);
-bool is_still(const struct worker *worker); /* parked or spare: holds still */
+bool is_still(const struct worker *worker);    /* parked or spare: holds still */
+bool is_kept_off(const struct worker *worker); /* by a cordon: it holds nothing, and gets no rank */
 bool may_take_part(const struct worker *worker);
 void note_break(struct mu_coord *coord, struct job *job, const char *text); /* told at the next Go */
 void settle(struct mu_coord *coord, struct job *job); /* something changed that may be worth a new generation */

@@ -77,9 +77,16 @@ bool is_still(const struct worker *worker)
     return worker->status.phase == MU_PHASE_SPARE || worker->status.phase == MU_PHASE_PARKED;
 }
 
+bool is_kept_off(const struct worker *worker)
+{
+    return worker->cordoned && worker->rank == NONE && !worker->status.held.has_state &&
+           !MU_MUTANT(MU_MUT_IGNORE_CORDON);
+}
+
 bool may_take_part(const struct worker *worker)
 {
-    return worker->ready && !worker->lost && worker->session != 0 && !worker->draining && is_still(worker);
+    return worker->ready && !worker->lost && worker->session != 0 && !worker->draining && is_still(worker) &&
+           !is_kept_off(worker);
 }
 
 /* What broke this generation, each thing once, is told when the next one goes. */
@@ -109,7 +116,7 @@ uint32_t count_candidates(struct mu_coord *coord, const struct job *job, bool *r
     uint32_t count = 0;
     *ret_leaving = false;
     for (struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
-        if (w->lost)
+        if (w->lost || is_kept_off(w))
             continue;
         if (w->draining)
             *ret_leaving = *ret_leaving || w->rank != NONE;

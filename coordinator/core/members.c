@@ -114,6 +114,7 @@ void free_worker(struct mu_coord *coord, struct worker *worker)
     struct job *job = job_of(coord, worker);
     uint32_t slot = (uint32_t)(worker - coord->workers);
     MU_ASSERT(worker->used);
+    node_left(coord, worker);
     if (worker->session)
         map_remove(&coord->by_session, worker->session);
     if (map_get(&coord->by_name, name_key(worker->name)) == slot)
@@ -245,6 +246,30 @@ static bool holds_state(const struct job *job, const struct mu_hello *hello)
     return true;
 }
 
+/* Drained, or quarantined: told so. One that was here when the drain was ordered is released, for it is done. */
+static bool is_kept_out(struct mu_coord *coord, const struct job *job, uint64_t session, const struct mu_hello *hello)
+{
+    const struct mu_worker_record *record = hello->name[0] ? find_worker_record(coord, hello->name) : NULL;
+    const struct mu_node_record *node = find_node(coord, hello->host);
+    bool quarantined = record && record->quarantined, drained = record && record->draining;
+    bool node_drained = node && node->order == MU_NODE_DRAIN;
+    if (holds_state(job, hello) || !(quarantined || drained || node_drained))
+        return false;
+    if (!quarantined && !mu_id_is_zero(hello->job_uid)) {
+        struct mu_coord_message message = {.kind = MU_CM_RELEASE};
+        copy_text(message.release.text, sizeof message.release.text, drained ? record->reason : node->reason);
+        emit(coord, &(struct mu_coord_action){.kind = MU_CA_SEND, .send = {.session = session, .message = &message}});
+    } else if (quarantined || drained) {
+        reject(coord, session, MU_REJECT_QUARANTINED, "worker '%s' is %s (%s); lift it with: muster undrain %s",
+               hello->name, quarantined ? "quarantined" : "drained", record->reason, hello->name);
+    } else {
+        reject(coord, session, MU_REJECT_QUARANTINED,
+               "node '%s' is drained (%s, by %s); lift it with: muster node resume %s", node->name, node->reason,
+               node->by, node->name);
+    }
+    return true;
+}
+
 static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const struct mu_hello *hello)
 {
     if (hello->protocol_version != MU_PROTOCOL_VERSION) {
@@ -281,20 +306,7 @@ static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const s
                "Hello.status: it holds a share of a layout that the job cannot have: %s", err.text);
         return NULL;
     }
-    const struct mu_worker_record *record = hello->name[0] ? find_worker_record(coord, hello->name) : NULL;
-    if (record && !holds_state(job, hello) && (record->quarantined || record->draining)) {
-        if (!record->quarantined && !mu_id_is_zero(hello->job_uid)) { /* it was here when the drain was ordered: done */
-            struct mu_coord_message message = {.kind = MU_CM_RELEASE};
-            memcpy(message.release.text, record->reason, sizeof message.release.text);
-            emit(coord,
-                 &(struct mu_coord_action){.kind = MU_CA_SEND, .send = {.session = session, .message = &message}});
-            return NULL;
-        }
-        reject(coord, session, MU_REJECT_QUARANTINED, "worker '%s' is %s (%s); lift it with: muster undrain %s",
-               hello->name, record->quarantined ? "quarantined" : "drained", record->reason, hello->name);
-        return NULL;
-    }
-    return job;
+    return is_kept_out(coord, job, session, hello) ? NULL : job;
 }
 
 /* A worker that was declared lost, but holds state: in its old slot while that is there, else as a spare. Another
@@ -410,6 +422,7 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
         worker->draining = true;
         copy_text(worker->reason, sizeof worker->reason, record->reason);
     }
+    bind_to_node(coord, worker);
     count_ready(coord, worker);
     worker->seen_us = worker->progress_us = lease_now(coord);
     if (fresh_stream)
@@ -621,43 +634,6 @@ void on_disconnected(struct mu_coord *coord, uint64_t session, const char *reaso
         member_silent(coord, job, worker);
 }
 
-static void count_death(struct mu_coord *coord, const struct job *job, const struct worker *worker)
-{
-    uint64_t hash = name_key(worker->name), now = lease_now(coord),
-             window_us = (uint64_t)coord->config.crash_window_ms * 1000;
-    uint32_t count = 1;
-    for (uint32_t i = 0; i < MU_DEATHS_KEPT; i++)
-        count += coord->deaths[i].name_hash == hash && now - coord->deaths[i].lease_us < window_us;
-    coord->deaths[coord->death_count % MU_DEATHS_KEPT].name_hash = hash;
-    coord->deaths[coord->death_count % MU_DEATHS_KEPT].lease_us = now;
-    coord->deaths[coord->death_count % MU_DEATHS_KEPT].incarnation = worker->incarnation;
-    persist_death(coord, &(struct mu_death_record){.number = coord->death_count++,
-                                                   .name_hash = hash,
-                                                   .wall_us = coord->wall_us,
-                                                   .incarnation = worker->incarnation});
-    if (count <= coord->config.crash_limit)
-        return;
-    struct mu_worker_record *record = note_worker(coord, worker->name);
-    if (!record || record->quarantined)
-        return;
-    record->quarantined = true;
-    format_into(record->reason, sizeof record->reason, "lost %u times within %u s, last: %s", count,
-                coord->config.crash_window_ms / 1000, worker->reason);
-    persist_worker(coord, record);
-    event(coord, MU_EVENT_ERROR, "worker_quarantined", job, worker,
-          "worker %s quarantined (%s); lift it with: muster undrain %s", worker->name, record->reason, worker->name);
-}
-
-/* A member of the recorded generation that was lost before the coordinator's restart already. */
-static bool died_before(const struct mu_coord *coord, const struct worker *worker)
-{
-    for (uint32_t i = 0; worker->awaited && i < MU_DEATHS_KEPT; i++) {
-        if (coord->deaths[i].name_hash && mu_id_equal(coord->deaths[i].incarnation, worker->incarnation))
-            return true;
-    }
-    return false;
-}
-
 void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt, ...)
 {
     struct job *job = job_of(coord, worker);
@@ -674,12 +650,13 @@ void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt
     }
     worker->lost = true;
     count_ready(coord, worker);
-    bool counted = died_before(coord, worker);
+    bool counted =
+        worker->awaited && death_is_counted(coord, worker->incarnation); /* lost before the restart already */
     job->workers_lost += !counted;
     persist_tally(coord, job);
     event(coord, MU_EVENT_WARNING, "worker_lost", job, worker, "worker %s lost (%s)", worker->name, why);
     if (!worker->draining && !counted)
-        count_death(coord, job, worker);
+        count_death(coord, job, worker->name, worker->host, worker->incarnation, worker->reason);
     checkpoint_writer_lost(coord, job, worker);
     holder_lost(coord, job, worker);
     if (worker->rank != NONE)
@@ -752,6 +729,7 @@ void scan_leases(struct mu_coord *coord)
     if (lease_now(coord) < coord->next_scan_us)
         return;
     coord->next_scan_us = lease_now(coord) + SCAN_INTERVAL_US;
+    scan_nodes(coord);
     for (uint32_t slot = 0; slot < coord->worker_high; slot++) {
         struct worker *worker = &coord->workers[slot];
         if (worker->used && !worker->lost)

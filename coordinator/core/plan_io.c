@@ -75,7 +75,7 @@ static void consider(struct mu_coord *coord, struct job *job, const struct worke
                      bool trial)
 {
     bool still = trial ? worker->rank != NONE || is_still(worker) : is_still(worker);
-    if (!worker->ready || worker->lost || worker->session == 0 || !still)
+    if (!worker->ready || worker->lost || worker->session == 0 || !still || is_kept_off(worker))
         return;
     struct mu_held held = {0};
     if (!job->plan_without_state)

@@ -222,6 +222,7 @@ static void drain_worker(struct mu_coord *coord, const char *name, const char *r
         return;
     }
     record->draining = true;
+    copy_text(record->host, sizeof record->host, worker->host);
     copy_text(record->reason, sizeof record->reason, reason);
     persist_worker(coord, record);
     event(coord, MU_EVENT_INFO, "worker_draining", job_of(coord, worker), worker, "worker %s is being drained (%s)",
@@ -324,6 +325,8 @@ void on_request(struct mu_coord *coord, const struct mu_coord_event *request)
             drain_worker(coord, request->request.worker, request->request.reason, &answer);
         else if (request->kind == MU_CE_UNDRAIN)
             undrain_worker(coord, request->request.worker, &answer);
+        else if (request->kind == MU_CE_NODE)
+            order_node(coord, request, &answer);
         else
             change_job(coord, request, &answer);
         if (answer.reply.status == MU_OK)

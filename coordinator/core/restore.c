@@ -203,6 +203,10 @@ enum mu_status mu_coord_restore(struct mu_coord *coord, const struct mu_record *
     case MU_RECORD_DEATH:
         restore_death(coord, record->death);
         return MU_OK;
+    case MU_RECORD_NODE:
+        return restore_node(coord, record->node)
+                   ? MU_OK
+                   : mu_fail(err, MU_ERR_LIMIT, "more than %d cordoned or drained nodes are recorded", NODES_MAX);
     case MU_RECORD_REQUEST:
         restore_request(coord, record->request);
         return MU_OK;

@@ -169,3 +169,17 @@ struct mu_coord_counters mu_coord_counters(const struct mu_coord *coord)
 {
     return coord->counters;
 }
+
+bool mu_coord_node_view(const struct mu_coord *coord, uint32_t index, struct mu_node_record *ret)
+{
+    if (index < coord->node_count)
+        *ret = coord->nodes[index].record;
+    return index < coord->node_count;
+}
+
+bool mu_coord_worker_record_view(const struct mu_coord *coord, uint32_t index, struct mu_worker_record *ret)
+{
+    if (index < coord->worker_record_count)
+        *ret = coord->worker_records[index];
+    return index < coord->worker_record_count;
+}

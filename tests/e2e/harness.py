@@ -370,6 +370,15 @@ def rpc_error(action):
     return grpc.StatusCode.OK, ""
 
 
+def documented(heading, path="docs/operations.md"):
+    """The commands that a section of the documents shows, in order."""
+    with open(os.path.join(ROOT, path)) as f:
+        section = f.read().split(f"\n{heading}\n", 1)[1].split("\n## ", 1)[0].split("\n### ", 1)[0]
+    commands = [line[2:] for line in section.split("\n") if line.startswith("$ ")]
+    check(commands, f"{path}, {heading}: no commands")
+    return commands
+
+
 class Skipped(Exception):
     """Raised by a test that this machine cannot run, with the reason."""
 

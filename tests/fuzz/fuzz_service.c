@@ -45,6 +45,11 @@ void mu_rpc_call_fail(struct mu_rpc_call *call, enum mu_rpc_code code, const cha
     end(call);
 }
 
+void mu_rpc_call_fail_as(struct mu_rpc_call *call, enum mu_rpc_code code, const struct mu_error *err)
+{
+    mu_rpc_call_fail(call, code, err->text);
+}
+
 void mu_rpc_call_fail_error(struct mu_rpc_call *call, const struct mu_error *err)
 {
     mu_rpc_call_fail(call, mu_rpc_code_of_status(err->status), err->text);

@@ -114,8 +114,9 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
         write_piece(worker, &action->snapshot.snapshot);
         break;
     case MU_WA_FEED:
-    case MU_WA_KEEP:
         feed(worker, action);
+        break;
+    case MU_WA_KEEP: /* the next step of it is the disk's */
         break;
     case MU_WA_FORGET:
         memset(&worker->held, 0, sizeof worker->held);

@@ -1,4 +1,5 @@
-/* The user: submits the job, orders checkpoints, drains and cancels; asks again when the coordinator did not answer.
+/* The user: submits the job, orders checkpoints, drains and cancels; and the supervisors, who tell how workers ended.
+ * Both ask again when the coordinator did not answer.
  * With `repeats` also when it did: each request has an id then, and whatever happened meanwhile, the answer to a change
  * that was made stays the same. */
 #include <stdlib.h>
@@ -9,6 +10,9 @@
 struct request {
     enum mu_coord_event_kind kind;
     char worker[MU_WORKER_NAME_SIZE];
+    struct mu_id incarnation; /* EXITED */
+    enum mu_node_order order; /* NODE: `worker` is its name */
+    uint64_t deadline_us;
     uint32_t max; /* SCALE */
     bool done;
     bool made; /* answered with OK: */
@@ -40,6 +44,21 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
     if (request.kind == MU_CE_SUBMIT) {
         out.submit.cookie = cookie;
         out.submit.spec = &sim->spec;
+    } else if (request.kind == MU_CE_NODE) {
+        out.request.cookie = cookie;
+        out.request.order = request.order;
+        out.request.node = request.worker;
+        out.request.reason = "dust";
+        out.request.by = "operator";
+        out.request.deadline_us = request.deadline_us;
+    } else if (request.kind == MU_CE_EXITED) {
+        out.exited.cookie = cookie;
+        out.exited.exit = (struct mu_process_exit){.job = sim->spec.name,
+                                                   .worker = request.worker,
+                                                   .host = "h",
+                                                   .incarnation = request.incarnation,
+                                                   .signal = 9,
+                                                   .text = "was killed by signal 9 (SIGKILL)"};
     } else {
         out.request.cookie = cookie;
         out.request.job = sim->spec.name;
@@ -50,7 +69,8 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
     mu_sim_coord_event(sim, &out);
 }
 
-static void add(struct mu_sim *sim, enum mu_coord_event_kind kind, const char *worker)
+static struct request *add_later(struct mu_sim *sim, enum mu_coord_event_kind kind, const char *worker,
+                                 uint64_t after_us)
 {
     struct mu_sim_client *client = sim->client;
     client->requests = mu_sim_grow(client->requests, client->count, &client->capacity, sizeof *client->requests);
@@ -59,13 +79,39 @@ static void add(struct mu_sim *sim, enum mu_coord_event_kind kind, const char *w
     request->kind = kind;
     if (worker)
         snprintf(request->worker, sizeof request->worker, "%s", worker);
-    mu_sim_after(sim, mu_sim_delay(sim, sim->params.net_us), MU_SIM_NODE_NONE, ask, NULL, client->count, 0);
+    mu_sim_after(sim, after_us, MU_SIM_NODE_NONE, ask, NULL, client->count, 0);
+    return request;
+}
+
+static void add(struct mu_sim *sim, enum mu_coord_event_kind kind, const char *worker)
+{
+    add_later(sim, kind, worker, mu_sim_delay(sim, sim->params.net_us));
+}
+
+static void order_node(struct mu_sim *sim, enum mu_node_order order, const char *name)
+{
+    struct request *request = add_later(sim, MU_CE_NODE, name, mu_sim_delay(sim, sim->params.net_us));
+    request->order = order;
+    request->deadline_us = mu_sim_below(sim, 2) ? mu_sim_between(sim, MU_SIM_S, 20 * MU_SIM_S) : 0;
+}
+
+static void node_orders(struct mu_sim *sim, struct mu_sim_event *event)
+{
+    char name[MU_WORKER_NAME_SIZE];
+    (void)event;
+    if (sim->faults_over)
+        return;
+    snprintf(name, sizeof name, "h%u", (unsigned)mu_sim_below(sim, sim->params.slots));
+    order_node(sim, (enum mu_node_order)mu_sim_below(sim, MU_NODE_ORDER_COUNT), name);
+    mu_sim_after(sim, mu_sim_below(sim, 4 * MU_SIM_S), MU_SIM_NODE_NONE, node_orders, NULL, 0, 0);
 }
 
 void mu_sim_client_init(struct mu_sim *sim)
 {
     sim->client = mu_sim_alloc(sizeof *sim->client);
     add(sim, MU_CE_SUBMIT, NULL);
+    if (sim->params.node_orders)
+        mu_sim_after(sim, MU_SIM_S, MU_SIM_NODE_NONE, node_orders, NULL, 0, 0);
 }
 
 void mu_sim_client_fini(struct mu_sim *sim)
@@ -140,15 +186,32 @@ void mu_sim_client_drain(struct mu_sim *sim, const char *worker)
     add(sim, MU_CE_DRAIN, worker);
 }
 
+/* Mostly at once; now and then only when another process has the name already, or twice, because the answer was lost.
+ */
+void mu_sim_client_exited(struct mu_sim *sim, const char *worker, struct mu_id incarnation)
+{
+    if (!worker[0])
+        return;
+    bool late = mu_sim_below(sim, 4) == 0, twice = mu_sim_below(sim, 8) == 0;
+    uint64_t after_us = mu_sim_delay(sim, late ? 3 * MU_SIM_S : MU_SIM_MS);
+    add_later(sim, MU_CE_EXITED, worker, after_us)->incarnation = incarnation;
+    if (twice)
+        add_later(sim, MU_CE_EXITED, worker, 2 * after_us)->incarnation = incarnation;
+}
+
 /* Also lifts quarantines: every name that a record keeps out. */
 void mu_sim_client_undrain_all(struct mu_sim *sim)
 {
     struct mu_sim_client *client = sim->client;
     for (uint32_t i = 0; i < client->count; i++)
-        client->requests[i].done = client->requests[i].done || client->requests[i].kind == MU_CE_DRAIN;
+        client->requests[i].done =
+            client->requests[i].done || client->requests[i].kind == MU_CE_DRAIN ||
+            (client->requests[i].kind == MU_CE_NODE && client->requests[i].order != MU_NODE_RESUME);
     for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
         const struct mu_record *record = mu_sim_store_at(sim->store, i);
         if (record->kind == MU_RECORD_WORKER && (record->worker->quarantined || record->worker->draining))
             add(sim, MU_CE_UNDRAIN, record->worker->name);
+        if (record->kind == MU_RECORD_NODE)
+            order_node(sim, MU_NODE_RESUME, record->node->name);
     }
 }

@@ -376,8 +376,9 @@ static void after_step(struct mu_sim *sim)
 
 static const char *coord_event_name(const struct mu_coord_event *event)
 {
-    static const char *const names[] = {"TICK",   "MESSAGE", "DISCONNECTED", "PLANNED", "PUBLISHED", "DELETED",
-                                        "SUBMIT", "CANCEL",  "DRAIN",        "UNDRAIN", "CHECKPOINT"};
+    static const char *const names[] = {"TICK",    "MESSAGE",    "DISCONNECTED", "PLANNED", "PUBLISHED",
+                                        "DELETED", "SCRUBBED",   "SUBMIT",       "CANCEL",  "DRAIN",
+                                        "UNDRAIN", "CHECKPOINT", "NODE",         "EXITED"};
     return names[event->kind];
 }
 
@@ -415,7 +416,10 @@ void mu_sim_coord_event(struct mu_sim *sim, struct mu_coord_event *event)
     fill_times(sim, event);
     trace_event(sim, event);
     coord->turn++;
+    struct mu_sim_present *before = event->kind == MU_CE_EXITED ? mu_sim_oracle_before_exit(sim) : NULL;
     mu_coord_step(coord->core, event, &(struct mu_coord_sink){emit, sim});
+    if (before)
+        mu_sim_oracle_after_exit(sim, before, &event->exited.exit);
     after_step(sim);
 }
 

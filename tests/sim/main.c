@@ -14,10 +14,10 @@ int mu_mutant_active = MU_MUT_NONE;
 
 /* Rare in the mixture of all profiles: hunted in the one that is made for them. */
 static const char *const mutant_profiles[MU_MUT_COUNT] = {
-    [MU_MUT_ACCEPT_STALE_PARK] = "recovery",
-    [MU_MUT_LOSE_STATUS] = "slow-streams",
-    [MU_MUT_FORGET_REQUESTS] = "operators",
-    [MU_MUT_CHANGE_TWICE] = "operators",
+    [MU_MUT_ACCEPT_STALE_PARK] = "recovery", [MU_MUT_LOSE_STATUS] = "slow-streams",
+    [MU_MUT_FORGET_REQUESTS] = "operators",  [MU_MUT_CHANGE_TWICE] = "operators",
+    [MU_MUT_EXIT_BY_NAME] = "supervised",    [MU_MUT_EXIT_UNHEARD] = "supervised",
+    [MU_MUT_IGNORE_CORDON] = "nodes",
 };
 
 static const char *const mutant_names[MU_MUT_COUNT] = {
@@ -34,6 +34,9 @@ static const char *const mutant_names[MU_MUT_COUNT] = {
     [MU_MUT_IGNORE_INCARNATION] = "ignore-incarnation",
     [MU_MUT_KEEP_ZOMBIE] = "keep-zombie",
     [MU_MUT_ACCEPT_STALE_PARK] = "accept-stale-park",
+    [MU_MUT_EXIT_BY_NAME] = "exit-by-name",
+    [MU_MUT_EXIT_UNHEARD] = "exit-unheard",
+    [MU_MUT_IGNORE_CORDON] = "ignore-cordon",
     [MU_MUT_GO_BEFORE_ALL_PREPARED] = "go-before-all-prepared",
     [MU_MUT_PLAN_BEFORE_PARKED] = "plan-before-parked",
     [MU_MUT_FORGET_ROLL_FORWARD] = "forget-roll-forward",

@@ -116,6 +116,8 @@ static size_t record_size(const struct mu_record *record)
         return sizeof *record->tally;
     case MU_RECORD_DEATH:
         return sizeof *record->death;
+    case MU_RECORD_NODE:
+        return sizeof *record->node;
     case MU_RECORD_REQUEST:
         return sizeof *record->request;
     case MU_RECORD_EVENT:
@@ -157,6 +159,9 @@ struct mu_record *mu_sim_copy_record(const struct mu_record *record)
         break;
     case MU_RECORD_DEATH:
         copy->death = block_put(&block, record->death, sizeof *record->death);
+        break;
+    case MU_RECORD_NODE:
+        copy->node = block_put(&block, record->node, sizeof *record->node);
         break;
     case MU_RECORD_REQUEST:
         copy->request = block_put(&block, record->request, sizeof *record->request);

@@ -105,7 +105,38 @@ static void check_start(struct mu_sim *sim, const struct mu_sim_generation *gene
     free(u.held);
 }
 
-static void generation_durable(struct mu_sim *sim, const struct mu_generation_record *record)
+static bool is_member(const struct mu_generation_record *record, struct mu_id incarnation)
+{
+    for (uint32_t i = 0; record && i < record->world; i++) {
+        if (mu_id_equal(record->members[i].incarnation, incarnation))
+            return true;
+    }
+    return false;
+}
+
+/* Who holds nothing and is new in this generation may not be of a cordoned node. */
+static void cordons_hold(struct mu_sim *sim, const struct mu_generation_record *record,
+                         const struct mu_generation_record *before)
+{
+    for (uint32_t i = 0; i < record->world; i++) {
+        uint32_t slot;
+        uint64_t life;
+        struct mu_node_record key = {0};
+        if (is_member(before, record->members[i].incarnation) ||
+            !mu_sim_worker_address(sim, record->members[i].address, &slot, &life) || !mu_sim_worker_alive(sim, slot) ||
+            sim->nodes[MU_SIM_NODE_WORKER + slot].life != life || sim->workers[slot].engine.held.has_state)
+            continue;
+        snprintf(key.name, sizeof key.name, "h%u", sim->workers[slot].host);
+        const struct mu_record *found =
+            mu_sim_store_find(sim->store, &(struct mu_record){.kind = MU_RECORD_NODE, .node = &key});
+        if (found && found->node->order == MU_NODE_CORDON)
+            mu_sim_violate(sim, "generation %" PRIu64 " takes in a worker of node %s, which is cordoned",
+                           record->generation, key.name);
+    }
+}
+
+static void generation_durable(struct mu_sim *sim, const struct mu_generation_record *record,
+                               const struct mu_generation_record *before)
 {
     struct mu_sim_oracle *oracle = sim->oracle;
     struct mu_sim_generation *generation = mu_sim_oracle_generation(sim, record->generation);
@@ -117,6 +148,7 @@ static void generation_durable(struct mu_sim *sim, const struct mu_generation_re
         mu_sim_violate(sim, "generation %" PRIu64 " becomes durable after %" PRIu64, record->generation,
                        oracle->newest_generation);
     if (!generation) {
+        cordons_hold(sim, record, before);
         mu_sim_oracle_check_layout(sim, record->generation, &record->layout);
         if (record->world != mu_layout_world(&record->layout))
             mu_sim_violate(sim, "generation %" PRIu64 " has %u members, its layout %u ranks", record->generation,
@@ -318,7 +350,7 @@ void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, c
         job_durable(sim, record->job, before ? before->job : NULL);
         break;
     case MU_RECORD_GENERATION:
-        generation_durable(sim, record->generation);
+        generation_durable(sim, record->generation, before ? before->generation : NULL);
         break;
     case MU_RECORD_CHECKPOINT:
         checkpoint_durable(sim, record->checkpoint, before ? before->checkpoint : NULL);
@@ -336,6 +368,7 @@ void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, c
         event_durable(sim, record->event);
         break;
     case MU_RECORD_WORKER:
+    case MU_RECORD_NODE:
     case MU_RECORD_KIND_COUNT:
         break;
     }
@@ -379,4 +412,46 @@ void mu_sim_oracle_views(struct mu_sim *sim)
         if (shown.state == MU_CKPT_COMMITTED && (!directory || !directory->manifest))
             mu_sim_violate(sim, "checkpoint %" PRIu64 " is listed as committed, but it is not there", shown.number);
     }
+}
+
+/* ---- what supervisors tell ---- */
+
+struct mu_sim_present {
+    uint32_t count;
+    struct mu_id incarnations[]; /* of all that are counted on */
+};
+
+static bool is_counted_on(const struct mu_sim *sim, uint32_t slot, struct mu_id *ret_incarnation)
+{
+    struct mu_worker_view view;
+    if (!mu_coord_worker_view(sim->coord.core, slot, &view) || view.state == MU_WS_LOST)
+        return false;
+    *ret_incarnation = view.incarnation;
+    return true;
+}
+
+struct mu_sim_present *mu_sim_oracle_before_exit(struct mu_sim *sim)
+{
+    uint32_t slots = mu_coord_worker_slots(sim->coord.core);
+    struct mu_sim_present *present = mu_sim_alloc(sizeof *present + slots * sizeof present->incarnations[0]);
+    for (uint32_t slot = 0; slot < slots; slot++)
+        present->count += is_counted_on(sim, slot, &present->incarnations[present->count]);
+    return present;
+}
+
+void mu_sim_oracle_after_exit(struct mu_sim *sim, struct mu_sim_present *before, const struct mu_process_exit *exit)
+{
+    struct mu_sim_present *after = mu_sim_oracle_before_exit(sim);
+    for (uint32_t i = 0, at = 0; i < before->count; i++) { /* in order of their slots, before and after */
+        struct mu_id incarnation = before->incarnations[i];
+        bool stays = at < after->count && mu_id_equal(after->incarnations[at], incarnation);
+        at += stays;
+        if (mu_id_equal(incarnation, exit->incarnation) == stays)
+            mu_sim_violate(sim,
+                           stays ? "worker %s is gone, says its supervisor, and is still counted on"
+                                 : "because of the end of a process of %s another one is taken for lost",
+                           exit->worker);
+    }
+    free(after);
+    free(before);
 }

@@ -568,6 +568,23 @@ static void big(struct mu_sim *sim, struct mu_sim_params *p)
     p->faults_end_us = 30 * MU_SIM_S;
 }
 
+/* Ordinary trouble of several kinds, with a supervisor on every host. */
+static void supervised(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    static void (*const kinds[])(struct mu_sim *, struct mu_sim_params *) = {
+        crashes, pairs, points, storms, recovery, growth, drains, checkpoints, quarantine, grid, buddies};
+    kinds[mu_sim_below(sim, sizeof kinds / sizeof kinds[0])](sim, p);
+    p->supervised = true;
+    p->same_names = p->same_names || mu_sim_below(sim, 2);
+}
+
+/* The same with an operator who cordons, drains and resumes hosts. */
+static void nodes(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    supervised(sim, p);
+    p->node_orders = true;
+}
+
 const struct mu_sim_profile mu_sim_profiles[] = {
     {"calm", "nothing goes wrong", 4, calm},
     {"crashes", "workers are killed", 10, crashes},
@@ -605,6 +622,8 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"grid-all", "all of it together, in layouts of several columns", 8, grid_everything},
     {"buddies", "mirrors of what one worker alone would hold: deaths of one or two, growth, departures", 8, buddies},
     {"buddy-one", "with mirrors, one death at any instant: no step is replayed", 8, buddy_one},
+    {"supervised", "who is killed is told to the coordinator by its supervisor", 8, supervised},
+    {"nodes", "hosts are cordoned, drained and resumed, with and without a deadline", 8, nodes},
     {"local", "checkpoints on the hosts' own disks: deaths, coordinator crashes, one disk lost", 8, local},
     {"big", "1,000 to 4,000 workers, few steps, tree exchange", 0, big},
 };

@@ -139,6 +139,8 @@ struct mu_sim_params {
     bool local;                               /* checkpoints: each host has a disk of its own, see local.c */
     bool buddies, one_fault;                  /* one_fault: and no step may be replayed for it */
     uint64_t memory_bytes;                    /* of a worker's device */
+    bool node_orders;                         /* hosts are cordoned, drained, resumed */
+    bool supervised;                          /* who is killed is told to the coordinator by its supervisor */
     bool same_names, no_names, mixed_hosts, hosts_vanish, strangers, may_fail, nobody_lost, undisturbed;
 };
 
@@ -577,6 +579,8 @@ void mu_sim_client_reply(struct mu_sim *sim, uint64_t cookie, enum mu_status sta
 void mu_sim_client_checkpoint(struct mu_sim *sim);
 void mu_sim_client_drain(struct mu_sim *sim, const char *worker);
 void mu_sim_client_cancel(struct mu_sim *sim);
+/* What a supervisor saw; told until it is answered. */
+void mu_sim_client_exited(struct mu_sim *sim, const char *worker, struct mu_id incarnation);
 void mu_sim_client_undrain_all(struct mu_sim *sim);
 bool mu_sim_client_cancelled(const struct mu_sim *sim);
 
@@ -697,6 +701,9 @@ bool mu_sim_oracle_all_whole(struct mu_sim *sim); /* every checkpoint that is du
 void mu_sim_oracle_damaged(struct mu_sim *sim);   /* a fault has damaged a checkpoint */
 void mu_sim_oracle_deleted(struct mu_sim *sim, const char *path);
 void mu_sim_oracle_event(struct mu_sim *sim, const struct mu_event_record *event);
+/* Around the step in which the coordinator hears of an exit: it takes away that process and no other one. */
+struct mu_sim_present *mu_sim_oracle_before_exit(struct mu_sim *sim);
+void mu_sim_oracle_after_exit(struct mu_sim *sim, struct mu_sim_present *before, const struct mu_process_exit *exit);
 void mu_sim_oracle_views(struct mu_sim *sim);                         /* what the coordinator shows */
 bool mu_sim_oracle_job_over(const struct mu_sim *sim);                /* durably */
 bool mu_sim_oracle_lists(const struct mu_sim *sim, const char *path); /* as a committed checkpoint, durably */

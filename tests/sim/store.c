@@ -46,6 +46,8 @@ static bool same_key(const struct mu_record *a, const struct mu_record *b)
         return strcmp(a->tally->job, b->tally->job) == 0;
     case MU_RECORD_DEATH:
         return a->death->number % MU_DEATHS_KEPT == b->death->number % MU_DEATHS_KEPT;
+    case MU_RECORD_NODE:
+        return strcmp(a->node->name, b->node->name) == 0;
     case MU_RECORD_REQUEST:
         return a->request->number % MU_REQUESTS_KEPT == b->request->number % MU_REQUESTS_KEPT;
     case MU_RECORD_EVENT:

@@ -331,6 +331,9 @@ void mu_sim_worker_kill(struct mu_sim *sim, uint32_t slot, bool vanished)
     if (!mu_sim_worker_alive(sim, slot))
         return;
     mu_sim_trace(sim, "w%u   killed%s", slot, vanished ? " with its host" : "");
+    if (sim->params.supervised && !vanished)
+        mu_sim_client_exited(sim, mu_worker_name(sim->workers[slot].core),
+                             mu_worker_incarnation(sim->workers[slot].core));
     end_process(sim, slot, vanished);
     if (sim->params.restart_us)
         mu_sim_worker_restart_later(sim, slot);

@@ -92,6 +92,7 @@ struct box {
     enum mu_reason reply_reason;
     uint64_t reply_value;
     uint64_t reply_checkpoint;
+    struct mu_coord_reply whole_reply; /* its text is in reply_text */
     char reply_text[MU_EVENT_TEXT_SIZE];
     char events[BOX_TEXT_SIZE]; /* "kind: text" lines */
     char name[MU_JOB_NAME_SIZE];
@@ -306,6 +307,7 @@ static void box_on_action(void *ctx, const struct mu_coord_action *action)
         box->reply_reason = action->reply.reason;
         box->reply_value = action->reply.reason_value;
         box->reply_checkpoint = action->reply.checkpoint;
+        box->whole_reply = action->reply;
         snprintf(box->reply_text, sizeof box->reply_text, "%s", action->reply.text ? action->reply.text : "");
         break;
     }

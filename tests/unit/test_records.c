@@ -25,6 +25,7 @@ struct samples {
     struct mu_worker_record worker;
     struct mu_tally_record tally;
     struct mu_death_record death;
+    struct mu_node_record node;
     struct mu_request_record request;
     struct mu_event_record event;
 };
@@ -131,8 +132,8 @@ static void make_samples(void)
     samples.checkpoint.layout.pp = 1;
     samples.checkpoint.layout.dp = 2;
     samples.checkpoint.layout.stage_first[1] = 2;
-    samples.worker =
-        (struct mu_worker_record){.name = "w9", .quarantined = true, .draining = true, .reason = "crashed 6 times"};
+    samples.worker = (struct mu_worker_record){
+        .name = "w9", .quarantined = true, .draining = true, .reason = "crashed 6 times", .host = "node7"};
     samples.checkpoint.unprepared = 2;
     samples.checkpoint.failed_generation = 11;
     samples.tally = (struct mu_tally_record){
@@ -147,6 +148,12 @@ static void make_samples(void)
         .interval = {120, 110, 900, 123456789, 0.25, 1.5, 3600, 0.125, -0.5, 0.75, "120 s; one delays by 0.250 s"},
         .hung_count = 2,
         .hung = {{1, 2}, {3, 4}}};
+    samples.node = (struct mu_node_record){.name = "Node 7",
+                                           .order = MU_NODE_DRAIN,
+                                           .reason = "new fan",
+                                           .by = "muster://operator/alice",
+                                           .since_wall_us = 5,
+                                           .deadline_wall_us = 6};
     samples.death =
         (struct mu_death_record){.number = 4100, .name_hash = 0xabcdef01, .wall_us = 1234567, .incarnation = {7, 8}};
     samples.request = (struct mu_request_record){
@@ -183,6 +190,9 @@ static struct mu_record record_of(enum mu_record_kind kind)
         break;
     case MU_RECORD_DEATH:
         record.death = &samples.death;
+        break;
+    case MU_RECORD_NODE:
+        record.node = &samples.node;
         break;
     case MU_RECORD_REQUEST:
         record.request = &samples.request;
@@ -228,6 +238,9 @@ static void expect_same(const struct mu_record *record)
         break;
     case MU_RECORD_DEATH:
         assert_memory_equal(record->death, &samples.death, sizeof samples.death);
+        break;
+    case MU_RECORD_NODE:
+        assert_memory_equal(record->node, &samples.node, sizeof samples.node);
         break;
     case MU_RECORD_REQUEST:
         assert_memory_equal(record->request, &samples.request, sizeof samples.request);
