@@ -59,10 +59,14 @@ enum mu_mutant {
     MU_MUT_FORGET_MIRRORS,     /* what a buddy holds for others does not count */
     MU_MUT_VOTE_BEFORE_MIRROR, /* a buddy votes before it has the gradient of what it guards */
     MU_MUT_MIRROR_STALE,       /* a buddy counts its mirror as updated and did not update it */
-    /* state to spares while others step */
+    /* state to who lacks it while others step */
     MU_MUT_FEED_REPLAY_TWICE, /* a taker makes each update twice */
     MU_MUT_FEED_FORGET_NORM,  /* a taker makes the update without the norm of the vote */
     MU_MUT_FEED_STEP_BEHIND,  /* a taker counts as whole although the last updates are missing */
+    MU_MUT_FEED_PART_MISSING, /* a taker counts as whole when its first giver has ended */
+    MU_MUT_FEED_KEEP_PARAMS,  /* parameters that a taker has no moments of are fed once */
+    MU_MUT_FEED_FROM_ANYONE,  /* moments are to come from a replica that does not own them */
+    MU_MUT_KEEP_OTHER_STEP,   /* chunks of a transfer that broke off count whatever step they are of */
     /* checkpoints of kind local */
     MU_MUT_COMMIT_ONE_COPY, /* committed when the first of its hosts has answered */
     MU_MUT_FORGET_HOLDERS,  /* a restarted coordinator does not know which hosts have a checkpoint */

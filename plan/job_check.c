@@ -26,12 +26,15 @@ static enum mu_status check_real(struct mu_error *err, const char *field, double
     return mu_fail(err, MU_ERR_INVALID, "%s: value %.9g is not allowed: %s; %s", field, value, allowed, advice);
 }
 
-/* What of a text may be shown in one line: cut, control characters replaced. */
+/* What of a text may be shown in one line: cut between two characters, control characters replaced. */
 static const char *shown(const char *text, size_t capacity_bytes, char out[SHOWN_SIZE])
 {
     size_t length = 0;
     for (; length < capacity_bytes && length < SHOWN_SIZE - 1 && text[length]; length++)
         out[length] = (unsigned char)text[length] < 0x20 || text[length] == 0x7f ? '?' : text[length];
+    if (length == SHOWN_SIZE - 1 && length < capacity_bytes)
+        while (length > 0 && ((unsigned char)text[length] & 0xc0) == 0x80)
+            length--;
     out[length] = 0;
     return out;
 }

@@ -337,3 +337,18 @@ struct mu_memory_need mu_memory_of_worker(const struct mu_job_spec *spec, uint32
     mu_layout_init(&layout, world, spec->model.layers);
     return mu_memory_of_layout(spec, &layout, threads, NULL);
 }
+
+uint64_t mu_memory_feed_bytes(const struct mu_model_spec *model, const struct mu_move *moves, uint32_t count,
+                              bool beside)
+{
+    uint64_t floats = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct mu_chunk_run *run = &moves[i].run;
+        uint64_t elements =
+            mu_model_elements_before(model, run->first + run->count) - mu_model_elements_before(model, run->first);
+        bool params = moves[i].kinds & MU_MOVE_PARAMS, moments = moves[i].kinds & MU_MOVE_MOMENTS;
+        uint64_t chunks = (params ? 1u : 0u) + (moments ? 2u : 0u), gradient = moments, spoilt = moments && !params;
+        floats += elements * (gradient + spoilt + (beside ? chunks : 0));
+    }
+    return floats * ELEMENT;
+}

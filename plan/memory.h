@@ -54,6 +54,7 @@
 
 #include "plan/job.h"
 #include "plan/layout.h"
+#include "plan/reshard.h"
 
 /* EAGER: up to this much, buffers for any layout are reserved when the job is loaded. SCRATCH: of each thread. PROCESS:
  * fitted to measured resident sets: code and libraries (15 MiB), buffers of writer, data, connections. */
@@ -99,5 +100,11 @@ struct mu_memory_sums mu_memory_sums_of(const struct mu_job_spec *spec, uint32_t
 struct mu_memory_need mu_memory_of_stage(const struct mu_job_spec *spec, const struct mu_model_spec *model,
                                          const struct mu_layout *layout, uint32_t stage,
                                          const struct mu_memory_sums *sums, uint32_t threads);
+
+/* What a taker needs for these moves of a feed (plan/feeding.h): room for gradients that arrive, and for parameters
+ * that come out of updates where only moments are wanted; `beside`: the chunks themselves too, beside the share that it
+ * steps with. */
+uint64_t mu_memory_feed_bytes(const struct mu_model_spec *model, const struct mu_move *moves, uint32_t count,
+                              bool beside);
 
 #endif

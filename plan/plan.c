@@ -55,6 +55,7 @@ struct planning {
     uint32_t *chosen;                  /* [members]: member of each rank */
     struct mu_cost_rates rates;
     uint64_t memory_bytes; /* of the smallest worker; 0: not known */
+    bool is_next;          /* the layout is input->next_layout */
 };
 
 static enum mu_status no_memory(struct mu_plan *plan)
@@ -336,6 +337,22 @@ static void use_all(struct planning *p, uint32_t wanted)
     }
 }
 
+static bool fits_in_memory(const struct planning *p, const struct mu_layout *layout)
+{
+    return p->memory_bytes == 0 || mu_memory_of_layout(p->input->spec, layout, 1, NULL).total_bytes <= p->memory_bytes;
+}
+
+/* Speeds are measured anew all the time, and a choice that was close may be another one now: what members have been fed
+ * for stays. */
+static void take_next(struct planning *p)
+{
+    const struct mu_layout *next = &p->input->next_layout;
+    p->is_next = p->input->has_next_layout && mu_layout_check(next, p->input->spec, NULL) == MU_OK &&
+                 mu_layout_working(next) == mu_layout_working(&p->plan->layout) && fits_in_memory(p, next);
+    if (p->is_next)
+        p->plan->layout = *next;
+}
+
 /* The layout for as many workers as there may be, on the smallest of them. */
 static enum mu_status choose_layout(struct planning *p, uint32_t eligible)
 {
@@ -363,6 +380,7 @@ static enum mu_status choose_layout(struct planning *p, uint32_t eligible)
     if (status)
         return status;
     use_all(p, wanted);
+    take_next(p);
     plan->layout.buddy_shift = 0; /* chosen when every rank has its member */
     MU_ASSERT(mu_layout_working(&plan->layout) <= eligible);
     return MU_OK;
@@ -417,11 +435,6 @@ static enum mu_status stage_speeds(const struct planning *p, double seconds[MU_S
     return MU_OK;
 }
 
-static bool fits_in_memory(const struct planning *p, const struct mu_layout *layout)
-{
-    return p->memory_bytes == 0 || mu_memory_of_layout(p->input->spec, layout, 1, NULL).total_bytes <= p->memory_bytes;
-}
-
 /* Members keep their stages as far as these stay. So where the old degrees stay, layers go from the stages whose
  * workers are slow to the others, when that is worth it. */
 static enum mu_status choose_stages(struct planning *p)
@@ -449,7 +462,7 @@ static enum mu_status choose_stages(struct planning *p)
     mu_cost_balance_stages(spec, &p->rates, layout->tp, stages, seconds, cut.stage_first);
     double now = mu_cost_of_stages(spec, layout, &p->rates, seconds);
     double next = mu_cost_of_stages(spec, &cut, &p->rates, seconds);
-    if (next < now * (1 - MU_CHOICE_GAIN_MIN_PERCENT / 100.0) && fits_in_memory(p, &cut))
+    if (!p->is_next && next < now * (1 - MU_CHOICE_GAIN_MIN_PERCENT / 100.0) && fits_in_memory(p, &cut))
         *layout = cut;
     if (memcmp(layout->stage_first, old->stage_first, (stages + 1) * sizeof old->stage_first[0]) != 0)
         p->plan->saved_s =

@@ -42,6 +42,8 @@ struct mu_plan_input {
     bool may_initialise;      /* no checkpoint was ever committed: starting from the seed is legitimate */
     bool has_old_layout;
     struct mu_layout old_layout; /* of the previous generation: kept where it still fits and is as good */
+    bool has_next_layout;
+    struct mu_layout next_layout; /* that members were fed for: taken where it has as many ranks as the one chosen */
 };
 
 struct mu_plan_rank {

@@ -18,7 +18,7 @@
 #include "plan/reshard.h"
 
 enum {
-    MU_PROTOCOL_VERSION = 4,
+    MU_PROTOCOL_VERSION = 5,
     MU_WORKER_NAME_SIZE = 64, /* with the terminating 0; same characters as a job name */
     MU_ADDRESS_SIZE = 256,    /* data-plane address as its owner reports it */
     MU_TEXT_SIZE = 256,       /* reasons and errors shown to people */
@@ -87,13 +87,13 @@ enum mu_peer_failure {
     MU_PEER_FAILURE_PROTOCOL
 };
 
-/* How far a spare has come with the state that it gets while others step; see struct mu_feed_order. */
+/* How far a taker has come with the state that it gets while a generation steps; see struct mu_feed_order. */
 enum mu_feed_state {
     MU_FEED_NONE,
     MU_FEED_FILLING, /* state is on its way */
-    MU_FEED_LIVE,    /* the whole share is here, at most one step behind */
-    MU_FEED_WHOLE,   /* over: `held` says what came of it, complete, at the boundary where the giver parked */
-    MU_FEED_FAILED,  /* over: nothing is held; `text` says why */
+    MU_FEED_LIVE,    /* all of it is here, at most one step behind */
+    MU_FEED_WHOLE,   /* over: `held` says what came of it, complete, at the boundary where the givers parked */
+    MU_FEED_FAILED,  /* over: nothing of it is held; `text` says why */
 };
 
 /* The worker's own account of where it stands: part of every Hello and of every Status. */
@@ -325,19 +325,26 @@ struct mu_assign {
     uint64_t command_base; /* commands up to this number are over */
 };
 
-/* A planned change prepares while the old generation steps: a member (giver) feeds its share to a spare that holds
- * nothing (taker): every chunk once, as it is between two updates, and from then on the result of each step's vote and
- * the reduced gradient of the chunks sent so far, with which the taker makes the same updates. When the giver parks by
- * command it ends the feed, and the taker holds the share at that boundary like anybody else. Nothing of it is
- * recorded: until it has ended a feed is worth nothing, and afterwards it is state that is held. */
+/* A planned change prepares while the old generation steps: members (givers) feed a spare that holds nothing, or
+ * another member (the taker), with what it lacks of its share of the next layout (plan/feeding.h): every chunk once, as
+ * it is between two updates, and from then on what the chunks sent so far become by each update: its result and the
+ * reduced gradient, with which the taker makes the same update, or the new parameters where it needs no moments. When
+ * the givers park by command they end the feeds, and the taker holds that share at that boundary like anybody else, a
+ * member beside its own. Nothing of it is recorded: until all have ended a feed is worth nothing, and afterwards it is
+ * state that is held. */
 #define MU_FEED_BIT (1ull << 63) /* numbers of feeds have it, generations do not */
+enum { MU_FEED_PARTS_MAX = 16 }; /* givers of one taker, and takers of one giver; numbers are multiples of it */
 enum mu_feed_role { MU_FEED_GIVE = 1, MU_FEED_TAKE };
 struct mu_feed_order {
-    uint64_t number;
+    uint64_t number; /* of the taker's feed; that of the connection has `part` added */
     enum mu_feed_role role;
-    struct mu_layout layout;
-    uint32_t rank;      /* the giver's: its PARAMS share is what is fed */
-    struct mu_id other; /* incarnation of the other side */
+    uint32_t part, parts;    /* which of the taker's givers this is, of how many */
+    struct mu_layout layout; /* of the generation that steps */
+    uint32_t rank;           /* the giver's */
+    uint32_t taker;          /* the taker's; MU_LAYOUT_NOBODY: it holds nothing */
+    struct mu_layout next;   /* of the generation that is to come */
+    uint32_t next_rank;      /* the taker's */
+    struct mu_id other;      /* incarnation of the other side */
     char address[MU_ADDRESS_SIZE];
     uint8_t secret[32]; /* of their connection */
 };

@@ -185,7 +185,13 @@ static enum mu_status put_feed(struct mu_wire_arena *arena, const struct mu_feed
     pb->rank = feed->rank;
     pb->other = mu_wire_put_id(arena, feed->other);
     pb->secret = (ProtobufCBinaryData){.len = sizeof feed->secret, .data = (uint8_t *)feed->secret};
+    pb->part = feed->part;
+    pb->parts = feed->parts;
+    pb->taker = feed->taker;
+    pb->next_rank = feed->next_rank;
     enum mu_status status = mu_wire_layout_to_pb(arena, &feed->layout, "Feed.layout", &pb->layout, err);
+    if (status == MU_OK)
+        status = mu_wire_layout_to_pb(arena, &feed->next, "Feed.next", &pb->next, err);
     if (status)
         return status;
     return mu_wire_put_string(feed->address, MU_WIRE_TEXT, "Feed.address", sizeof feed->address, &pb->address, err);
@@ -493,29 +499,49 @@ static enum mu_status get_command(const Muster__V1__Command *pb, struct mu_coord
     return kind == MU_COMMAND_CHECKPOINT ? get_snapshot(pb->snapshot, &out->command.snapshot, err) : MU_OK;
 }
 
+static enum mu_status get_feed_rank(uint32_t rank, const struct mu_layout *layout, const char *name,
+                                    struct mu_error *err)
+{
+    uint32_t working = world_of(layout) - layout->idle;
+    if (rank < working)
+        return MU_OK;
+    return mu_fail(err, MU_ERR_INVALID, "%s: value %u is not allowed: the layout has %u working ranks", name, rank,
+                   working);
+}
+
 static enum mu_status get_feed(const Muster__V1__Feed *pb, struct mu_feed_order *out, struct mu_error *err)
 {
     int role = 0;
     enum mu_status status = mu_wire_get_enum((int)pb->role, MU_FEED_GIVE, MU_FEED_TAKE, "Feed.role", &role, err);
     if (status)
         return status;
-    if (!(pb->number & MU_FEED_BIT))
-        return mu_fail(err, MU_ERR_INVALID, "Feed.number: value %llu is not allowed: the highest bit must be set",
-                       (unsigned long long)pb->number);
-    out->number = pb->number;
-    out->role = (enum mu_feed_role)role;
+    if (!(pb->number & MU_FEED_BIT) || pb->number % MU_FEED_PARTS_MAX != 0)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "Feed.number: value %llu is not allowed: the highest bit must be set, and it must be a multiple "
+                       "of %d",
+                       (unsigned long long)pb->number, (int)MU_FEED_PARTS_MAX);
+    if (pb->part >= pb->parts || pb->parts > MU_FEED_PARTS_MAX)
+        return mu_fail(err, MU_ERR_INVALID, "Feed.part: value %u of %u is not allowed: there are 1 to %d", pb->part,
+                       pb->parts, (int)MU_FEED_PARTS_MAX);
+    *out = (struct mu_feed_order){.number = pb->number,
+                                  .role = (enum mu_feed_role)role,
+                                  .part = pb->part,
+                                  .parts = pb->parts,
+                                  .rank = pb->rank,
+                                  .taker = pb->taker,
+                                  .next_rank = pb->next_rank};
     if ((status = mu_wire_layout_from_pb(pb->layout, "Feed.layout", &out->layout, err)) ||
+        (status = mu_wire_layout_from_pb(pb->next, "Feed.next", &out->next, err)) ||
         (status = mu_wire_get_id(pb->other, "Feed.other", &out->other, err)) ||
         (status =
-             mu_wire_get_string(pb->address, MU_WIRE_TEXT, "Feed.address", out->address, sizeof out->address, err)))
+             mu_wire_get_string(pb->address, MU_WIRE_TEXT, "Feed.address", out->address, sizeof out->address, err)) ||
+        (status = get_feed_rank(pb->rank, &out->layout, "Feed.rank", err)) ||
+        (status = get_feed_rank(pb->next_rank, &out->next, "Feed.next_rank", err)) ||
+        (pb->taker != MU_LAYOUT_NOBODY && (status = get_feed_rank(pb->taker, &out->layout, "Feed.taker", err))))
         return status;
-    if (pb->rank >= world_of(&out->layout) - out->layout.idle)
-        return mu_fail(err, MU_ERR_INVALID, "Feed.rank: value %u is not allowed: the layout has %u working ranks",
-                       pb->rank, world_of(&out->layout) - out->layout.idle);
     if (pb->secret.len != sizeof out->secret)
         return mu_fail(err, MU_ERR_INVALID, "Feed.secret: %zu bytes are not allowed: 32", pb->secret.len);
     memcpy(out->secret, pb->secret.data, sizeof out->secret);
-    out->rank = pb->rank;
     return MU_OK;
 }
 

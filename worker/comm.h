@@ -161,6 +161,11 @@ void mu_comm_stats(const struct mu_comm *comm, struct mu_comm_stats *ret_stats);
  * Never read it. */
 int mu_comm_fd(const struct mu_comm *comm);
 
+/* Whoever waits can do other things meanwhile: `idle` is called in every wait after each look at the sockets, never
+ * from inside itself. It may post, progress and compute, and close groups other than the one that is waited for. True:
+ * it did something, look again before sleeping. NULL: nothing else is to be done. */
+void mu_comm_set_idle(struct mu_comm *comm, bool (*idle)(void *ctx), void *ctx);
+
 /* Any thread, any number of times: every group whose generation is <= `generation` is cancelled for good, present or
  * future; waits wake up at once and all calls on such groups return MU_ERR_CANCELLED. UINT64_MAX cancels everything. */
 void mu_comm_abort(struct mu_comm *comm, uint64_t generation);

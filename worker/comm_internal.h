@@ -257,6 +257,8 @@ struct mu_comm {
     size_t pending_count;
     struct mu_comm_stats stats;
     uint8_t *scratch;
+    bool (*idle)(void *ctx); /* NULL: none, or it is running */
+    void *idle_ctx;
 };
 
 /* ---- comm_address.c ---- */

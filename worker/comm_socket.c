@@ -583,6 +583,26 @@ static enum mu_status wait_missed(const struct mu_comm_group *group, enum wait_f
     return mu_fail(err, MU_ERR_TIMEOUT, "the deadline has passed");
 }
 
+void mu_comm_set_idle(struct mu_comm *comm, bool (*idle)(void *ctx), void *ctx)
+{
+    comm->idle = idle;
+    comm->idle_ctx = ctx;
+}
+
+/* Also true when what is waited for has come meanwhile: then no event would tell of it. */
+static bool do_other_things(const struct mu_comm_group *group, enum wait_for what,
+                            const struct mu_comm_request *request)
+{
+    struct mu_comm *comm = group->comm;
+    bool (*idle)(void *) = comm->idle;
+    if (!idle)
+        return false;
+    comm->idle = NULL;
+    bool did = idle(comm->idle_ctx);
+    comm->idle = idle;
+    return did || wait_over(group, what, request) || group_state(group, NULL) != MU_OK;
+}
+
 static enum mu_status wait_until(struct mu_comm_group *group, enum wait_for what, const struct mu_comm_request *request,
                                  uint64_t deadline_us, struct mu_error *err)
 {
@@ -610,6 +630,7 @@ static enum mu_status wait_until(struct mu_comm_group *group, enum wait_for what
             status = wait_missed(group, what, request, err);
         if (status != MU_OK)
             break;
+        moved |= do_other_things(group, what, request);
         if (!moved && idle_since_us == 0)
             idle_since_us = now_us;
         bool sleep = !moved && now_us - idle_since_us >= comm->limits.spin_us;

@@ -55,12 +55,14 @@ static void poll_sockets(void *ctx)
         return;
     engine->polled_us = now_us;
     engine_feeds_pump(engine);
+    engine_take_pump(engine, false);
     if (engine->now.group && mu_comm_group_progress(engine->now.group, NULL) != MU_OK)
         atomic_store(&engine->cancel, true); /* a peer is gone: the rest of this step is wasted work */
 }
 
 void engine_set_cancellable(struct mu_engine *engine, bool cancellable)
 {
+    engine->updating = !cancellable;
     mu_pool_set_cancel(engine->pool, cancellable ? &engine->cancel : NULL);
 }
 
@@ -193,6 +195,8 @@ void engine_generation_close(struct engine_generation *generation)
 static void do_abort(struct mu_engine *engine, uint64_t generation)
 {
     engine_feeds_drop(engine);
+    if (engine->take.given.order.taker != MU_LAYOUT_NOBODY && engine->take.given.generation <= generation)
+        engine_take_fail(engine, "the generation that was to be left is over");
     if (engine->now.generation <= generation)
         engine_generation_close(&engine->now);
     if (engine->old.generation <= generation)
@@ -209,6 +213,7 @@ static void do_forget(struct mu_engine *engine)
     engine_generation_close(&engine->now);
     engine_generation_close(&engine->old);
     mu_snapshots_abandon(engine->snapshots);
+    engine_forget_arrived(engine);
     engine_state_free(&engine->job.incoming);
     memset(&engine->held, 0, sizeof engine->held);
     if (engine->phase != ENGINE_EMPTY)
@@ -266,10 +271,10 @@ static void idle(struct mu_engine *engine)
 {
     struct pollfd fds[2] = {{.fd = mu_queue_fd(engine->mailbox), .events = POLLIN},
                             {.fd = mu_comm_fd(engine->comm), .events = POLLIN}};
-    if (poll(fds, 2, engine->take.feed ? ENGINE_TAKE_LOOK_MS : -1) < 0 && errno != EINTR)
+    engine_take_pump(engine, true); /* what has come while something else was done wakes nobody */
+    if (poll(fds, 2, engine->take.given.order.number ? ENGINE_TAKE_LOOK_MS : -1) < 0 && errno != EINTR)
         return;
     mu_comm_progress(engine->comm);
-    engine_take_pump(engine);
     if (engine->phase == ENGINE_PARKED && engine->now.failures_told > 0 && !engine_aborted(engine))
         post_peer_failures(engine);
     if (engine->phase != ENGINE_PREPARED || !engine->now.group)
@@ -341,6 +346,7 @@ enum mu_status mu_engine_new(const struct mu_engine_config *config, struct mu_en
     status = mu_comm_new(&comm, &engine->comm, err);
     if (status != MU_OK)
         goto failed;
+    mu_comm_set_idle(engine->comm, engine_feeds_idle, engine);
     status = mu_pool_new(config->threads, err, &engine->pool);
     if (status != MU_OK)
         goto failed;
@@ -525,9 +531,9 @@ enum mu_status mu_engine_feed(struct mu_engine *engine, uint64_t generation, str
                               const struct mu_feed_order *order)
 {
     struct engine_feed_order given = {.generation = generation, .incarnation = incarnation, .order = *order};
-    if (order->role == MU_FEED_GIVE) {
+    if (order->role == MU_FEED_GIVE || order->taker != MU_LAYOUT_NOBODY) {
         pthread_mutex_lock(&engine->stop_lock);
-        if (engine->feed_order_count < ENGINE_FEEDS_MAX)
+        if (engine->feed_order_count < ENGINE_FEED_ORDERS_MAX)
             engine->feed_orders[engine->feed_order_count++] = given;
         pthread_mutex_unlock(&engine->stop_lock);
         return MU_OK;

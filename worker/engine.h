@@ -97,7 +97,8 @@ enum mu_status mu_engine_abort(struct mu_engine *engine, uint64_t generation) MU
 /* While a piece is still being written another snapshot is refused: its PIECE event says MU_ERR_BUSY. */
 enum mu_status mu_engine_snapshot(struct mu_engine *engine, uint64_t generation,
                                   const struct mu_snapshot *snapshot) MU_WARN_UNUSED;
-/* GIVE: from the next boundary of `generation` on; without an answer. TAKE: answered by FED events. */
+/* GIVE, and a member's TAKE: from the next boundary of `generation` on. TAKE is answered by FED events, GIVE by none.
+ */
 enum mu_status mu_engine_feed(struct mu_engine *engine, uint64_t generation, struct mu_id incarnation,
                               const struct mu_feed_order *order) MU_WARN_UNUSED;
 /* Cancels everything, drops all state; a piece being written is abandoned without an event. */

@@ -1,8 +1,8 @@
 /* Shared by the files of the engine: engine.c (mailbox, threads, parking), engine_load.c (the job), engine_memory.c
  * (spaces, buffers, the net of a part), engine_prepare.c (a new generation: layout, connections), engine_state.c (its
  * state: what is held, made, moved), engine_step.c (one step), engine_tied.c (embedding on two stages), engine_run.c
- * (the loop, evaluation, boundaries), engine_feed.c (state to and from spares while stepping), engine_finish.c (the
- * last step). */
+ * (the loop, evaluation, boundaries), engine_feed.c and engine_take.c (state to and from others while stepping),
+ * engine_finish.c (the last step). */
 #ifndef MU_WORKER_ENGINE_INTERNAL_H
 #define MU_WORKER_ENGINE_INTERNAL_H
 
@@ -31,8 +31,8 @@ enum {
     ENGINE_EXACT_LEAVES = 1024, /* up to so many leaves the deepest stack is computed, above it is bounded */
     ENGINE_KINDS = 3,           /* parameters, first and second moments */
     ENGINE_TAKE_LOOK_MS = 100,  /* while a feed is taken: deadlines are looked at so often */
-    ENGINE_FEEDS_MAX = 4,       /* that one member gives at a time */
-    ENGINE_UPDATE_PARTS = 16,   /* segments in one update at most, before they are sent to the replicas */
+    ENGINE_FEED_ORDERS_MAX = 2 * MU_FEED_PARTS_MAX, /* for a member, not yet looked at */
+    ENGINE_UPDATE_PARTS = 16, /* segments in one update at most, before they are sent to the replicas */
 };
 
 enum engine_phase {
@@ -89,10 +89,23 @@ struct engine_times {
     uint64_t total_us, data_us, forward_us, backward_us, communicate_us, wait_us, optimizer_us, snapshot_us;
 };
 
-/* A connection that feeds a share; NULL: none. */
+/* A connection that feeds state; NULL: none. */
 struct engine_feed {
     struct mu_feed *feed;
-    struct engine_runs runs;
+    struct mu_move *moves; /* what is fed */
+    uint32_t move_count;
+};
+
+/* What is taken, from several givers: into the spaces of the state, beside the share that is stepped with. */
+struct engine_take {
+    struct engine_feed_order given; /* of the first giver that was heard of; number 0: nothing is taken */
+    struct engine_feed feeds[MU_FEED_PARTS_MAX];
+    uint32_t here, live, ended;         /* bits: of parts whose order has come, ... */
+    uint64_t until_us;                  /* all orders are here by then */
+    bool busy;                          /* it is being looked at */
+    struct mu_space *gradient, *spoilt; /* the gradients that arrive; parameters made where only moments are wanted */
+    struct mu_step_result result;       /* of the newest update made */
+    uint64_t step;                      /* where those that have ended have parked */
 };
 
 struct engine_tied;
@@ -135,6 +148,13 @@ struct engine_net {
     struct engine_batches batches;
 };
 
+/* What moves have brought to a state that is not complete yet: it is not moved again while the start stays the same. */
+struct engine_arrived {
+    uint64_t step;
+    const struct engine_state *where; /* NULL: nothing */
+    uint8_t *kinds;                   /* [chunks]: MU_MOVE_* */
+};
+
 /* The job and everything that is allocated for it. */
 struct engine_job {
     struct mu_job_spec spec;
@@ -147,6 +167,7 @@ struct engine_job {
     uint64_t eval_sequences; /* really used */
     uint64_t tokens_per_step;
     struct engine_state state, incoming; /* incoming: only while a state that is held must stay intact */
+    struct engine_arrived arrived;
     struct mu_arena *staging_arena;
     struct mu_space *stack_spaces[MU_TREE_ROOTS_MAX]; /* [i] holds stack[i] */
     float *stack[MU_TREE_ROOTS_MAX]; /* gradient buffers of the binary counter; [0] is where the reduced gradient is
@@ -174,7 +195,7 @@ struct mu_engine {
     uint64_t aborted;   /* newest generation cancelled */
     bool stopping;
     atomic_bool cancel;
-    struct engine_feed_order feed_orders[ENGINE_FEEDS_MAX]; /* to give, from the next boundary on */
+    struct engine_feed_order feed_orders[ENGINE_FEED_ORDERS_MAX]; /* of a member, looked at when it passes a boundary */
     uint32_t feed_order_count;
 
     atomic_uint_least64_t progress;
@@ -186,13 +207,13 @@ struct mu_engine {
     enum engine_phase phase;
     struct engine_job job;
     struct mu_held held;
-    struct engine_feed feeds[ENGINE_FEEDS_MAX]; /* given */
-    bool feeds_hold;                            /* an update is being made: no chunk may be read */
-    struct engine_feed take;
-    struct engine_feed_order taken;
-    bool taken_whole;                   /* what is held has come by it, and no generation has begun since */
-    struct mu_step_result taken_result; /* of the newest update made */
-    struct engine_generation now, old;  /* old: kept open until RUN of the new one */
+    struct engine_feed feeds[MU_FEED_PARTS_MAX]; /* given */
+    bool feeds_hold; /* an update is being made, or parameters of it are on their way: no chunk may be read */
+    bool feeds_busy; /* they are being waited for */
+    bool updating;   /* what compute makes now is made to its end */
+    struct engine_take take;
+    bool taken_whole; /* the last share that is held has come by it, and no generation has begun since */
+    struct engine_generation now, old; /* old: kept open until RUN of the new one */
     uint64_t polled_us;
     struct engine_times times;
 };
@@ -267,8 +288,12 @@ void engine_prepare(struct mu_engine *engine, const struct engine_command *comma
  * loaded. */
 enum mu_status engine_get_state(struct mu_engine *engine, const struct mu_assign *assign, uint64_t *ret_bad,
                                 struct mu_error *err) MU_WARN_UNUSED;
+/* What moves have brought is no longer there. */
+void engine_forget_arrived(struct mu_engine *engine);
 /* Go: from now on the share of the new generation is the one that is held; memory for anything else is given back. */
 void engine_enter_share(struct mu_engine *engine);
+/* A move to this rank is of something that it holds: the assignment does not know of that. */
+bool engine_is_told_to_copy_held(const struct mu_engine *engine, const struct mu_assign *assign);
 /* What the owner is told of engine->held. */
 struct mu_held engine_reported(const struct mu_engine *engine);
 
@@ -283,6 +308,9 @@ enum mu_status engine_apply(struct mu_engine *engine, const struct mu_step_resul
 /* The update of `result`'s step as a function of one range of the flat spaces: the whole update is made of these. */
 struct mu_adamw engine_adamw(const struct mu_engine *engine, const struct mu_step_result *result);
 void engine_update_range(struct mu_engine *engine, const struct mu_adamw *adamw, uint64_t offset, uint64_t size);
+/* The same with this gradient, and these parameters. */
+void engine_update_with(struct mu_engine *engine, const struct mu_adamw *adamw, uint64_t offset, uint64_t size,
+                        float *params, const float *gradient);
 /* Waits until the parameters of the last update are complete here: before evaluations, before parking. (A step waits
  * for each part of them just before its first use.) `sent`: and until all that others get of them has left. */
 enum mu_status engine_settle(struct mu_engine *engine, bool sent, struct mu_error *err) MU_WARN_UNUSED;
@@ -315,18 +343,34 @@ uint64_t engine_take_snapshot(struct mu_engine *engine, uint64_t generation, con
 
 /* ---- engine_feed.c ---- */
 /* Giver, in the order of a step: before the first backward pass overwrites the gradient; while there is time; when the
- * result of the vote is known; at the boundary; where it parks by command; when the generation is over. */
+ * result of the vote is known; when all parameters of the update are here; at the boundary; where it parks by command;
+ * when the generation is over. */
 void engine_feeds_drain(struct mu_engine *engine);
 void engine_feeds_pump(struct mu_engine *engine);
 void engine_feeds_update(struct mu_engine *engine, const struct mu_step_result *result);
+void engine_feeds_updated(struct mu_engine *engine);
 void engine_feeds_boundary(struct mu_engine *engine);
 void engine_feeds_end(struct mu_engine *engine);
 void engine_feeds_drop(struct mu_engine *engine);
-void engine_feeds_assigned(struct mu_engine *engine, const struct mu_assign *assign); /* both sides' are over */
-/* Taker. Pump: whatever has come. Drop: it is worth nothing, unless it has ended. */
+/* What comes from or goes to one giver. Free: the connection too. */
+enum mu_status engine_feed_open(struct mu_engine *engine, const struct engine_feed_order *given, float *gradient,
+                                enum mu_status (*reserve)(void *, const struct mu_chunk *, uint32_t, struct mu_error *),
+                                struct engine_feed *ret_feed, struct mu_error *err) MU_WARN_UNUSED;
+void engine_feed_free(struct engine_feed *feed);
+/* While the engine waits for peers. `engine` is a struct mu_engine. True: something was done. */
+bool engine_feeds_idle(void *engine);
+
+/* ---- engine_take.c ---- */
 void engine_take(struct mu_engine *engine, const struct engine_feed_order *given);
-void engine_take_pump(struct mu_engine *engine);
+/* Whatever has come; `update`: nothing is being computed, so updates may be made too. */
+void engine_take_pump(struct mu_engine *engine, bool update);
+/* Its own generation has parked: what has ended counts. Fail: the generation is over, what has not ended is worth
+ * nothing. Drop: without a word. */
+void engine_take_parked(struct mu_engine *engine);
+void engine_take_fail(struct mu_engine *engine, const char *text);
 void engine_take_drop(struct mu_engine *engine);
+/* A new generation: what an assignment does not know of, does not count. */
+void engine_take_assigned(struct mu_engine *engine, const struct mu_assign *assign);
 
 /* ---- engine_finish.c ---- */
 /* After the last step: SHA-256 of all parameters, cell by cell, whoever holds them. */

@@ -183,6 +183,7 @@ void engine_unload(struct mu_engine *engine)
     mu_data_close(job->data);
     engine_state_free(&job->state);
     engine_state_free(&job->incoming);
+    engine_forget_arrived(engine);
     for (uint32_t i = 0; i < job->stack_count; i++)
         mu_space_free(job->stack_spaces[i]);
     mu_arena_free(job->staging_arena);

@@ -285,7 +285,8 @@ void engine_prepare(struct mu_engine *engine, const struct engine_command *comma
     struct mu_error err = {0};
     uint64_t bad_checkpoint = 0;
     MU_FAULT("worker.assign");
-    engine_feeds_assigned(engine, &command->assign);
+    engine_feeds_drop(engine);
+    engine_take_assigned(engine, &command->assign);
     /* The newest generation that stepped stays open until Go; one that never did is superseded now. */
     if (engine->old.generation == 0) {
         engine->old = engine->now;

@@ -214,9 +214,11 @@ void engine_run(struct mu_engine *engine, uint64_t generation)
     else if (status == MU_OK) {
         engine_feeds_end(engine);
         engine_park(engine, MU_PARK_COMMAND, NULL);
+        engine_take_parked(engine);
         return;
     }
     engine_feeds_drop(engine);
+    engine_take_fail(engine, "the generation that was to be left is over");
     if (status != MU_OK)
         engine_park_failed(engine, status, &err, MU_PARK_ENGINE, 0);
 }

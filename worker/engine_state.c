@@ -42,19 +42,31 @@ struct mu_held engine_reported(const struct mu_engine *engine)
 
 /* ---- where incoming state goes ---- */
 
+void engine_forget_arrived(struct mu_engine *engine)
+{
+    free(engine->job.arrived.kinds);
+    engine->job.arrived = (struct engine_arrived){0};
+}
+
 static enum mu_status new_incoming(struct mu_engine *engine, struct mu_error *err)
 {
+    engine_forget_arrived(engine);
     engine_state_free(&engine->job.incoming);
     return engine_state_new(engine, &engine->job.incoming, err);
 }
 
-/* Not over a state that is held, until the new one is complete; memory for this rank's share. */
-static enum mu_status destination(struct mu_engine *engine, bool in_place, struct engine_state **ret_state,
-                                  struct mu_error *err)
+/* Not over a state that is held, until the new one is complete; memory for this rank's share. What has arrived there
+ * already stays where the state is to be of the same step. */
+static enum mu_status destination(struct mu_engine *engine, bool in_place, uint64_t step,
+                                  struct engine_state **ret_state, struct mu_error *err)
 {
     struct engine_job *job = &engine->job;
     struct engine_state *state = in_place || !engine->held.has_state ? &job->state : &job->incoming;
-    enum mu_status status = state == &job->incoming ? new_incoming(engine, err) : MU_OK;
+    enum mu_status status = MU_OK;
+    if (job->arrived.where != state || job->arrived.step != step)
+        engine_forget_arrived(engine);
+    if (state == &job->incoming && !job->arrived.where)
+        status = new_incoming(engine, err);
     if (status == MU_OK)
         status = engine_commit_state(engine, state, &engine->now.layout, engine->now.rank, err);
     *ret_state = state;
@@ -65,6 +77,7 @@ static enum mu_status destination(struct mu_engine *engine, bool in_place, struc
 static void accept_new(struct mu_engine *engine, struct engine_state *state, uint64_t step)
 {
     struct engine_job *job = &engine->job;
+    engine_forget_arrived(engine);
     if (state == &job->incoming) {
         struct engine_state old = job->state;
         job->state = job->incoming;
@@ -158,9 +171,10 @@ static enum mu_status initialise(struct mu_engine *engine, const struct mu_assig
     if (assign->start_step != 0)
         return mu_fail(err, MU_ERR_INVALID, "initial values for step %llu are not allowed: only for step 0",
                        (unsigned long long)assign->start_step);
-    enum mu_status status = destination(engine, false, &state, err);
+    enum mu_status status = destination(engine, false, assign->start_step, &state, err);
     if (status != MU_OK)
         return status;
+    engine_forget_arrived(engine); /* all is made anew */
     engine_touched_runs(&job->model, &engine->now.layout, engine->now.rank, &runs);
     if (job->spec.init.path[0]) {
         status = load_initial(engine, &runs, state, err);
@@ -184,9 +198,11 @@ static enum mu_status load(struct mu_engine *engine, const struct mu_assign *ass
     struct engine_job *job = &engine->job;
     struct engine_state *state;
     struct engine_runs params, moments;
-    enum mu_status status = destination(engine, false, &state, err);
+    enum mu_status status = destination(engine, false, assign->start_step, &state, err);
     if (status != MU_OK)
         return status;
+    engine_forget_arrived(engine); /* all is made anew */
+    engine_forget_arrived(engine);
     engine_touched_runs(&job->model, &engine->now.layout, engine->now.rank, &params);
     engine_moment_runs(&job->model, &engine->now.layout, engine->now.rank, &moments);
     char dir[MU_PATH_SIZE];
@@ -331,6 +347,34 @@ static enum mu_status check_sources(const struct mu_engine *engine, const struct
     return status;
 }
 
+bool engine_is_told_to_copy_held(const struct mu_engine *engine, const struct mu_assign *assign)
+{
+    uint8_t *have = calloc(engine->job.model.chunk_count, sizeof *have);
+    uint32_t chunks = engine->job.model.chunk_count, chunk = 0;
+    bool told = !have; /* then what it holds beside is no loss */
+    if (have)
+        mark_held(engine, have);
+    for (uint32_t i = 0; i < assign->move_count && !told; i++) {
+        const struct mu_move *move = &assign->moves[i];
+        told = move->to == assign->rank && move->run.first < chunks && move->run.count <= chunks - move->run.first &&
+               find(have, &move->run, move->kinds << TOLD, true, &chunk);
+    }
+    free(have);
+    return told;
+}
+
+/* Only of exact steps: elsewhere the state of a step may be another one when the step is made again. Without memory for
+ * it, everything moves again. */
+static uint8_t *arrived_at(struct mu_engine *engine, const struct engine_state *state, uint64_t step)
+{
+    struct engine_arrived *arrived = &engine->job.arrived;
+    if (engine->job.spec.numerics != MU_NUMERICS_EXACT)
+        return NULL;
+    if (!arrived->where)
+        *arrived = (struct engine_arrived){step, state, calloc(engine->job.model.chunk_count, 1)};
+    return arrived->kinds;
+}
+
 static enum mu_status run_moves(struct mu_engine *engine, const struct mu_assign *assign, struct engine_state *state,
                                 struct mu_error *err)
 {
@@ -342,7 +386,8 @@ static enum mu_status run_moves(struct mu_engine *engine, const struct mu_assign
                                         .rank = assign->rank,
                                         .moves = assign->moves,
                                         .move_count = assign->move_count,
-                                        .progress = &engine->progress};
+                                        .progress = &engine->progress,
+                                        .arrived = arrived_at(engine, state, assign->start_step)};
     if (assign->move_count == 0)
         return MU_OK;
     if (!engine->now.group)
@@ -364,7 +409,7 @@ static enum mu_status move_state(struct mu_engine *engine, const struct mu_assig
     if (status == MU_OK && engine->now.idle && !in_place)
         return MU_OK; /* nothing to hold, nothing to give */
     if (status == MU_OK)
-        status = destination(engine, in_place, &state, err);
+        status = destination(engine, in_place, assign->start_step, &state, err);
     if (status == MU_OK)
         status = run_moves(engine, assign, state, err);
     if (status != MU_OK || engine->now.idle)
@@ -410,6 +455,7 @@ void engine_enter_share(struct mu_engine *engine)
     memset(held->shares, 0, sizeof held->shares);
     if (!now->idle)
         held->shares[0] = own_share(now);
+    engine_forget_arrived(engine);
     engine_state_free(&engine->job.incoming);
     engine_release_unshared(engine, &now->layout, now->rank);
 }

@@ -51,18 +51,22 @@ enum mu_status engine_model_failed(struct mu_engine *engine, enum mu_status stat
 
 /* ---- after an update ---- */
 
-/* Sharded: the parameters of the own column are complete; the tied copy can be sent on. */
+/* The parameters of the own column are complete (sharded: now), and can be sent on: as tied copy, to who is fed. */
 static enum mu_status gather_complete(struct mu_engine *engine, struct mu_error *err)
 {
-    if (!engine->now.gathering)
-        return MU_OK;
-    engine_set_waiting(engine, true);
-    enum mu_status status = mu_reduce_gather_finish(engine->now.reduce, err);
-    engine_set_waiting(engine, false);
-    if (status != MU_OK)
-        return status;
-    engine->now.gathering = false;
-    return engine_tied_copy_begin(engine, err);
+    if (engine->now.gathering) {
+        engine_set_waiting(engine, true);
+        enum mu_status status = mu_reduce_gather_finish(engine->now.reduce, err);
+        engine_set_waiting(engine, false);
+        if (status != MU_OK)
+            return status;
+        engine->now.gathering = false;
+        status = engine_tied_copy_begin(engine, err);
+        if (status != MU_OK)
+            return status;
+    }
+    engine_feeds_updated(engine);
+    return MU_OK;
 }
 
 enum mu_status engine_settle(struct mu_engine *engine, bool sent, struct mu_error *err)
@@ -224,6 +228,7 @@ static enum mu_status forward_micro(struct step_pass *pass, uint32_t micro)
     const struct mu_job_spec *spec = &engine->job.spec;
     uint32_t slot = micro % pass->slots, accumulate = spec->batch.accumulate;
     uint64_t sequence = leaf_sequence(engine, engine->now.first_leaf + micro / accumulate);
+    engine_take_pump(engine, true);
     uint64_t mark_us = mu_clock_mono_us();
     const float *in;
     float *out;
@@ -285,6 +290,7 @@ static enum mu_status backward_micro(struct step_pass *pass, uint32_t micro)
     const float *dout;
     float *din;
     uint32_t accumulate = engine->job.spec.batch.accumulate;
+    engine_take_pump(engine, true);
     enum mu_status status = micro % accumulate == 0 ? begin_leaf(pass, micro) : MU_OK;
     if (status == MU_OK)
         status = receive(engine, MU_PIPELINE_GRADIENTS, &dout, pass->err);
@@ -430,13 +436,18 @@ struct mu_adamw engine_adamw(const struct mu_engine *engine, const struct mu_ste
                        result->step + 1);
 }
 
+void engine_update_with(struct mu_engine *engine, const struct mu_adamw *adamw, uint64_t offset, uint64_t size,
+                        float *params, const float *gradient)
+{
+    const struct engine_job *job = &engine->job;
+    enum mu_status status = mu_model_update(&job->model, engine->pool, adamw, offset, size, params, job->state.flats[1],
+                                            job->state.flats[2], gradient);
+    MU_ASSERT(status == MU_OK || mu_device_trouble(engine->device)); /* then nothing is held any more */
+}
+
 void engine_update_range(struct mu_engine *engine, const struct mu_adamw *adamw, uint64_t offset, uint64_t size)
 {
-    struct engine_job *job = &engine->job;
-    float *const *flats = job->state.flats;
-    enum mu_status status =
-        mu_model_update(&job->model, engine->pool, adamw, offset, size, flats[0], flats[1], flats[2], job->stack[0]);
-    MU_ASSERT(status == MU_OK || mu_device_trouble(engine->device)); /* then nothing is held any more */
+    engine_update_with(engine, adamw, offset, size, engine->job.state.flats[0], engine->job.stack[0]);
 }
 
 static void update_runs(struct mu_engine *engine, const struct mu_adamw *adamw, const struct mu_held_share *share,

@@ -15,6 +15,7 @@ enum {
     MESSAGE_BITS = 2,
     LOOK_AGAIN_US = 1000, /* while one stream is waited for, the others are looked at so often */
 };
+#define ASKED        (1ull << 62) /* the exchange before all items */
 #define HEADER_MAGIC 0x324556454d554dull
 
 static const struct {
@@ -35,6 +36,7 @@ _Static_assert(WINDOW *(1 + PARTS_MAX) < MU_COMM_EAGER_HELD, "what overtakes a l
 /* One chunk of one kind under way. */
 struct item {
     uint32_t chunk, kind;
+    bool kept; /* the receiver has it: no parts */
     struct header header;
     struct mu_comm_request requests[1 + PARTS_MAX]; /* the header's, then the parts' */
 };
@@ -52,6 +54,8 @@ struct stream {
     bool incoming;
     struct queue queues[KINDS];
     uint64_t total, posted, finished; /* items */
+    uint8_t *kept;                    /* a bit for each of them, in order: the receiver has it already */
+    struct mu_comm_request asked;     /* `kept` on its way from the receiver to the sender */
     struct item items[WINDOW];
 };
 
@@ -208,13 +212,25 @@ void mu_transfer_free(struct mu_transfer *t)
 {
     if (!t)
         return;
+    for (uint32_t i = 0; t->streams && i < t->stream_count; i++)
+        free(t->streams[i].kept);
     free(t->streams);
     free(t->runs);
     free(t->pending);
     free(t);
 }
 
-/* ---- items ---- */
+/* ---- what has come before ---- */
+
+static size_t kept_bytes(const struct stream *stream)
+{
+    return (size_t)((stream->total + 7) / 8);
+}
+
+static bool is_kept(const struct stream *stream, uint64_t index)
+{
+    return stream->kept[index / 8] >> index % 8 & 1;
+}
 
 static bool queue_peek(const struct queue *queue, uint32_t *ret_chunk)
 {
@@ -246,6 +262,36 @@ static void queue_pop(struct queue *queue)
         queue->chunk_in_run = 0;
     }
 }
+
+/* The receiver goes through the stream once, before it begins. */
+static void list_kept(const struct mu_transfer *t, struct stream *stream)
+{
+    struct queue queues[KINDS];
+    memcpy(queues, stream->queues, sizeof queues);
+    for (uint64_t index = 0; index < stream->total; index++) {
+        uint32_t chunk = 0, kind = 0;
+        stream_peek(stream, &chunk, &kind);
+        queue_pop(&stream->queues[kind]);
+        if (t->config.arrived && t->config.arrived[chunk] & kinds[kind].bit)
+            stream->kept[index / 8] = (uint8_t)(stream->kept[index / 8] | 1u << index % 8);
+    }
+    memcpy(stream->queues, queues, sizeof queues);
+}
+
+static enum mu_status ask(struct mu_transfer *t, struct stream *stream, struct mu_error *err)
+{
+    stream->kept = calloc(1, kept_bytes(stream) + 1);
+    if (!stream->kept)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory to move state");
+    if (!stream->incoming)
+        return mu_comm_recv(t->config.group, stream->peer, MU_TRANSFER_EXCHANGES | ASKED, stream->kept,
+                            kept_bytes(stream), &stream->asked, err);
+    list_kept(t, stream);
+    return mu_comm_send(t->config.group, stream->peer, MU_TRANSFER_EXCHANGES | ASKED, stream->kept, kept_bytes(stream),
+                        &stream->asked, err);
+}
+
+/* ---- items ---- */
 
 static float *part_data(const struct mu_transfer *t, const struct item *item, uint32_t part, size_t *ret_size_bytes)
 {
@@ -282,6 +328,12 @@ static enum mu_status fill_header(const struct mu_transfer *t, struct item *item
     return status;
 }
 
+/* That travel. */
+static uint32_t parts_of(const struct item *item)
+{
+    return item->kept ? 0 : kinds[item->kind].parts;
+}
+
 /* Requests for the stream's next item. */
 static enum mu_status post_item(struct mu_transfer *t, struct stream *stream, struct mu_error *err)
 {
@@ -290,6 +342,7 @@ static enum mu_status post_item(struct mu_transfer *t, struct stream *stream, st
     struct item *item = &stream->items[index % WINDOW];
     stream_peek(stream, &item->chunk, &item->kind);
     queue_pop(&stream->queues[item->kind]);
+    item->kept = is_kept(stream, index);
     struct mu_comm_request *requests = item->requests;
     enum mu_status status = stream->incoming ? MU_OK : fill_header(t, item, err);
     if (status != MU_OK)
@@ -298,7 +351,7 @@ static enum mu_status post_item(struct mu_transfer *t, struct stream *stream, st
         stream->incoming
             ? mu_comm_recv(group, stream->peer, number(index, 0), &item->header, sizeof item->header, requests, err)
             : mu_comm_send(group, stream->peer, number(index, 0), &item->header, sizeof item->header, requests, err);
-    for (uint32_t part = 0; part < kinds[item->kind].parts && status == MU_OK; part++) {
+    for (uint32_t part = 0; part < parts_of(item) && status == MU_OK; part++) {
         size_t size_bytes;
         float *data = part_data(t, item, part, &size_bytes);
         struct mu_comm_request *request = &requests[1 + part];
@@ -312,7 +365,7 @@ static enum mu_status post_item(struct mu_transfer *t, struct stream *stream, st
 /* The first request of the item that is not done; NULL: all are. */
 static const struct mu_comm_request *item_missing(const struct item *item)
 {
-    for (uint32_t i = 0; i < 1 + kinds[item->kind].parts; i++) {
+    for (uint32_t i = 0; i < 1 + parts_of(item); i++) {
         if (!mu_comm_done(&item->requests[i]))
             return &item->requests[i];
     }
@@ -341,6 +394,20 @@ static enum mu_status verify_item(const struct mu_transfer *t, const struct stre
     return MU_OK;
 }
 
+/* From here on the chunk can go on to others. One that does not match has not arrived, whatever was believed. */
+static enum mu_status accept_item(struct mu_transfer *t, const struct stream *stream, const struct item *item,
+                                  struct mu_error *err)
+{
+    uint8_t none = 0, *arrived = t->config.arrived ? &t->config.arrived[item->chunk] : &none;
+    enum mu_status status = verify_item(t, stream, item, err);
+    *arrived &= (uint8_t)~kinds[item->kind].bit;
+    if (status != MU_OK)
+        return status;
+    *arrived |= (uint8_t)kinds[item->kind].bit;
+    t->pending[item->chunk] &= (uint8_t) ~(1u << item->kind);
+    return MU_OK;
+}
+
 /* ---- the run ---- */
 
 /* Finishes and posts whatever the stream can; *moved if that was anything. */
@@ -351,14 +418,15 @@ static enum mu_status turn(struct mu_transfer *t, struct stream *stream, bool *m
         const struct item *item = &stream->items[stream->finished % WINDOW];
         if (item_missing(item))
             break;
-        if (stream->incoming && (status = verify_item(t, stream, item, err)) == MU_OK)
-            t->pending[item->chunk] &= (uint8_t) ~(1u << item->kind);
+        if (stream->incoming)
+            status = accept_item(t, stream, item, err);
         stream->finished++;
         atomic_fetch_add_explicit(t->config.progress, 1, memory_order_relaxed);
         *moved = true;
     }
     uint64_t window = stream->incoming ? WINDOW : OUTGOING;
-    while (status == MU_OK && stream->posted < stream->total && stream->posted - stream->finished < window) {
+    bool begun = stream->incoming || mu_comm_done(&stream->asked);
+    while (begun && status == MU_OK && stream->posted < stream->total && stream->posted - stream->finished < window) {
         uint32_t chunk = 0, kind = 0;
         stream_peek(stream, &chunk, &kind);
         if (!stream->incoming && t->pending[chunk] & 1u << kind)
@@ -378,6 +446,8 @@ static enum mu_status wait_some(struct mu_transfer *t, struct mu_error *err)
         const struct stream *stream = &t->streams[i];
         if (stream->finished < stream->posted)
             missing = item_missing(&stream->items[stream->finished % WINDOW]);
+        else if (!mu_comm_done(&stream->asked))
+            missing = &stream->asked;
     }
     MU_ASSERT(missing);
     enum mu_status status = mu_comm_wait(t->config.group, missing, mu_clock_mono_us() + LOOK_AGAIN_US, err);
@@ -387,6 +457,8 @@ static enum mu_status wait_some(struct mu_transfer *t, struct mu_error *err)
 enum mu_status mu_transfer_run(struct mu_transfer *t, struct mu_error *err)
 {
     enum mu_status status = MU_OK;
+    for (uint32_t i = 0; i < t->stream_count && status == MU_OK; i++)
+        status = ask(t, &t->streams[i], err);
     for (bool open = t->stream_count > 0; open && status == MU_OK;) {
         bool moved = false;
         open = false;

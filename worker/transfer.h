@@ -4,6 +4,9 @@
  * small message with the XXH3-128 of its parts, then the parts. All streams run at once, each with a bounded number of
  * requests. A received chunk counts once it is verified; one that goes on to another rank is sent as soon as that is
  * so. Streams are in ascending order of chunks and no chunk moves in a circle, so some stream can always go on.
+ *
+ * A transfer may be given up in the middle and another one begun for the same step: before a stream begins its receiver
+ * tells which of its chunks have come already. Of those only the checksums are sent, and what is here must match them.
  * Engine's thread. */
 #ifndef MU_WORKER_TRANSFER_H
 #define MU_WORKER_TRANSFER_H
@@ -27,6 +30,9 @@ struct mu_transfer_config {
     const struct mu_move *moves; /* those from and to `rank`; others are ignored. Must stay until run has returned */
     uint32_t move_count;
     atomic_uint_least64_t *progress; /* counts chunks sent and received */
+    /* [chunks]: MU_MOVE_* of what transfers of this step have brought to these spaces; grows as chunks come, and says
+     * what is here also after an error. NULL: of no interest. */
+    uint8_t *arrived;
 };
 
 struct mu_transfer;
@@ -36,7 +42,7 @@ enum mu_status mu_transfer_new(const struct mu_transfer_config *config, struct m
                                struct mu_error *err) MU_WARN_UNUSED;
 /* Until everything is received, verified and sent. MU_ERR_CORRUPT: a chunk does not match its checksum, or the peer
  * serves another step or another chunk; MU_ERR_CANCELLED, MU_ERR_UNAVAILABLE as from the group. After an error what was
- * received is undefined; what was there before is as it was. */
+ * received and does not count as arrived is undefined; what was there before is as it was. */
 enum mu_status mu_transfer_run(struct mu_transfer *transfer, struct mu_error *err) MU_WARN_UNUSED;
 /* After a run that failed: only once the group is closed, which may still know the requests. NULL is fine. */
 void mu_transfer_free(struct mu_transfer *transfer);

@@ -163,7 +163,10 @@ struct job {
     uint64_t plan_checkpoint;           /* number of the checkpoint the plan may start from; 0: none */
     struct mu_step_result roll_forward; /* of the current generation's Assign */
     uint64_t settle_until_us;           /* plan or regroup then; 0: nothing pending */
-    bool feeding;                       /* spares get their state; see feed.c */
+    bool feeding;                       /* some get their next state; see feed.c */
+    bool feed_again;                    /* one of them did not: another trial is due */
+    bool has_next_layout;               /* some were fed since the last Assign ... */
+    struct mu_layout next_layout;       /* ... for this one */
     uint32_t feed_attempts;             /* feeds that failed since the last Assign */
     uint64_t feed_until_us;             /* PARKING: their ends are waited for until then; 0: not */
     bool regroup_for_leaving;           /* then, whatever the new plan would be */
@@ -369,14 +372,15 @@ uint32_t count_candidates(struct mu_coord *coord, const struct job *job, bool *r
 void regroup(struct mu_coord *coord, struct job *job); /* a planned change: everybody parks at the same boundary */
 void parked_waits_no_more(struct mu_coord *coord, struct job *job); /* a feed may have ended: plan, if all have */
 
-/* feed.c: state to spares while others step */
-bool feed_has_takers(struct mu_coord *coord, const struct job *job); /* somebody could be fed */
-/* STEPPING: who is new in this plan gets state. False: nobody does, the change can be made at once. */
+/* feed.c: state to those who lack it in the next generation, while this one steps */
+bool feed_possible(struct mu_coord *coord, const struct job *job); /* a trial plan may let somebody be fed (too) */
+/* STEPPING: who lacks something in this plan gets it. False: nobody does, the change can be made at once. */
 bool feed_begin(struct mu_coord *coord, struct job *job, const struct mu_plan *plan, const uint8_t *secret);
 bool feed_pending(struct mu_coord *coord, struct job *job); /* PARKING: wait for a feed to end */
 void feed_over(struct job *job);
 void feed_note_status(struct worker *worker, bool fresh_stream); /* before what it says is looked at */
-/* A spare has said something, or (NULL) one is gone. */
+void feed_nothing_new(struct mu_coord *coord, struct job *job);  /* a trial plan was not worth a change */
+/* A worker has said something, or (NULL) a spare is gone. */
 void feed_advance(struct mu_coord *coord, struct job *job, struct worker *worker);
 void feed_tick(struct mu_coord *coord, struct job *job);
 

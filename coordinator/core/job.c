@@ -258,7 +258,7 @@ void parked_waits_no_more(struct mu_coord *coord, struct job *job)
 
 void park_all(struct mu_coord *coord, struct job *job)
 {
-    job->feed_until_us = 0;
+    feed_over(job); /* with the generation */
     job->revoked = true;
     await_still(coord, job, &(struct mu_coord_message){.kind = MU_CM_REVOKE, .generation = job->record.generation});
 }
@@ -373,6 +373,7 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     job->considered = job->plan_staying > plan->left_out ? job->plan_staying - plan->left_out : 0;
     job->regroup_for_leaving = job->plan_without_state = false;
     job->feed_attempts = 0;
+    job->has_next_layout = false;
     job->equal_leaves = plan->equal_leaves;
     if (!plan->equal_leaves)
         memcpy(job->leaf_counts, plan->leaf_counts, plan->layout.dp * sizeof job->leaf_counts[0]);
@@ -396,8 +397,8 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
 }
 
 /* More workers have come than the last plan could choose from, somebody is to leave, or some are slow: a change is
- * worth it only for a larger world, without those that leave, or for stages that save more than it takes. Who is new in
- * it, or in the place of who leaves, gets its state first. */
+ * worth it only for a larger world, without those that leave, or for stages that save more than it takes. Who lacks
+ * something in it gets that first. */
 static void trial_planned(struct mu_coord *coord, struct job *job, const struct mu_plan *plan, const uint8_t *secret)
 {
     job->trial_ticket = 0;
@@ -405,16 +406,19 @@ static void trial_planned(struct mu_coord *coord, struct job *job, const struct 
         return;
     bool good = plan->status == MU_OK;
     bool larger = good && mu_layout_working(&plan->layout) > mu_layout_working(&job->layout);
-    if (larger || job->regroup_for_leaving) {
-        if (!good || !feed_begin(coord, job, plan, secret))
-            regroup(coord, job);
-    } else if (good && speeds_change_pays(job, plan)) {
+    bool pays = good && !larger && !job->regroup_for_leaving && speeds_change_pays(job, plan);
+    if (!larger && !job->regroup_for_leaving && !pays) {
+        feed_nothing_new(coord, job);
+        return;
+    }
+    if (pays && !job->feeding)
         event(coord, MU_EVENT_INFO, "layers_moved", job, NULL,
               "workers of some stages are slower than those of others: layers move to the faster ones, which saves "
               "%.1f ms of each step",
               plan->saved_s * 1e3);
+    job->feed_again = false;
+    if (!good || !feed_begin(coord, job, plan, secret))
         regroup(coord, job);
-    }
 }
 
 /* Somebody is to leave: at once, unless another one gets his place and its state before. */
@@ -422,7 +426,7 @@ static void regroup_for_leaving(struct mu_coord *coord, struct job *job)
 {
     if (job->trial_ticket)
         return;
-    if (feed_has_takers(coord, job))
+    if (feed_possible(coord, job))
         request_trial(coord, job);
     else if (!job->feeding)
         regroup(coord, job);
@@ -700,19 +704,8 @@ static void reconcile_outside(struct mu_coord *coord, struct job *job, struct wo
         settle(coord, job);
 }
 
-void reconcile(struct mu_coord *coord, struct worker *worker)
+static void reconcile_member(struct mu_coord *coord, struct job *job, struct worker *worker)
 {
-    struct job *job = job_of(coord, worker);
-    if (is_over(job)) {
-        send_release(coord, worker, job->record.state == MU_JOB_FAILED, job->record.text);
-        return;
-    }
-    if (worker->rank == NONE) {
-        feed_advance(coord, job, worker);
-        if (worker->rank == NONE)
-            reconcile_outside(coord, job, worker);
-        return;
-    }
     switch (job->phase) {
     case MU_JP_PREPARING:
         reconcile_preparing(coord, job, worker);
@@ -735,6 +728,24 @@ void reconcile(struct mu_coord *coord, struct worker *worker)
     case MU_JP_COUNT:
         break;
     }
+}
+
+void reconcile(struct mu_coord *coord, struct worker *worker)
+{
+    struct job *job = job_of(coord, worker);
+    if (is_over(job)) {
+        send_release(coord, worker, job->record.state == MU_JOB_FAILED, job->record.text);
+        return;
+    }
+    if (worker->rank == NONE) {
+        feed_advance(coord, job, worker);
+        if (worker->rank == NONE)
+            reconcile_outside(coord, job, worker);
+        return;
+    }
+    reconcile_member(coord, job, worker);
+    if (worker->used && !worker->lost && worker->rank != NONE)
+        feed_advance(coord, job, worker);
 }
 
 /* Nobody hangs by himself (each waits for another one), and still no step is done. */

@@ -41,12 +41,25 @@ uint32_t most_ranks(const struct job *job, uint32_t eligible)
 
 /* ---- the input ---- */
 
-static void add_member(struct mu_coord *coord, struct job *job, const struct worker *worker, bool leaving)
+/* While it steps every member has its share of the same step, and nobody else anything. */
+static struct mu_held held_in_trial(const struct job *job, const struct worker *worker)
+{
+    struct mu_held held = {.step = job->steps_done};
+    if (worker->rank == NONE || mu_layout_is_idle(&job->layout, worker->rank))
+        return held;
+    held.has_state = true;
+    held.share_count = 1;
+    held.shares[0] = (struct mu_held_share){.layout = job->layout, .rank = worker->rank};
+    return held;
+}
+
+static void add_member(struct mu_coord *coord, struct job *job, const struct worker *worker, const struct mu_held *held,
+                       bool leaving)
 {
     if (job->plan_count == coord->config.max_members)
         return;
     struct mu_plan_member *member = &coord->plan_members[job->plan_count];
-    member->held = job->plan_without_state ? (struct mu_held){0} : worker->status.held;
+    member->held = *held;
     member->seconds_per_layer = worker->seconds_per_layer;
     member->memory_bytes = worker->memory_bytes;
     member->own_memory = strncmp(worker->backend, "cuda", sizeof worker->backend) == 0;
@@ -66,10 +79,13 @@ static void consider(struct mu_coord *coord, struct job *job, const struct worke
     bool still = trial ? worker->rank != NONE || is_still(worker) : is_still(worker);
     if (!worker->ready || worker->lost || worker->session == 0 || !still || is_kept_off(worker))
         return;
+    struct mu_held held = {0};
+    if (!job->plan_without_state)
+        held = trial ? held_in_trial(job, worker) : worker->status.held;
     if (!worker->draining || draining_stay)
-        add_member(coord, job, worker, false);
-    else if (worker->status.held.has_state && !job->plan_without_state && !MU_MUTANT(MU_MUT_RELEASE_LAST_HOLDER))
-        add_member(coord, job, worker, true);
+        add_member(coord, job, worker, &held, false);
+    else if (held.has_state && !MU_MUTANT(MU_MUT_RELEASE_LAST_HOLDER))
+        add_member(coord, job, worker, &held, true);
 }
 
 /* How far from those that were lost, whose ranks they are likely to get; else where they stand. */
@@ -150,7 +166,7 @@ static uint32_t collect_bad_links(struct mu_coord *coord, const struct job *job)
     return count;
 }
 
-/* `trial`: only the layout matters, not from where the state would come. */
+/* `trial`: what would be, if all parked at this boundary. */
 static uint64_t emit_plan(struct mu_coord *coord, struct job *job, bool trial)
 {
     const struct checkpoint *newest = usable_checkpoint(coord, job);
@@ -169,6 +185,8 @@ static uint64_t emit_plan(struct mu_coord *coord, struct job *job, bool trial)
         .may_initialise = trial || !job->record.checkpoint_seen || MU_MUTANT(MU_MUT_START_FROM_SEED),
         .has_old_layout = job->has_generation,
         .old_layout = job->layout,
+        .has_next_layout = job->has_next_layout,
+        .next_layout = job->next_layout,
     };
     emit(coord, &(struct mu_coord_action){.kind = MU_CA_PLAN, .plan = {.ticket = ticket, .input = &input}});
     return ticket;

@@ -127,7 +127,7 @@ static double mixed(double before, double now)
 static void look(struct mu_coord *coord, struct job *job)
 {
     if (coord->config.rebalance_ms == 0 || job->phase != MU_JP_STEPPING || job->layout.pp == 1 || job->arrived > 0 ||
-        job->trial_ticket || job->settle_until_us || lease_now(coord) < job->look_us)
+        job->trial_ticket || job->settle_until_us || job->feeding || lease_now(coord) < job->look_us)
         return;
     uint32_t doublings = job->quiet_looks < QUIET_DOUBLINGS ? job->quiet_looks++ : QUIET_DOUBLINGS;
     job->look_us = lease_now(coord) + ((uint64_t)coord->config.rebalance_ms * 1000 << doublings);

@@ -59,8 +59,7 @@ def worker_scenario(point, reference, stop):
     """Two healthy workers; the faulty one joins (it gets its state while they step), steps, saves, and lives through two further changes."""
     with Cluster() as cluster:
         cluster.start_coordinator()
-        moved = SHARDED if point.startswith("worker.prepare.transfer") else {}  # state of which nobody has a whole column is moved
-        cluster.submit(tiny_job(cluster, **JOB, **moved))
+        cluster.submit(tiny_job(cluster, **JOB))
         fault = point + (",stop" if stop else "")
         if point.startswith(FIRST):  # who is dialled, who gives: the one that was there first
             faulty = cluster.start_worker(fault=fault)
@@ -89,6 +88,31 @@ def worker_scenario(point, reference, stop):
         if stop:
             finished = lambda e: e.kind == "job_finished"  # noqa: E731: it may hold nobody up any more
             cluster.wait_event(lambda e: (e.kind == "worker_lost") or finished(e) or e.kind == "worker_left", limit_s=20)
+            faulty.kill(signal.SIGCONT)
+        finish(cluster, reference)
+        if stop:
+            check(faulty.wait() in (0, 1), f"the stopped worker ended with {faulty.popen.returncode}")
+
+
+def transfer_scenario(point, reference, stop):
+    """State moves while others stand still where somebody is lost: the faulty worker, a spare until then, takes its place."""
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **JOB, workers__max=2))
+        lost = cluster.start_worker()
+        cluster.start_worker()
+        cluster.wait_step(3)
+        faulty = cluster.start_worker(name="faulty", fault=point + (",stop" if stop else ""))
+
+        def over():
+            return cluster.faults_reached() or cluster.job().state > 2
+        cluster.wait_until(lambda: over() or any(w.name == "faulty" and w.state == pb.WORKER_STATE_SPARE for w in cluster.list_workers()), 30, "no spare")
+        lost.kill()
+        cluster.wait_until(over, 60, "the point was never reached and the job does not end")
+        if not cluster.faults_reached():
+            raise NotReached("no scenario reaches this point")
+        if stop:
+            cluster.wait_event(lambda e: (e.kind in ("worker_lost", "worker_left") and e.worker == "faulty") or e.kind == "job_finished", limit_s=20)
             faulty.kill(signal.SIGCONT)
         finish(cluster, reference)
         if stop:
@@ -246,7 +270,8 @@ def main():
         for prefix, (workers, layout) in GRID_POINTS.items():
             if point.startswith(prefix):
                 return patiently(grid_scenario, point + hit, grid_reference, stop, workers, layout)
-        return patiently(worker_scenario, point + hit, reference, stop)
+        scenario = transfer_scenario if point.startswith("worker.prepare.transfer") else worker_scenario
+        return patiently(scenario, point + hit, reference, stop)
 
     cases = []
     for i, point in enumerate(points("worker")):

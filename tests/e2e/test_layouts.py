@@ -111,6 +111,34 @@ def test_growth_and_shrink_of_stages():
         check(cluster.job().replayed_steps == 0, "planned changes replay nothing")
 
 
+def change_while_others_step(family, sizes, **fields):
+    """From each size to the next, by newcomers or by a drain: nobody stands still for state to move."""
+    with Cluster() as cluster:
+        steps = 3 * STEPS
+        workers = start(cluster, sizes[0], family, steps=steps, **layout(**fields))
+        go = cluster.wait_event("generation_go")
+        for size in sizes[1:]:
+            while len(workers) < size:
+                workers.append(cluster.start_worker())
+            if len(workers) > size:
+                workers.pop(0).kill(signal.SIGTERM)
+            go = cluster.wait_event(lambda e: e.kind == "generation_go" and f"{size} workers" in e.text, after=go.number)
+            check("0 steps replayed, 0 bytes moved" in go.text, go.text)
+        check(any(e.kind == "state_fed" for e in cluster.events), "nobody was fed")
+        check(not [e for e in cluster.events if e.kind == "feed_failed"], "a feed failed")
+        expect_equal(cluster, family, steps=steps)
+
+
+def test_chunks_of_a_sharded_optimizer_change_hands_while_others_step():
+    change_while_others_step(GPT2, (2, 3, 2), sharded=True)
+    change_while_others_step(LLAMA, (2, 4, 3), sharded=True, buddies=True)
+
+
+def test_stages_change_hands_while_others_step():
+    change_while_others_step(GPT2, (2, 3, 2), pp=0, dp=1)
+    change_while_others_step(LLAMA, (2, 4), tp=2, pp=0, dp=1)
+
+
 def test_a_sharded_optimizer_loses_a_holder():
     with Cluster() as cluster:
         workers = start(cluster, 3, GPT2, checkpoint_every=10, **layout(1, 1, sharded=True))

@@ -758,5 +758,6 @@ void mu_sim_engine_park(struct mu_sim *sim, uint32_t slot, enum mu_park_reason r
     mu_sim_trace(sim, "w%u   parks, reason %d, step %llu%s", slot, (int)reason, (unsigned long long)engine->held.step,
                  engine->held.has_gradient ? " with gradient" : "");
     mu_sim_worker_post(sim, slot, &(struct mu_worker_event){.kind = MU_WE_PARKED, .parked = *parked});
+    mu_sim_feed_parked(sim, slot, reason == MU_PARK_COMMAND);
     (void)mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_PARKED);
 }

@@ -3,7 +3,8 @@
  * from here, also of what came by other moves.
  *
  * Chunks of the held step join those that are held, those of another step wait apart until the share is complete. What
- * is held beyond the new share stays until Go. */
+ * is held beyond the new share stays until Go. What came by moves before a preparation was given up is not moved again
+ * if the next one starts from the same step. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,7 +36,33 @@ static bool stale(struct mu_sim *sim, struct mu_sim_event *event)
     return event->b != engine->epoch || engine->phase != MU_SIM_PREPARING;
 }
 
+/* Chunks that are to come from this rank. */
+static struct mu_sim_mask expected_from(const struct mu_sim_engine *engine, uint32_t rank)
+{
+    struct mu_sim_mask mask = {0, 0};
+    for (uint32_t i = 0; i < engine->assign->move_count; i++) {
+        const struct mu_move *move = &engine->assign->moves[i];
+        if (move->from == rank && move->to == engine->rank)
+            mask = mu_sim_mask_or(mask, mu_sim_move_mask(move));
+    }
+    return mask;
+}
+
 /* ---- connecting ---- */
+
+/* Who moves chunks here learns which of them have come before. */
+static void tell_kept(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *end)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    struct mu_sim_mask kept = expected_from(engine, end->rank);
+    if (mu_sim_mask_empty(kept))
+        return;
+    kept.params &= engine->arrived.has.params;
+    kept.moments &= engine->arrived.has.moments;
+    struct mu_sim_frame *frame = mu_sim_frame_new(sim, slot, MU_SIM_FRAME_KEPT, 0, true);
+    mu_sim_state_take(frame->state, &engine->arrived, kept);
+    mu_sim_engine_send(sim, slot, end, frame);
+}
 
 static void dial(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *end)
 {
@@ -100,6 +127,7 @@ static void on_dial(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame
     answer->link = end->id;
     memcpy(answer->secret, engine->assign->secret, sizeof answer->secret);
     mu_sim_net_frame(sim, slot, end->slot, end->life, end, answer); /* before anything else on it */
+    tell_kept(sim, slot, end);
     mu_sim_engine_pump_prepare(sim, slot);
 }
 
@@ -112,6 +140,7 @@ static void on_accept(struct mu_sim *sim, uint32_t slot, const struct mu_sim_fra
     if (!end || end->id != frame->link || !secrets_match(engine, frame))
         return;
     end->connected = true;
+    tell_kept(sim, slot, end);
     mu_sim_engine_pump_prepare(sim, slot);
 }
 
@@ -191,6 +220,30 @@ static bool accept_share(struct mu_sim *sim, uint32_t slot)
     return true;
 }
 
+/* Which values of two states are the same. */
+static struct mu_sim_mask same_values(const struct mu_sim_state *a, const struct mu_sim_state *b)
+{
+    struct mu_sim_mask same = {0, 0};
+    for (uint32_t c = 0; c < MU_SIM_CHUNKS_MAX; c++) {
+        same.params |= (uint64_t)(a->values.params[c] == b->values.params[c]) << c;
+        same.moments |= (uint64_t)(a->values.moments[c] == b->values.moments[c]) << c;
+    }
+    same.params &= a->has.params & b->has.params;
+    same.moments &= a->has.moments & b->has.moments;
+    return same;
+}
+
+static void on_kept(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame *frame)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    struct mu_sim_link_end *end = mu_sim_engine_link(engine, frame->from_rank);
+    if (engine->phase != MU_SIM_PREPARING || !end)
+        return;
+    end->before = *frame->state;
+    end->asked = true;
+    mu_sim_engine_pump_prepare(sim, slot);
+}
+
 static void on_move(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame *frame)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
@@ -201,9 +254,14 @@ static void on_move(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame
                        (unsigned long long)frame->step, (unsigned long long)engine->assign->start_step);
         return;
     }
-    if (!mu_sim_mask_covers(engine->wants, frame->state->has))
+    struct mu_sim_mask comes = mu_sim_mask_or(frame->state->has, frame->kept);
+    if (!mu_sim_mask_covers(engine->wants, comes))
         mu_sim_violate(sim, "worker %u is sent chunks that it is not to hold", slot);
-    mu_sim_state_take(&engine->incoming, frame->state, frame->state->has);
+    if (!mu_sim_mask_empty(same_values(frame->state, &engine->arrived)))
+        mu_sim_violate(sim, "worker %u is sent chunks again that it has", slot);
+    mu_sim_state_take(&engine->arrived, frame->state, frame->state->has);
+    mu_sim_state_take(&engine->incoming, &engine->arrived, comes);
+    sim->stats.kept += (uint64_t)__builtin_popcountll(frame->kept.params | frame->kept.moments);
     engine->progress++;
     mu_sim_engine_pump_prepare(sim, slot);
 }
@@ -306,12 +364,15 @@ static bool serve(struct mu_sim *sim, uint32_t slot, struct mu_sim_link_end *end
         return true;
     now.params &= state->has.params;
     now.moments &= state->has.moments;
-    if (!end->connected || !engine->has_base || mu_sim_mask_empty(now))
+    if (!end->connected || !end->asked || !engine->has_base || mu_sim_mask_empty(now))
         return false;
     struct mu_sim_frame *frame = mu_sim_frame_new(sim, slot, MU_SIM_FRAME_MOVE, 0, true);
     frame->step = engine->assign->start_step;
-    mu_sim_state_take(frame->state, state, now);
     end->moved = mu_sim_mask_or(end->moved, now);
+    struct mu_sim_mask same = MU_MUTANT(MU_MUT_KEEP_OTHER_STEP) ? end->before.has : same_values(state, &end->before);
+    frame->kept = (struct mu_sim_mask){now.params & same.params, now.moments & same.moments};
+    mu_sim_state_take(frame->state, state,
+                      (struct mu_sim_mask){now.params & ~same.params, now.moments & ~same.moments});
     uint64_t copied_us = sim->now_us + mu_sim_delay(sim, sim->params.io_us / 2); /* about as long as a load */
     end->last_us = copied_us > end->last_us ? copied_us : end->last_us;
     mu_sim_engine_send(sim, slot, end, frame);
@@ -372,6 +433,8 @@ void mu_sim_engine_keep_share(struct mu_sim *sim, uint32_t slot)
     engine->held.step = engine->assign->start_step; /* an idle rank held another one, perhaps */
     engine->state.has = engine->wants;
     memset(&engine->incoming, 0, sizeof engine->incoming);
+    if (!MU_MUTANT(MU_MUT_KEEP_OTHER_STEP))
+        engine->arrived.has = (struct mu_sim_mask){0, 0}; /* their memory is given back */
 }
 
 /* ---- the order ---- */
@@ -508,6 +571,9 @@ void mu_sim_engine_prepare(struct mu_sim *sim, uint32_t slot, uint64_t generatio
     engine->has_base = false;
     engine->state.has = kept_mask(sim, &engine->held); /* what an earlier preparation left unfinished does not count */
     memset(&engine->incoming, 0, sizeof engine->incoming);
+    if (engine->arrived_step != assign->start_step && !MU_MUTANT(MU_MUT_KEEP_OTHER_STEP))
+        engine->arrived.has = (struct mu_sim_mask){0, 0};
+    engine->arrived_step = assign->start_step;
     engine->ran = false;
     engine->step_started_us = sim->now_us;
     engine->progress++;
@@ -528,6 +594,8 @@ bool mu_sim_engine_prepare_frame(struct mu_sim *sim, uint32_t slot, const struct
         on_dial(sim, slot, frame);
     else if (frame->kind == MU_SIM_FRAME_ACCEPT)
         on_accept(sim, slot, frame);
+    else if (frame->kind == MU_SIM_FRAME_KEPT)
+        on_kept(sim, slot, frame);
     else if (frame->kind == MU_SIM_FRAME_MOVE)
         on_move(sim, slot, frame);
     else

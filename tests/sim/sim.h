@@ -270,6 +270,7 @@ struct mu_sim_coordinator {
 enum mu_sim_frame_kind {
     MU_SIM_FRAME_DIAL, /* secret: joins the two ends of a link */
     MU_SIM_FRAME_ACCEPT,
+    MU_SIM_FRAME_KEPT,     /* to who moves chunks here: those that came in an earlier preparation */
     MU_SIM_FRAME_MOVE,     /* chunks of state, while preparing */
     MU_SIM_FRAME_TENSOR,   /* to the tensor group: parameters of the own column */
     MU_SIM_FRAME_FORWARD,  /* to the next stage: hash of all that lies before it */
@@ -287,7 +288,7 @@ enum mu_sim_frame_kind {
     MU_SIM_FRAME_KINDS
 };
 
-enum mu_sim_feed_item { MU_SIM_FEED_CHUNKS, MU_SIM_FEED_UPDATE, MU_SIM_FEED_END };
+enum mu_sim_feed_item { MU_SIM_FEED_CHUNKS, MU_SIM_FEED_UPDATE, MU_SIM_FEED_PARAMS, MU_SIM_FEED_END };
 
 struct mu_sim_root {
     struct mu_tree_node node;
@@ -302,6 +303,7 @@ struct mu_sim_frame { /* one block with its roots and its state */
     uint64_t hash, command;
     uint64_t feed; /* its number */
     enum mu_sim_feed_item item;
+    struct mu_sim_mask kept;    /* MOVE: not sent, since the receiver has the same already */
     struct mu_sim_state *state; /* NULL: carries none */
     uint32_t root_count;
     struct mu_sim_root roots[];
@@ -335,20 +337,29 @@ struct mu_sim_link_end {
     uint64_t last_us;                                 /* FIFO of what this end sends */
     struct mu_sim_frame *kept[MU_SIM_FRAME_KINDS][2]; /* by parity of the step */
     struct mu_sim_mask moved;                         /* chunks sent over it while preparing */
+    bool asked;                                       /* the other end has said what it has of them: */
+    struct mu_sim_state before;
 };
 
-enum { MU_SIM_FEEDS_MAX = 4 };
 struct mu_sim_feed { /* given */
-    uint64_t number; /* 0: none */
-    uint64_t sent;   /* chunks */
+    uint64_t number; /* of the connection; 0: none */
+    struct mu_sim_mask all, sent;
+    bool owes; /* parameters that have changed since */
     struct mu_sim_link_end end;
 };
+struct mu_sim_part {     /* taken from one giver */
+    bool here;           /* its order has come */
+    uint64_t link, step; /* link: 0 before anything has come */
+    struct mu_sim_mask all, has;
+    bool owed, ended;
+};
 struct mu_sim_take {
-    struct mu_feed_order order; /* number 0: none */
-    uint64_t link, step;        /* link: 0 before anything has come */
+    struct mu_feed_order order; /* of the first giver; number 0: none */
+    uint64_t generation;
+    struct mu_sim_part parts[MU_FEED_PARTS_MAX];
     bool live;
     struct mu_sim_state state;
-    struct mu_step_result result; /* of the last update made */
+    struct mu_step_result result; /* of the newest update made */
 };
 
 enum mu_sim_engine_phase {
@@ -377,9 +388,11 @@ struct mu_sim_engine {
     struct mu_held held;
     struct mu_sim_state state;    /* of held.step: what held.shares say, and copies of the tied embedding */
     struct mu_sim_state incoming; /* of the start step, when that is another one */
-    struct mu_sim_feed feeds[MU_SIM_FEEDS_MAX];
+    struct mu_sim_state arrived;  /* by moves, in this preparation and those before it that had the same start: */
+    uint64_t arrived_step;
+    struct mu_sim_feed feeds[MU_FEED_PARTS_MAX];
     struct mu_sim_take take;
-    bool taken_whole;                   /* what is held has come by it, and no generation has begun since */
+    struct mu_sim_mask taken_whole;     /* of what is held: came by it, and no generation has begun since */
     uint64_t gradient, mirror_gradient; /* the second one as the guarded rank sent it */
     /* the generation */
     uint64_t generation;
@@ -433,7 +446,7 @@ struct mu_sim_partition {
 
 struct mu_sim_stats {
     uint64_t events, histories, generations, steps_applied, faults[MU_SIM_FAULT_COUNT], points[MU_SIM_POINT_COUNT];
-    uint64_t coordinator_starts, worker_starts, commits, forgotten, fed, replayed, virtual_us;
+    uint64_t coordinator_starts, worker_starts, commits, forgotten, fed, fed_beside, kept, replayed, virtual_us;
 };
 
 struct mu_sim {
@@ -588,12 +601,13 @@ bool mu_sim_worker_address(const struct mu_sim *sim, const char *address, uint32
 
 /* ---- engine.c, engine_prepare.c, engine_state.c ---- */
 
-/* engine_feed.c. Giver: between two updates; when the vote is decided; at the end. Taker: what comes. */
+/* engine_feed.c. Giver: between two updates; when the vote is decided; at the end. Taker: what comes; it has parked. */
 void mu_sim_engine_feed(struct mu_sim *sim, uint32_t slot, uint64_t generation, const struct mu_feed_order *order);
 void mu_sim_feed_chunks(struct mu_sim *sim, uint32_t slot);
 void mu_sim_feed_update(struct mu_sim *sim, uint32_t slot);
 void mu_sim_feed_close(struct mu_sim *sim, uint32_t slot, bool whole);
 void mu_sim_feed_frame(struct mu_sim *sim, uint32_t slot, const struct mu_sim_frame *frame);
+void mu_sim_feed_parked(struct mu_sim *sim, uint32_t slot, bool whole);
 bool mu_sim_feed_link_failed(struct mu_sim *sim, uint32_t slot, uint64_t link); /* true: it was a feed's */
 void mu_sim_feed_assigned(struct mu_sim *sim, uint32_t slot, const struct mu_assign *assign);
 void mu_sim_engine_reset(struct mu_sim *sim, uint32_t slot); /* frees everything it has: a process began or ended */

@@ -170,7 +170,7 @@ static void end_process(struct mu_sim *sim, uint32_t slot, bool vanished)
     mu_sim_oracle_died(sim, slot);
     mu_sim_engine_close_links(sim, slot, engine->links, engine->link_count, !vanished);
     mu_sim_engine_close_links(sim, slot, engine->old_links, engine->old_link_count, !vanished);
-    for (uint32_t i = 0; i < MU_SIM_FEEDS_MAX; i++)
+    for (uint32_t i = 0; i < MU_FEED_PARTS_MAX; i++)
         mu_sim_engine_close_links(sim, slot, &engine->feeds[i].end, 1, !vanished);
     mu_sim_net_worker_died(sim, slot, vanished);
     mu_sim_node_end(sim, node_of(slot));

@@ -61,6 +61,7 @@ struct box_assign {
 struct box {
     bool feeds_work; /* takers answer only when the test says so */
     uint32_t feeds_given;
+    uint64_t memory_bytes; /* of each worker added from now on; 0: it does not say */
     struct mu_coord_config config;
     struct mu_coord *coord; /* NULL: not running */
     uint64_t life, now_us, next_session, next_id;
@@ -558,6 +559,7 @@ static void box_add_worker(struct box *box, uint32_t index)
     snprintf(config.hello.host, sizeof config.hello.host, "host%u", index);
     snprintf(config.hello.address, sizeof config.hello.address, "10.0.0.%u:4000", index);
     strcpy(config.hello.backend, "cpu");
+    config.hello.memory_bytes = box->memory_bytes;
     config.incarnation = box_id(box);
     *worker = (struct box_worker){.exit_code = -1, .incarnation = config.incarnation};
     worker->core = mu_worker_new(&config);

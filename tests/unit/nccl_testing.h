@@ -140,7 +140,7 @@ static inline void rank_begin(struct rank *r)
     OK(mu_cuda_init(&r->cuda, (int)r->rank, MU_CUDA_FP32, WORKSPACE_BYTES, err));
     OK(mu_pool_new(1, err, &r->gpu));
     OK(mu_pool_new(1, err, &r->cpu));
-    mu_pool_bind(r->gpu, &mu_cuda_ops, &r->cuda);
+    mu_pool_bind(r->gpu, &r->cuda.base);
 }
 
 static inline void count_waits(void *ctx, bool waiting)

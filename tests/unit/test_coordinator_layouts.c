@@ -251,10 +251,12 @@ static void test_sharded_moments_lost_with_their_owner_come_from_the_checkpoint(
     train(&box, 4);
     assert_true(box_said(&box, "committed at step 2"));
     request(&box, MU_CE_DRAIN, "w2"); /* who leaves in good order gives its part away */
-    train(&box, 1);
-    box_advance(&box, 200);
-    box_train(&box, 1000);
-    box_advance(&box, 200);
+    for (int i = 0; i < 4; i++) {     /* nobody can be fed here: that is tried again */
+        train(&box, 1);
+        box_advance(&box, 200);
+        box_train(&box, 1000);
+        box_advance(&box, 200);
+    }
     assert_int_equal(box.workers[2].exit_code, 0);
     box.workers[2].running = false;
     assert_int_equal(box_view(&box).replayed_steps, 0);
@@ -744,50 +746,6 @@ static void test_last_checkpoint_is_tried_again_within_ten_seconds(void **state)
     box_fini(&box);
 }
 
-/* Steps of two seconds. */
-static void train_for(struct box *box, int steps)
-{
-    for (int i = 0; i < steps; i++) {
-        train(box, 1);
-        box_advance(box, 2000);
-    }
-}
-
-/* Two stages, the first worker three times as slow: most layers go to the second one, once, and stay there; also after
- * the coordinator was killed, which remembers the speeds. When the first one is as fast again, they come back. */
-static void test_layers_move_from_a_slow_stage(void **state)
-{
-    (void)state;
-    static struct box box;
-    start_box(&box, 1, 2, "", 0);
-    add_workers(&box, 0, 2);
-    assert_true(box_all_run(&box));
-    uint64_t generation = box_view(&box).generation;
-    box.workers[0].layer_us = box.workers[1].layer_us = 1000000;
-    uint32_t slow = box.workers[0].rank == 0 ? 0 : 1;
-    train_for(&box, 40); /* equally fast: nothing to do, or one change for what the head really costs */
-    assert_true(box_view(&box).generation <= generation + 1);
-    uint16_t before = box_view(&box).layout.stage_first[1];
-    box.workers[slow].layer_us = 3000000;
-    train_for(&box, 40);
-    struct mu_job_view view = box_view(&box);
-    assert_true(box_said(&box, "layers_moved: workers of some stages are slower"));
-    assert_int_equal(view.layout.stage_first[1], 1);
-    assert_true(before > 1 && view.replayed_steps == 0);
-    generation = view.generation;
-    box_kill_coord(&box);
-    box_start_coord(&box);
-    box_settle(&box);
-    forget_events(&box);
-    train_for(&box, 40);
-    assert_true(!box_said(&box, "layers_moved") && box_view(&box).layout.stage_first[1] == 1);
-    box.workers[slow].layer_us = 1000000;
-    train_for(&box, 120);
-    assert_true(box_said(&box, "layers_moved"));
-    assert_true(box_view(&box).layout.stage_first[1] > 1);
-    box_fini(&box);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -813,7 +771,6 @@ int main(void)
         cmocka_unit_test(test_final_state_that_is_not_whole_is_not_the_end),
         cmocka_unit_test(test_checkpoint_given_up_again_and_again_is_told_as_an_error),
         cmocka_unit_test(test_last_checkpoint_is_tried_again_within_ten_seconds),
-        cmocka_unit_test(test_layers_move_from_a_slow_stage),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

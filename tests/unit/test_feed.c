@@ -5,13 +5,13 @@
 
 /* A giver that steps, and a taker; the update is a sum that any slip of order or count shows in. */
 
-enum { GIVE = 0, TAKE = 1, SIDES = 2, RUNS = 2 };
+enum { GIVE = 0, TAKE = 1, SIDES = 2, RUNS = 3 };
 
 struct pair {
     struct mu_model_spec model;
     struct node nodes[SIDES];
     struct mu_feed_order order;
-    struct mu_chunk_run runs[RUNS];
+    struct mu_move moves[RUNS];
     struct mu_feed *feeds[SIDES];
     float *flats[SIDES][3], *gradients[SIDES];
     uint64_t step, taken_step; /* updates made by the giver; the taker's, by the last update or end */
@@ -48,11 +48,12 @@ static struct pair *pair_new(void)
         for (int flat = 0; flat < 3; flat++)
             pair->flats[GIVE][flat][i] = (float)((i * 7 + (uint64_t)flat) % 1000);
     nodes_new(pair->nodes, SIDES, OVER_UNIX, (struct mu_comm_limits){0});
-    pair->order = (struct mu_feed_order){.number = MU_FEED_BIT | 77};
+    pair->order = (struct mu_feed_order){.number = MU_FEED_BIT | 16 * 77, .parts = 1};
     /* Not all chunks: a hole, so that ranges matter. */
-    uint32_t chunks = pair->model.chunk_count, half = chunks / 2;
-    pair->runs[0] = (struct mu_chunk_run){0, half};
-    pair->runs[1] = (struct mu_chunk_run){half + 1, chunks - half - 1};
+    uint32_t chunks = pair->model.chunk_count, half = chunks / 2, last = chunks - chunks / 4;
+    pair->moves[0] = (struct mu_move){.kinds = MU_MOVE_PARAMS | MU_MOVE_MOMENTS, .run = {0, half}};
+    pair->moves[1] = (struct mu_move){.kinds = MU_MOVE_MOMENTS, .run = {half + 1, last - half - 1}};
+    pair->moves[2] = (struct mu_move){.kinds = MU_MOVE_PARAMS, .run = {last, chunks - last}};
     pair->step = 5;
     return pair;
 }
@@ -68,8 +69,8 @@ static void open_side(struct pair *pair, int side)
                                   .comm = pair->nodes[side].comm,
                                   .order = &order,
                                   .incarnation = pair->nodes[side].incarnation,
-                                  .runs = pair->runs,
-                                  .run_count = RUNS,
+                                  .moves = pair->moves,
+                                  .move_count = RUNS,
                                   .flats = {pair->flats[side][0], pair->flats[side][1], pair->flats[side][2]},
                                   .gradient = pair->gradients[side],
                                   .deadline_us = soon()};
@@ -88,12 +89,14 @@ static void pair_free(struct pair *pair)
     free(pair);
 }
 
-static void update(struct pair *pair, int side, uint64_t offset, uint64_t size, double norm)
+/* The taker has parameters of its own where it gets moments alone. */
+static void update(struct pair *pair, int side, uint64_t offset, uint64_t size, uint32_t kinds, double norm)
 {
     for (uint64_t i = offset; i < offset + size; i++) {
         pair->flats[side][1][i] += pair->gradients[side][i];
         pair->flats[side][2][i] = pair->flats[side][2][i] / 2 + (float)norm;
-        pair->flats[side][0][i] += pair->flats[side][1][i] - pair->flats[side][2][i];
+        if (kinds & MU_MOVE_PARAMS)
+            pair->flats[side][0][i] += pair->flats[side][1][i] - pair->flats[side][2][i];
     }
 }
 
@@ -112,9 +115,10 @@ static enum mu_status take_all(struct pair *pair, struct mu_error *err)
             pair->taken_step = result.step;
         if (event != MU_FEED_EV_UPDATE)
             continue;
-        uint64_t offset, size;
-        for (uint32_t i = 0; result.finite && mu_feed_range(pair->feeds[TAKE], i, &offset, &size); i++)
-            update(pair, TAKE, offset, size, result.grad_norm);
+        struct mu_feed_range range;
+        for (uint32_t i = 0; result.finite && mu_feed_range(pair->feeds[TAKE], i, &range); i++)
+            if (range.kinds & MU_MOVE_MOMENTS)
+                update(pair, TAKE, range.offset, range.size, range.kinds, result.grad_norm);
         mu_feed_applied(pair->feeds[TAKE]);
         pair->updates++;
         pair->taken_step = result.step + 1;
@@ -145,20 +149,26 @@ static void give_step(struct pair *pair, int pumps, bool finite)
     struct mu_step_result result = {.step = pair->step, .grad_norm = (double)(pair->step % 5), .finite = finite};
     assert_int_equal(mu_feed_update(pair->feeds[GIVE], &result, &err), MU_OK);
     if (finite)
-        update(pair, GIVE, 0, pair->model.flat_size, result.grad_norm);
+        update(pair, GIVE, 0, pair->model.flat_size, MU_MOVE_PARAMS, result.grad_norm);
     pair->step++;
+    assert_int_equal(mu_feed_params(pair->feeds[GIVE], &err), MU_OK);
 }
 
 static void expect_same_in_runs(const struct pair *pair)
 {
     for (int run = 0; run < RUNS; run++) {
-        for (uint32_t c = pair->runs[run].first; c < pair->runs[run].first + pair->runs[run].count; c++) {
+        const struct mu_move *move = &pair->moves[run];
+        for (uint32_t c = move->run.first; c < move->run.first + move->run.count; c++) {
             struct mu_chunk chunk = mu_model_chunk(&pair->model, c);
             for (int flat = 0; flat < 3; flat++)
-                assert_memory_equal(pair->flats[TAKE][flat] + chunk.offset, pair->flats[GIVE][flat] + chunk.offset,
-                                    chunk.size * sizeof(float));
+                if (move->kinds & (flat == 0 ? MU_MOVE_PARAMS : MU_MOVE_MOMENTS))
+                    assert_memory_equal(pair->flats[TAKE][flat] + chunk.offset, pair->flats[GIVE][flat] + chunk.offset,
+                                        chunk.size * sizeof(float));
         }
     }
+    struct mu_chunk alone = mu_model_chunk(&pair->model, pair->moves[1].run.first);
+    for (uint64_t i = alone.offset; i < alone.offset + alone.size; i++)
+        assert_true(pair->flats[TAKE][0][i] == 0); /* only its moments were fed */
 }
 
 static void test_feed_while_stepping_same_state_at_the_end(void **state)
@@ -217,8 +227,7 @@ static void test_feed_giver_does_not_wait_for_ever(void **state)
     for (uint64_t deadline_us = soon(); mu_clock_mono_us() < deadline_us;) { /* connected, then nothing is taken */
         mu_comm_progress(pair->nodes[TAKE].comm);
         assert_int_equal(mu_feed_pump(pair->feeds[GIVE], pair->step, &err), MU_OK);
-        uint64_t offset, size;
-        if (mu_feed_range(pair->feeds[GIVE], 0, &offset, &size))
+        if (mu_feed_range(pair->feeds[GIVE], 0, &(struct mu_feed_range){0}))
             break;
     }
     uint64_t begun_us = mu_clock_mono_us();
@@ -238,7 +247,7 @@ static void test_feed_stands_beside_the_generations(void **state)
     mu_comm_abort(pair->nodes[GIVE].comm, 3);
     DRIVE_UNTIL(pair->nodes, SIDES,
                 mu_feed_pump(pair->feeds[GIVE], 0, NULL) == MU_OK &&
-                    mu_feed_range(pair->feeds[GIVE], 0, &(uint64_t){0}, &(uint64_t){0}));
+                    mu_feed_range(pair->feeds[GIVE], 0, &(struct mu_feed_range){0}));
     pair_free(pair);
 }
 

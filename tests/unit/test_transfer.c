@@ -22,6 +22,8 @@ struct world {
     enum mu_status status[NODES_MAX];
     struct mu_error errors[NODES_MAX];
     atomic_uint_least64_t progress[NODES_MAX];
+    uint8_t arrived[NODES_MAX][CHUNKS_MAX];
+    uint64_t received_bytes[NODES_MAX]; /* from rank 0 */
 };
 
 static const struct mu_model_config config = {
@@ -98,12 +100,16 @@ static void *run_rank(void *arg)
                                        .rank = rank,
                                        .moves = world->moves,
                                        .move_count = world->move_count,
-                                       .progress = &world->progress[rank]};
+                                       .progress = &world->progress[rank],
+                                       .arrived = world->arrived[rank]};
     enum mu_status status = mu_comm_wait_ready(world->nodes[rank].group, soon(), err);
     if (status == MU_OK)
         status = mu_transfer_new(&setup, &transfer, err);
     if (status == MU_OK)
         status = mu_transfer_run(transfer, err);
+    struct mu_comm_traffic traffic = {0};
+    if (rank > 0 && mu_comm_peer_traffic(world->nodes[rank].group, 0, &traffic) == MU_OK)
+        world->received_bytes[rank] = traffic.bytes_received;
     /* As the engine does: the group is closed when all are done, or before the requests go. */
     if (status != MU_OK) {
         mu_comm_group_close(world->nodes[rank].group);
@@ -422,9 +428,68 @@ static void test_abort_ends_the_transfer(void **state)
     end_world_that_waited(world, thread, MU_ERR_CANCELLED, "");
 }
 
+/* Rank 0 has everything, rank 1 needs it and has some of it from a transfer that broke off. */
+static struct world *broken_off(uint32_t kept_from)
+{
+    struct world *world = world_new(2);
+    uint32_t chunks = world->model.chunk_count;
+    for (uint32_t chunk = 0; chunk < chunks; chunk++)
+        for (uint32_t kind = 0; kind < KINDS; kind++) {
+            hold(world, 0, kind, chunk);
+            if (chunk < kept_from)
+                continue;
+            copy_chunk(world, 1, kind, chunk);
+            world->arrived[1][chunk] |= (uint8_t)kind_bits[kind];
+        }
+    add_move(world, 0, 1, MU_MOVE_PARAMS | MU_MOVE_MOMENTS, 0, chunks);
+    return world;
+}
+
+static void test_what_has_arrived_is_not_sent_again(void **state)
+{
+    (void)state;
+    struct world *world = broken_off(UINT32_MAX);
+    uint32_t chunks = world->model.chunk_count;
+    run_world(world, OVER_UNIX);
+    check_world(world);
+    uint64_t all_bytes = world->received_bytes[1];
+    for (uint32_t chunk = 0; chunk < chunks; chunk++)
+        assert_int_equal(world->arrived[1][chunk], MU_MOVE_PARAMS | MU_MOVE_MOMENTS);
+    world_free(world);
+    for (uint32_t kept_from = 0; kept_from < chunks; kept_from += chunks / 3) {
+        world = broken_off(kept_from);
+        run_world(world, OVER_UNIX);
+        check_world(world);
+        uint64_t kept_bytes = 0;
+        for (uint32_t chunk = kept_from; chunk < chunks; chunk++)
+            kept_bytes += 3 * mu_model_chunk(&world->model, chunk).size * sizeof(float);
+        assert_int_equal(world->received_bytes[1], all_bytes - kept_bytes);
+        world_free(world);
+    }
+}
+
+static void test_what_has_arrived_and_does_not_match_is_refused_once(void **state)
+{
+    (void)state;
+    struct world *world = broken_off(0);
+    uint32_t chunk = world->model.chunk_count / 2;
+    world->flats[1][2][mu_model_chunk(&world->model, chunk).offset + 3] += 1.0f;
+    run_world(world, OVER_UNIX);
+    assert_int_equal(world->status[1], MU_ERR_CORRUPT);
+    assert_non_null(strstr(world->errors[1].text, "does not match its checksum"));
+    assert_int_equal(world->arrived[1][chunk], MU_MOVE_PARAMS);
+    memset(world->status, 0, sizeof world->status);
+    memset(world->progress, 0, sizeof world->progress);
+    run_world(world, OVER_UNIX);
+    check_world(world);
+    world_free(world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_has_arrived_is_not_sent_again),
+        cmocka_unit_test(test_what_has_arrived_and_does_not_match_is_refused_once),
         cmocka_unit_test(test_whole_state_goes_from_one_to_another),
         cmocka_unit_test(test_nothing_to_move_is_done_at_once_even_alone),
         cmocka_unit_test(test_random_moves_among_many_never_stall_and_move_every_byte),

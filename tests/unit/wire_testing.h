@@ -410,10 +410,15 @@ static void some_assign(struct mu_assign *assign, struct pointed *pointed)
 
 static void some_feed(struct mu_feed_order *feed)
 {
-    feed->number = any() | MU_FEED_BIT;
+    feed->number = (any() | MU_FEED_BIT) / MU_FEED_PARTS_MAX * MU_FEED_PARTS_MAX;
     feed->role = flip() ? MU_FEED_GIVE : MU_FEED_TAKE;
     some_layout(&feed->layout);
     feed->rank = below(feed->layout.tp * feed->layout.pp * feed->layout.dp);
+    feed->taker = flip() ? MU_LAYOUT_NOBODY : below(feed->layout.tp * feed->layout.pp * feed->layout.dp);
+    some_layout(&feed->next);
+    feed->next_rank = below(feed->next.tp * feed->next.pp * feed->next.dp);
+    feed->parts = 1 + below(MU_FEED_PARTS_MAX);
+    feed->part = below(feed->parts);
     feed->other = some_id();
     some_text(feed->address, sizeof feed->address);
     for (int i = 0; i < 32; i++)

@@ -6,6 +6,7 @@
 #include "common/mutant.h"
 #include "common/rng.h"
 #include "worker/core/report.h"
+#include "worker/core/taking.h"
 
 enum { PENDING_PIECES_MAX = 8, OPEN_COMMANDS_MAX = 4, TAKEN_PIECES_MAX = 8 };
 
@@ -323,42 +324,24 @@ static bool is_still(const struct mu_worker_status *status)
     return status->phase == MU_PHASE_SPARE || status->phase == MU_PHASE_PARKED;
 }
 
-static bool is_fed(const struct mu_worker_status *status)
-{
-    return status->feed_state == MU_FEED_FILLING || status->feed_state == MU_FEED_LIVE;
-}
-
-/* A spare takes, but never over a state that it has told of; whom it does not suit, does nothing: nobody waits for it
- * but the other side, and that not for long. */
 static void on_feed(struct mu_worker *worker, const struct mu_coord_message *message, const struct mu_worker_sink *sink)
 {
     const struct mu_feed_order *order = &message->feed;
-    struct mu_worker_status *status = &worker->status;
     struct mu_error err;
-    bool stale = order->role == MU_FEED_GIVE && message->generation != status->generation;
-    if (stale || !worker->loaded || mu_layout_check(&order->layout, &worker->spec, &err) != MU_OK)
+    bool gives = order->role == MU_FEED_GIVE;
+    if (!worker->loaded || mu_layout_check(&order->layout, &worker->spec, &err) != MU_OK ||
+        mu_layout_check(&order->next, &worker->spec, &err) != MU_OK)
         return;
-    if (order->role == MU_FEED_TAKE) {
-        if (!is_still(status) || status->held.has_state)
-            return;
-        status->feed = order->number;
-        status->feed_state = MU_FEED_FILLING;
-    }
-    emit(sink,
-         &(struct mu_worker_action){.kind = MU_WA_FEED, .feed = {.generation = message->generation, .order = order}});
+    if (gives ? message->generation == worker->status.generation
+              : taking_begins(&worker->status, &worker->layout, message->generation, order))
+        emit(sink, &(struct mu_worker_action){.kind = MU_WA_FEED,
+                                              .feed = {.generation = message->generation, .order = order}});
 }
 
 static void on_fed(struct mu_worker *worker, const struct mu_worker_event *event, const struct mu_worker_sink *sink)
 {
-    struct mu_worker_status *status = &worker->status;
-    if (event->fed.number != status->feed || !is_fed(status))
-        return; /* assigned or forgotten meanwhile */
-    status->feed_state = event->fed.state;
-    if (event->fed.state == MU_FEED_WHOLE)
-        status->held = event->fed.held;
-    if (event->fed.state == MU_FEED_FAILED)
-        copy_text(status->text, sizeof status->text, event->fed.text);
-    send_status(worker, sink);
+    if (taking_goes_on(&worker->status, event->fed.number, event->fed.state, &event->fed.held, event->fed.text))
+        send_status(worker, sink);
 }
 
 static void on_assign(struct mu_worker *worker, const struct mu_coord_message *message,
@@ -378,8 +361,7 @@ static void on_assign(struct mu_worker *worker, const struct mu_coord_message *m
     status->phase = MU_PHASE_PREPARING;
     status->command_received = status->command_executed = message->assign.command_base;
     status->park_reason = MU_PARK_NONE;
-    status->feed = 0;
-    status->feed_state = MU_FEED_NONE;
+    taking_is_over(status);
     worker->command_count = 0; /* a new generation cancels what was not done */
     worker->layout = message->assign.layout;
     worker->start_step = message->assign.start_step;

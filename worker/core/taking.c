@@ -1,0 +1,47 @@
+#include "worker/core/taking.h"
+
+#include <string.h>
+
+static bool is_still(const struct mu_worker_status *status)
+{
+    return status->phase == MU_PHASE_SPARE || status->phase == MU_PHASE_PARKED;
+}
+
+static bool is_fed(const struct mu_worker_status *status)
+{
+    return status->feed_state == MU_FEED_FILLING || status->feed_state == MU_FEED_LIVE;
+}
+
+bool taking_begins(struct mu_worker_status *status, const struct mu_layout *layout, uint64_t generation,
+                   const struct mu_feed_order *order)
+{
+    if (order->number == status->feed)
+        return is_fed(status); /* from another giver */
+    bool empty = is_still(status) && !status->held.has_state;
+    bool steps = status->phase == MU_PHASE_RUNNING && generation == status->generation &&
+                 order->taker == status->rank && mu_layout_equal(&order->layout, layout);
+    if (order->taker == MU_LAYOUT_NOBODY ? !empty : !steps)
+        return false;
+    status->feed = order->number;
+    status->feed_state = MU_FEED_FILLING;
+    return true;
+}
+
+bool taking_goes_on(struct mu_worker_status *status, uint64_t number, enum mu_feed_state state,
+                    const struct mu_held *held, const char text[MU_TEXT_SIZE])
+{
+    if (number != status->feed || !is_fed(status))
+        return false; /* assigned or forgotten meanwhile */
+    status->feed_state = state;
+    if (state == MU_FEED_WHOLE && is_still(status))
+        status->held = *held;
+    if (state == MU_FEED_FAILED)
+        memcpy(status->text, text, sizeof status->text);
+    return true;
+}
+
+void taking_is_over(struct mu_worker_status *status)
+{
+    status->feed = 0;
+    status->feed_state = MU_FEED_NONE;
+}
