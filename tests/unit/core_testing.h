@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/hash.h"
 #include "coordinator/core/core.h"
 #include "coordinator/records.h"
 #include "proto/wire.h"
@@ -526,14 +525,14 @@ static void box_worker_action(void *ctx, const struct mu_worker_action *action)
     case MU_WA_FEED:
         box_feed(box, turn->index, action->feed.order);
         break;
-    case MU_WA_KEEP: /* no checkpoint here is of kind local */
-        break;
     case MU_WA_FORGET:
         worker->held = (struct mu_held){0};
         worker->running = worker->prepared = false;
         break;
     case MU_WA_EXIT:
         worker->exit_code = action->exit.code;
+        break;
+    case MU_WA_KEEP: /* no checkpoint here is of kind local */
         break;
     }
 }
