@@ -278,7 +278,7 @@ def test_both_programs_tell_the_service_manager():
 
 
 def test_words_that_do_not_fit_together_are_refused():
-    for words, fragment in [(["--device", "gpu"], "all or cpu"), (["--slots", "2"], "--slots needs --device"),
+    for words, fragment in [(["--device", "gpu"], "all, cpu"), (["--slots", "2"], "--slots needs --device"),
                             (["--device", "all", "--slots", "2"], "contradicts"), (["--detach"], "--detach needs --device"),
                             (["--device", "cpu", "--log", "x"], "--log needs --detach"), (["--device", "cpu", "--slots", "0"], "1 to 256"),
                             (["--device", "cpu", "--name", "x" * 60], "at most 55")]:
