@@ -186,8 +186,8 @@ int main(int argc, char **argv)
         for (uint32_t w = 0; w < workers; w++)
             report(&bench, w, second);
         report_ms += phase_ms(&mark);
-        mu_series_sample(series, bench.coord, mark + second * 1000000, mu_clock_wall_us() + second * 1000000, take_row,
-                         &written);
+        mu_series_sample(series, bench.coord, NULL, mark + second * 1000000, mu_clock_wall_us() + second * 1000000,
+                         take_row, &written);
         sample_ms += phase_ms(&mark);
     }
     printf("observed: reports %.2f ms a second, samples %.2f ms a second: %.2f %% of a thread, %zu bytes written in %d "

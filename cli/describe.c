@@ -135,6 +135,7 @@ static int find_worker(struct mu_cli *cli, const char *name, const Muster__V1__W
 {
     Muster__V1__ListWorkersRequest request = MUSTER__V1__LIST_WORKERS_REQUEST__INIT;
     request.page_size = 1000;
+    request.worker = (char *)(uintptr_t)name;
     do {
         const Muster__V1__ListWorkersResponse *reply;
         int code =
@@ -173,6 +174,67 @@ static void print_worker(const Muster__V1__Worker *worker)
     printf("%-14s%" PRIu64 ", last sign of life %.1f s ago\n", "step", worker->step, (double)worker->age_us * 1e-6);
 }
 
+/* ---- how it and its host are ---- */
+
+static const char *bytes_of(double value, char out[16])
+{
+    if (!(value >= 0))
+        return "?";
+    mu_cli_bytes((uint64_t)value, out);
+    return out;
+}
+
+/* "12.3 %", or "?" before there are two reports. */
+static const char *share_of(double ratio, char out[16])
+{
+    if (ratio >= 0)
+        snprintf(out, 16, "%.1f %%", 100 * ratio);
+    else
+        snprintf(out, 16, "?");
+    return out;
+}
+
+static void print_links(const Muster__V1__VitalSigns *signs)
+{
+    for (size_t i = 0; i < signs->n_links; i++) {
+        const Muster__V1__LinkSigns *link = signs->links[i];
+        char received[16], sent[16], waited[16], latency[24] = "";
+        if (link->latency_seconds > 0)
+            snprintf(latency, sizeof latency, ", round trip %.2f ms", 1e3 * link->latency_seconds);
+        printf("%-14srank %u%s%s: in %s/s, out %s/s, waited for %s%s, %" PRIu64 " segments sent again\n",
+               i == 0 ? "links" : "", link->rank, link->worker[0] ? " " : "", link->worker,
+               bytes_of(link->received_bytes_per_second, received), bytes_of(link->sent_bytes_per_second, sent),
+               share_of(link->wait_ratio, waited), latency, link->retransmits);
+    }
+}
+
+static void print_vitals(const Muster__V1__VitalSigns *signs)
+{
+    char a[16], b[16], c[16];
+    printf("%-14s%.2f, of the host's %s are busy; tasks had to wait %s of the time\n", "processors",
+           signs->cpus >= 0 ? signs->cpus : 0, share_of(signs->host_cpu_ratio, a), share_of(signs->stall_cpu_ratio, b));
+    printf("%-14s%s, of the host's %s are used; tasks had to wait %s of the time\n", "memory",
+           bytes_of(signs->memory_bytes, a), share_of(signs->host_memory_ratio, b),
+           share_of(signs->stall_memory_ratio, c));
+    printf("%-14sin %s/s, ", "network", bytes_of(signs->received_bytes_per_second, a));
+    printf("out %s/s, %.1f errors and drops a second\n", bytes_of(signs->sent_bytes_per_second, b),
+           signs->network_errors_per_second > 0 ? signs->network_errors_per_second : 0);
+    if (signs->rdma_received_bytes_per_second + signs->rdma_sent_bytes_per_second + signs->rdma_errors_per_second > 0)
+        printf("%-14sin %s/s, out %s/s, %.1f errors a second\n", "RDMA",
+               bytes_of(signs->rdma_received_bytes_per_second, a), bytes_of(signs->rdma_sent_bytes_per_second, b),
+               signs->rdma_errors_per_second);
+    printf("%-14sread %s/s, written %s/s, ", "disk", bytes_of(signs->read_bytes_per_second, a),
+           bytes_of(signs->written_bytes_per_second, b));
+    printf("%s free for checkpoints; tasks had to wait %s of the time\n", bytes_of(signs->disk_free_bytes, a),
+           share_of(signs->stall_io_ratio, b));
+    printf("%-14s%ssynchronised, error about %.3f ms\n", "wall clock", signs->clock_synchronised > 0 ? "" : "not ",
+           1e3 * signs->clock_error_seconds);
+    printf("%-14sin %s/s, out %s/s, idle in waits %s of the time\n", "exchanges",
+           bytes_of(signs->plane_received_bytes_per_second, a), bytes_of(signs->plane_sent_bytes_per_second, b),
+           share_of(signs->plane_wait_ratio, c));
+    print_links(signs);
+}
+
 static int print_timings(struct mu_cli *cli, const Muster__V1__Worker *worker)
 {
     char last[8];
@@ -195,6 +257,8 @@ static int describe_worker(struct mu_cli *cli, char *name)
         return MU_EXIT_OK;
     }
     print_worker(worker);
+    if (worker->vitals)
+        print_vitals(worker->vitals);
     if ((code = get_goodput(cli, worker->job, name, &account, &goodput)))
         return code;
     if (account && account->total_seconds > 0)

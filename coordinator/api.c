@@ -220,14 +220,17 @@ static enum mu_status list_workers(struct mu_api *api, struct mu_rpc_call *call,
         if (!view && !(view = mu_wire_arena_alloc(&api->arena, sizeof *view)))
             break;
         if (!mu_coord_worker_view(api->config.coord, (uint32_t)slot, view) ||
-            (job && strcmp(job->record.spec.name, view->job) != 0))
+            (job && strcmp(job->record.spec.name, view->job) != 0) ||
+            (request->worker[0] && strcmp(request->worker, view->name) != 0))
             continue;
         if (response.n_workers == limit) {
             response.next_page_token = api_put_token(&api->arena, slot);
             break;
         }
         response.workers[response.n_workers] = mu_view_worker(&api->arena, view, err);
-        if (!response.workers[response.n_workers])
+        if (!response.workers[response.n_workers] ||
+            (request->worker[0] && mu_view_vitals(&api->arena, api->config.coord, api->config.sessions, view,
+                                                  response.workers[response.n_workers], err) != MU_OK))
             return err->status;
         response.n_workers++;
         view = NULL;

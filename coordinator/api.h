@@ -51,6 +51,7 @@ struct mu_api_config {
     bool is_volatile;       /* the store is memory: no snapshots */
     struct mu_outbox *outbox;
     struct mu_events *events;
+    struct mu_sessions *sessions;
     void (*step)(void *ctx, struct mu_coord_event *event); /* steps the core; fills in time and randomness */
     void *ctx;
 };

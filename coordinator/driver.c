@@ -13,6 +13,7 @@
 #include "coordinator/driver_internal.h"
 #include "coordinator/records.h"
 #include "coordinator/reflection.h"
+#include "coordinator/vitals.h"
 
 enum {
     TURN_EVENTS_MAX = 256,          /* then what was persisted goes to the disk */
@@ -41,6 +42,7 @@ void mu_driver_config_init(struct mu_driver_config *config)
         .connections_per_host = 4096,
         .calls_per_client = 1024,
         .questions_per_second = 1000,
+        .worker_series = 10000,
     };
     mu_coord_config_init(&config->core);
 }
@@ -187,6 +189,8 @@ static void on_message(struct mu_driver *driver, const struct mu_rpc_event *even
         MU_FAULT("coord.attach");
         mu_sessions_hello(driver->sessions, session);
     }
+    if (driver->message.vitals)
+        driver->stats.network_errors += mu_vitals_hear(&session->vitals, driver->message.vitals, mu_clock_mono_us());
     struct mu_coord_event step = {.kind = MU_CE_MESSAGE};
     step.message.session = session->number;
     step.message.message = &driver->message;
@@ -295,7 +299,9 @@ static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
                                                     .events = driver->events,
                                                     .outbox = driver->outbox,
                                                     .server = driver->server,
+                                                    .sessions = driver->sessions,
                                                     .stats = &driver->stats,
+                                                    .worker_series = driver->config.worker_series,
                                                     .may_write = mu_store_check(driver->store, &full) == MU_OK};
         mu_question_answer((struct mu_question *)posted, &sources);
         break;
@@ -483,7 +489,7 @@ static enum mu_status turn(struct mu_driver *driver, uint64_t until_us, bool *dr
     end_silent_sessions(driver, now_us);
     look_at_refusals(driver, now_us);
     look_at_tls(driver, now_us);
-    mu_series_sample(driver->series, driver->coord, now_us, mu_clock_wall_us(), put_series, driver);
+    mu_series_sample(driver->series, driver->coord, driver->sessions, now_us, mu_clock_wall_us(), put_series, driver);
     if (!atomic_load(&driver->stopping))
         look_at_health(driver, now_us);
     if (mu_watchdog_look(&driver->watchdog, now_us))
@@ -651,6 +657,7 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                 .is_volatile = driver->config.data_dir == NULL,
                                 .outbox = driver->outbox,
                                 .events = driver->events,
+                                .sessions = driver->sessions,
                                 .step = step_from_api,
                                 .ctx = driver};
     struct mu_tokens_config tokens = {.store = driver->store,

@@ -30,6 +30,7 @@ struct mu_driver_config {
     unsigned pollers;  /* threads of the RPC server */
     /* What one client may take; see rpc/server.h. 0: no limit. */
     uint32_t connections_per_host, calls_per_client, questions_per_second;
+    uint32_t worker_series; /* numbers of single workers in /metrics, up to so many of them */
 };
 
 struct mu_driver;

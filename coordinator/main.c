@@ -59,6 +59,7 @@ static const char usage_text[] =
     "\n"
     "  --events-kept N          newest events that can still be watched (default %u)\n"
     "  --reserve-mib N          refuse changes while less is free below DIR (default %u)\n"
+    "  --worker-series N        in /metrics numbers of single workers, while there are at most so many (default %u)\n"
     "  --connections-per-host N most connections of one host, 0: no limit (default %u)\n"
     "  --calls-per-client N     most open calls and streams of one client, workers' streams apart, 0: no limit\n"
     "                           (default %u)\n"
@@ -103,7 +104,7 @@ enum {
     OPT_VERSION,
     OPT_HELP
 };
-enum { NUMBER_OPTIONS = 20, TEXT_OPTIONS = 15, MS_MAX = 24 * 3600 * 1000 };
+enum { NUMBER_OPTIONS = 21, TEXT_OPTIONS = 15, MS_MAX = 24 * 3600 * 1000 };
 
 static void print_usage(const struct options *options, FILE *to)
 {
@@ -112,7 +113,7 @@ static void print_usage(const struct options *options, FILE *to)
     fprintf(to, usage_text, c->heartbeat_ms, c->suspect_ms, c->lost_ms, c->reattach_grace_ms, c->settle_ms,
             c->rebalance_ms, c->prepare_limit_ms, c->hang_floor_ms, c->link_retry_ms, c->scrub_again_s, c->crash_limit,
             c->crash_window_ms, c->max_workers, c->max_jobs, d->events_kept, (unsigned)(d->reserve_bytes >> 20),
-            d->connections_per_host, d->calls_per_client, d->questions_per_second, d->pollers);
+            d->worker_series, d->connections_per_host, d->calls_per_client, d->questions_per_second, d->pollers);
 }
 
 static bool parse_number(const struct number_option *option, const char *text)
@@ -267,6 +268,7 @@ static void parse_options(struct options *options, int argc, char **argv)
         {"max-jobs", &core->max_jobs, 1, 1024},
         {"events-kept", &options->driver.events_kept, MU_EVENTS_KEPT_MIN, MU_EVENTS_KEPT_MAX},
         {"reserve-mib", &reserve_mib, 0, 1 << 20},
+        {"worker-series", &options->driver.worker_series, 0, MU_WORKERS_MAX},
         {"connections-per-host", &options->driver.connections_per_host, 0, 1 << 20},
         {"calls-per-client", &options->driver.calls_per_client, 0, 1 << 20},
         {"questions-per-second", &options->driver.questions_per_second, 0, 1000000},

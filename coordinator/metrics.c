@@ -127,14 +127,14 @@ static const struct job_metric job_metrics[] = {
     {"muster_job_step_seconds", "gauge", "Time of a step, by the newest report of rank 0.", state_step_seconds},
 };
 
-static void head(FILE *out, const char *name, const char *type, const char *help)
+void mu_metrics_head(FILE *out, const char *name, const char *type, const char *help)
 {
     fprintf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
 static void write_phases(FILE *out, const struct mu_coord *coord, struct mu_job_view *view)
 {
-    head(out, "muster_job_phase", "gauge", "1: the job is in this phase.");
+    mu_metrics_head(out, "muster_job_phase", "gauge", "1: the job is in this phase.");
     for (uint32_t i = 0; mu_coord_job_view(coord, i, view); i++)
         for (int phase = 0; phase < MU_JP_COUNT; phase++)
             fprintf(out, "muster_job_phase{job=\"%s\",phase=\"%s\"} %d\n", view->record.spec.name, job_phases[phase],
@@ -149,14 +149,14 @@ static void write_jobs(FILE *out, const struct mu_coord *coord)
         return;
     for (size_t m = 0; m < sizeof job_metrics / sizeof job_metrics[0]; m++) {
         const struct job_metric *metric = &job_metrics[m];
-        head(out, metric->name, metric->type, metric->help);
+        mu_metrics_head(out, metric->name, metric->type, metric->help);
         for (uint32_t i = 0; mu_coord_job_view(coord, i, view); i++) {
             fprintf(out, "%s{job=\"%s\"} %.17g\n", metric->name, view->record.spec.name, metric->value(view));
             counts[view->record.state] += m == 0;
         }
     }
     write_phases(out, coord, view);
-    head(out, "muster_jobs", "gauge", "Jobs by state.");
+    mu_metrics_head(out, "muster_jobs", "gauge", "Jobs by state.");
     for (int state = 0; state < MU_JOB_STATE_COUNT; state++)
         fprintf(out, "muster_jobs{state=\"%s\"} %u\n", job_states[state], counts[state]);
     free(view);
@@ -216,10 +216,11 @@ static void write_workers(FILE *out, const struct mu_coord *coord)
         for (int i = 0; i < PHASES; i++)
             job->seconds[i] += seconds[i];
     }
-    head(out, "muster_workers", "gauge", "Workers by state.");
+    mu_metrics_head(out, "muster_workers", "gauge", "Workers by state.");
     for (int state = 0; state < MU_WS_STATE_COUNT; state++)
         fprintf(out, "muster_workers{state=\"%s\"} %u\n", worker_states[state], counts[state]);
-    head(out, "muster_job_step_phase_seconds", "gauge", "Where the newest steps' time went, mean over the members.");
+    mu_metrics_head(out, "muster_job_step_phase_seconds", "gauge",
+                    "Where the newest steps' time went, mean over the members.");
     for (uint32_t i = 0; i < count; i++)
         for (int p = 0; p < PHASES && list[i].members > 0; p++)
             fprintf(out, "muster_job_step_phase_seconds{job=\"%s\",phase=\"%s\"} %.9g\n", list[i].name, phases[p],
@@ -240,7 +241,8 @@ static void write_refusals(FILE *out, struct mu_rpc_server *server)
         {"calls_per_client", refusals.calls_of_peer},
         {"questions_per_client", refusals.questions_of_peer},
     };
-    head(out, "muster_refused_total", "counter", "Connections and calls refused, by the limit that was reached.");
+    mu_metrics_head(out, "muster_refused_total", "counter",
+                    "Connections and calls refused, by the limit that was reached.");
     for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
         fprintf(out, "muster_refused_total{limit=\"%s\"} %" PRIu64 "\n", reasons[i].reason, reasons[i].count);
 }
@@ -272,7 +274,7 @@ static void write_goodput(FILE *out, const struct mu_coord *coord)
     const char *const helps[] = {"Time of the workers that went into training.",
                                  "Time of the workers that did not, by what it went into instead."};
     for (int lost = 0; lost < 2; lost++) {
-        head(out, names[lost], "counter", helps[lost]);
+        mu_metrics_head(out, names[lost], "counter", helps[lost]);
         for (uint32_t at = 0; at < found; at++)
             for (int k = 0; k < MU_TIME_CLASS_COUNT; k++) {
                 if (k == MU_TIME_UNREPORTED || mu_time_class_is_lost((enum mu_time_class)k) != (lost != 0))
@@ -291,7 +293,7 @@ static void write_goodput(FILE *out, const struct mu_coord *coord)
 static void write_histogram(FILE *out, const char *name, const char *help, const struct mu_histogram *histogram)
 {
     uint64_t below = 0;
-    head(out, name, "histogram", help);
+    mu_metrics_head(out, name, "histogram", help);
     for (int i = 0; i <= MU_HISTOGRAM_BOUNDS; i++) {
         below += histogram->counts[i];
         if (i < MU_HISTOGRAM_BOUNDS)
@@ -307,7 +309,7 @@ static void write_calls(FILE *out, const struct mu_rpc_server *server)
 {
     const char *path;
     const uint64_t *ended;
-    head(out, "grpc_server_handled_total", "counter", "Calls that have ended, by how.");
+    mu_metrics_head(out, "grpc_server_handled_total", "counter", "Calls that have ended, by how.");
     for (size_t i = 0; mu_rpc_server_method(server, i, &path, &ended); i++) {
         const char *slash = strrchr(path, '/');
         for (int code = 0; code < MU_RPC_CODE_COUNT; code++) {
@@ -324,8 +326,8 @@ static void write_calls(FILE *out, const struct mu_rpc_server *server)
 static void write_recoveries(FILE *out, const struct mu_coord_counters *counters)
 {
     static const char *const sources[MU_START_COUNT] = {"holders", "mirrors", "checkpoint", "seed"};
-    head(out, "muster_recovery_seconds", "summary",
-         "From the first loss noticed until the next generation goes, by where its state came from.");
+    mu_metrics_head(out, "muster_recovery_seconds", "summary",
+                    "From the first loss noticed until the next generation goes, by where its state came from.");
     for (int i = 0; i < MU_START_COUNT; i++)
         fprintf(out,
                 "muster_recovery_seconds_sum{source=\"%s\"} %.17g\n"
@@ -335,12 +337,12 @@ static void write_recoveries(FILE *out, const struct mu_coord_counters *counters
 
 static void write_spaces(FILE *out, const struct mu_stats *stats)
 {
-    head(out, "muster_job_checkpoint_free_bytes", "gauge",
-         "Free where the newest checkpoint was written, as the coordinator sees it.");
+    mu_metrics_head(out, "muster_job_checkpoint_free_bytes", "gauge",
+                    "Free where the newest checkpoint was written, as the coordinator sees it.");
     for (uint32_t i = 0; i < stats->space_count; i++)
         fprintf(out, "muster_job_checkpoint_free_bytes{job=\"%s\"} %" PRIu64 "\n", stats->spaces[i].job,
                 stats->spaces[i].free_bytes);
-    head(out, "muster_job_checkpoint_size_bytes", "gauge", "Size of the newest checkpoint.");
+    mu_metrics_head(out, "muster_job_checkpoint_size_bytes", "gauge", "Size of the newest checkpoint.");
     for (uint32_t i = 0; i < stats->space_count; i++)
         fprintf(out, "muster_job_checkpoint_size_bytes{job=\"%s\"} %" PRIu64 "\n", stats->spaces[i].job,
                 stats->spaces[i].size_bytes);
@@ -374,7 +376,7 @@ static void write_own(FILE *out, const struct mu_question_sources *sources, cons
     };
     struct mu_histogram synced;
     for (size_t i = 0; i < sizeof gauges / sizeof gauges[0]; i++) {
-        head(out, gauges[i].name, "gauge", gauges[i].help);
+        mu_metrics_head(out, gauges[i].name, "gauge", gauges[i].help);
         fprintf(out, "%s %.17g\n", gauges[i].name, gauges[i].value);
     }
     mu_outbox_synced(sources->outbox, &synced);
@@ -390,7 +392,7 @@ void mu_metrics_write(FILE *out, const struct mu_question_sources *sources)
 {
     const struct mu_coord *coord = sources->coord;
     struct mu_coord_counters counters = mu_coord_counters(coord);
-    head(out, "muster_build_info", "gauge", "Always 1; the label is the program's version.");
+    mu_metrics_head(out, "muster_build_info", "gauge", "Always 1; the label is the program's version.");
     fprintf(out, "muster_build_info{version=\"%s\"} 1\n", MU_VERSION);
     write_workers(out, coord);
     write_jobs(out, coord);
@@ -408,8 +410,9 @@ void mu_metrics_write(FILE *out, const struct mu_question_sources *sources)
         {"muster_events_total", "Events told.", (double)mu_coord_last_event(coord)},
     };
     for (size_t i = 0; i < sizeof totals / sizeof totals[0]; i++) {
-        head(out, totals[i].name, "counter", totals[i].help);
+        mu_metrics_head(out, totals[i].name, "counter", totals[i].help);
         fprintf(out, "%s %.17g\n", totals[i].name, totals[i].value);
     }
     write_own(out, sources, &counters);
+    mu_metrics_vitals(out, sources);
 }

@@ -7,6 +7,7 @@
 
 #include "coordinator/api.h"
 #include "coordinator/posted.h"
+#include "coordinator/sessions.h"
 #include "coordinator/stats.h"
 
 enum { MU_QUESTION_EVENTS_MAX = 500 };
@@ -39,7 +40,9 @@ struct mu_question_sources {
     const struct mu_events *events;
     struct mu_outbox *outbox;
     struct mu_rpc_server *server;
+    struct mu_sessions *sessions;
     const struct mu_stats *stats;
+    uint32_t worker_series; /* METRICS: numbers of single workers, up to so many of them */
     bool may_write;
 };
 void mu_question_answer(struct mu_question *question, const struct mu_question_sources *sources);

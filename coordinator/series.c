@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "coordinator/vitals.h"
+
 /* ---- what is kept ---- */
 
 struct tier {
@@ -14,23 +16,37 @@ enum {
     JOB_TIERS = 3,
     WORKER_TIERS = 2,
     WORKER_TIER_BASE = 16, /* in keys */
-    COLUMNS_MAX = 14,
+    BUCKET_COLUMNS_MAX = 14,
+    COLUMNS_MAX = MU_SERIES_WORKER_COLUMNS,
     PHASES = 7,
     JOB_PHASES_AT = 7,
     ROW_VERSION = 1,
-    ROW_HEAD_BYTES = 5, /* version, time */
+    ROW_VERSION_VITALS = 2, /* of workers: vital signs follow */
+    ROW_HEAD_BYTES = 5,     /* version, time */
     KEY_SIZE = MU_JOB_NAME_SIZE + 8,
-    WORKER_BYTES_MAX = 1 + MU_WORKER_NAME_SIZE + MU_SERIES_WORKER_COLUMNS * 4,
+    STEP_BYTES = MU_SERIES_STEP_COLUMNS * 4,
+    VITAL_BYTES = MU_VITAL_COUNT * 2,
+    WORKER_BYTES_MAX = 1 + MU_WORKER_NAME_SIZE + STEP_BYTES + VITAL_BYTES,
 };
 static const struct tier job_tiers[JOB_TIERS] = {{2, 1800}, {30, 2880}, {600, 4320}};
 static const struct tier worker_tiers[WORKER_TIERS] = {{60, 1440}, {600, 2016}};
 static const char *const job_columns[MU_SERIES_JOB_COLUMNS] = {
     "step",   "loss",      "tokens_per_second", "world",         "attached", "wanted",      "useful",
     "data_s", "forward_s", "backward_s",        "communicate_s", "wait_s",   "optimizer_s", "snapshot_s"};
-static const char *const worker_columns[MU_SERIES_WORKER_COLUMNS] = {
+static const char *const step_columns[MU_SERIES_STEP_COLUMNS] = {
     "step", "total_s", "data_s", "forward_s", "backward_s", "communicate_s", "wait_s", "optimizer_s", "snapshot_s"};
-_Static_assert((int)MU_SERIES_JOB_COLUMNS <= (int)COLUMNS_MAX && (int)MU_SERIES_WORKER_COLUMNS <= (int)COLUMNS_MAX,
+_Static_assert((int)MU_SERIES_JOB_COLUMNS <= (int)BUCKET_COLUMNS_MAX &&
+                   (int)MU_SERIES_STEP_COLUMNS <= (int)BUCKET_COLUMNS_MAX &&
+                   (int)MU_SERIES_JOB_COLUMNS <= (int)COLUMNS_MAX,
                "columns");
+
+static const char *column_name(bool of_worker, int column)
+{
+    if (!of_worker)
+        return job_columns[column];
+    return column < MU_SERIES_STEP_COLUMNS ? step_columns[column]
+                                           : mu_vital_name((enum mu_vital)(column - MU_SERIES_STEP_COLUMNS));
+}
 
 struct cell {
     double sum;
@@ -41,7 +57,11 @@ struct cell {
 struct bucket {
     uint64_t number; /* wall seconds / bucket_s; 0: none */
     bool any;
-    struct cell cells[COLUMNS_MAX];
+    struct cell cells[BUCKET_COLUMNS_MAX];
+};
+struct vital_cells {
+    float sums[MU_VITAL_COUNT]; /* NAN: not known in one of them */
+    uint32_t count;
 };
 
 struct job_series {
@@ -54,7 +74,9 @@ struct job_series {
 struct worker_series {
     char worker[MU_WORKER_NAME_SIZE], job[MU_JOB_NAME_SIZE]; /* empty: the slot is free */
     uint64_t steps_done;                                     /* of the newest report that was sampled */
+    uint64_t vitals_us;                                      /* likewise: mono_us of the vital signs */
     struct bucket buckets[WORKER_TIERS];
+    struct vital_cells vitals[WORKER_TIERS];
 };
 
 struct mu_series {
@@ -156,9 +178,9 @@ static void flush(struct mu_series *series, mu_series_put_fn *put, void *ctx)
     series->rows_size = 0;
 }
 
-static size_t put_head(uint8_t *out, uint64_t time_s)
+static size_t put_head(uint8_t *out, uint8_t version, uint64_t time_s)
 {
-    out[0] = ROW_VERSION;
+    out[0] = version;
     for (int i = 0; i < 4; i++)
         out[1 + i] = (uint8_t)(time_s >> (8 * i));
     return ROW_HEAD_BYTES;
@@ -171,6 +193,29 @@ static size_t put_cells(uint8_t *out, const struct cell *cells, int count)
         memcpy(out + (size_t)i * sizeof mean, &mean, sizeof mean); /* little-endian hosts only, as everywhere */
     }
     return (size_t)count * sizeof(float);
+}
+
+/* The upper half of the float, rounded: as many digits as vital signs are worth. */
+static size_t put_vitals(uint8_t *out, const struct vital_cells *vitals)
+{
+    for (int i = 0; i < MU_VITAL_COUNT; i++) {
+        float mean = vitals->count ? vitals->sums[i] / (float)vitals->count : NAN;
+        uint32_t bits = 0x7fc00000;
+        if (isfinite(mean)) {
+            memcpy(&bits, &mean, sizeof bits);
+            bits += 0x8000;
+        }
+        put_u16(out + 2 * i, bits >> 16);
+    }
+    return VITAL_BYTES;
+}
+
+static void get_vitals(const uint8_t *in, float *out)
+{
+    for (int i = 0; i < MU_VITAL_COUNT; i++) {
+        uint32_t bits = (uint32_t)get_u16(in + 2 * i) << 16;
+        memcpy(&out[i], &bits, sizeof bits);
+    }
 }
 
 static void add_cells(struct bucket *bucket, const double *values, int count)
@@ -189,11 +234,11 @@ static void add_cells(struct bucket *bucket, const double *values, int count)
 static void end_job_bucket(struct mu_series *series, const struct job_series *job, int tier)
 {
     const struct bucket *bucket = &job->buckets[tier];
-    uint8_t key[KEY_SIZE], value[ROW_HEAD_BYTES + COLUMNS_MAX * sizeof(float)];
+    uint8_t key[KEY_SIZE], value[ROW_HEAD_BYTES + BUCKET_COLUMNS_MAX * sizeof(float)];
     if (!bucket->any)
         return;
     size_t key_bytes = key_of(job->job, (uint8_t)tier, 0, (uint16_t)(bucket->number % job_tiers[tier].buckets), key);
-    size_t size = put_head(value, bucket->number * job_tiers[tier].bucket_s);
+    size_t size = put_head(value, ROW_VERSION, bucket->number * job_tiers[tier].bucket_s);
     size += put_cells(value + size, bucket->cells, MU_SERIES_JOB_COLUMNS);
     add_row(series, key, key_bytes, value, size);
 }
@@ -210,7 +255,7 @@ static void end_group(struct mu_series *series, uint32_t first, uint32_t count, 
     for (uint32_t i = first; i < first + count; i++) {
         const char *job = series->workers[i].job;
         uint64_t over = series->workers[i].buckets[tier].number;
-        size_t size = put_head(value, over * worker_tiers[tier].bucket_s);
+        size_t size = put_head(value, ROW_VERSION_VITALS, over * worker_tiers[tier].bucket_s);
         if (!job[0] || !ends(&series->workers[i].buckets[tier], number))
             continue;
         for (uint32_t k = i; k < first + count; k++) {
@@ -223,9 +268,11 @@ static void end_group(struct mu_series *series, uint32_t first, uint32_t count, 
                 value[size++] = (uint8_t)length;
                 memcpy(value + size, worker->worker, length);
                 size += length;
-                size += put_cells(value + size, bucket->cells, MU_SERIES_WORKER_COLUMNS);
+                size += put_cells(value + size, bucket->cells, MU_SERIES_STEP_COLUMNS);
+                size += put_vitals(value + size, &worker->vitals[tier]);
             }
             *bucket = (struct bucket){.number = 0};
+            worker->vitals[tier] = (struct vital_cells){.count = 0};
         }
         if (size == ROW_HEAD_BYTES)
             continue;
@@ -279,25 +326,18 @@ static struct job_series *need_job(struct mu_series *series, const struct mu_coo
     return job;
 }
 
-static void sample_worker(struct mu_series *series, struct mu_worker_view *view, uint32_t slot,
-                          const struct mu_step_report *report, uint64_t wall_s)
+static void sample_steps(struct mu_series *series, struct worker_series *worker, const struct mu_step_report *report,
+                         uint64_t wall_s)
 {
-    struct worker_series *worker = &series->workers[slot];
-    struct job_series *job = job_named(series, view->job);
+    struct job_series *job = job_named(series, worker->job);
     const double per_step = 1e-6 / (report->step_count ? report->step_count : 1);
-    if (strcmp(worker->worker, view->name) != 0 || strcmp(worker->job, view->job) != 0) {
-        *worker = (struct worker_series){.steps_done = report->steps_done}; /* what it says is old */
-        snprintf(worker->worker, sizeof worker->worker, "%s", view->name);
-        snprintf(worker->job, sizeof worker->job, "%s", view->job);
-        return;
-    }
     if (!job || report->steps_done == worker->steps_done)
         return; /* nothing new */
     worker->steps_done = report->steps_done;
     const uint64_t phases_us[PHASES] = {report->data_us,        report->forward_us, report->backward_us,
                                         report->communicate_us, report->wait_us,    report->optimizer_us,
                                         report->snapshot_us};
-    double values[MU_SERIES_WORKER_COLUMNS] = {(double)report->steps_done, (double)report->total_us * per_step};
+    double values[MU_SERIES_STEP_COLUMNS] = {(double)report->steps_done, (double)report->total_us * per_step};
     for (int i = 0; i < PHASES; i++) {
         values[2 + i] = (double)phases_us[i] * per_step;
         job->phases[i].sum += values[2 + i];
@@ -305,11 +345,43 @@ static void sample_worker(struct mu_series *series, struct mu_worker_view *view,
     }
     for (int tier = 0; tier < WORKER_TIERS; tier++) {
         worker->buckets[tier].number = wall_s / worker_tiers[tier].bucket_s;
-        add_cells(&worker->buckets[tier], values, MU_SERIES_WORKER_COLUMNS);
+        add_cells(&worker->buckets[tier], values, MU_SERIES_STEP_COLUMNS);
     }
 }
 
-static void sample_workers(struct mu_series *series, const struct mu_coord *coord, uint64_t wall_s)
+static void sample_vitals(struct worker_series *worker, const struct mu_vitals_heard *heard, uint64_t wall_s)
+{
+    if (heard->newest.mono_us == worker->vitals_us || isnan(heard->signs[MU_VITAL_CPU_US]))
+        return; /* nothing new, or no rates yet */
+    worker->vitals_us = heard->newest.mono_us;
+    for (int tier = 0; tier < WORKER_TIERS; tier++) {
+        struct vital_cells *vitals = &worker->vitals[tier];
+        for (int i = 0; i < MU_VITAL_COUNT; i++)
+            vitals->sums[i] += (float)heard->signs[i];
+        vitals->count++;
+        worker->buckets[tier].number = wall_s / worker_tiers[tier].bucket_s;
+        worker->buckets[tier].any = true;
+    }
+}
+
+static void sample_worker(struct mu_series *series, const struct mu_worker_view *view, uint32_t slot,
+                          const struct mu_step_report *report, const struct mu_vitals_heard *heard, uint64_t wall_s)
+{
+    struct worker_series *worker = &series->workers[slot];
+    if (strcmp(worker->worker, view->name) != 0 || strcmp(worker->job, view->job) != 0) {
+        *worker = (struct worker_series){.steps_done = report ? report->steps_done : 0}; /* what it says is old */
+        snprintf(worker->worker, sizeof worker->worker, "%s", view->name);
+        snprintf(worker->job, sizeof worker->job, "%s", view->job);
+        return;
+    }
+    if (report)
+        sample_steps(series, worker, report, wall_s);
+    if (heard)
+        sample_vitals(worker, heard, wall_s);
+}
+
+static void sample_workers(struct mu_series *series, const struct mu_coord *coord, struct mu_sessions *sessions,
+                           uint64_t wall_s)
 {
     uint32_t slots = mu_coord_worker_slots(coord);
     slots = slots < series->worker_capacity ? slots : series->worker_capacity;
@@ -317,9 +389,12 @@ static void sample_workers(struct mu_series *series, const struct mu_coord *coor
     for (uint32_t slot = 0; slot < slots; slot++) {
         struct mu_worker_view view;
         struct mu_timing_view timing;
-        if (mu_coord_worker_view(coord, slot, &view) && view.state == MU_WS_MEMBER &&
-            mu_coord_timing_view(coord, slot, 0, &timing))
-            sample_worker(series, &view, slot, &timing.report, wall_s);
+        if (!mu_coord_worker_view(coord, slot, &view))
+            continue;
+        bool steps = view.state == MU_WS_MEMBER && mu_coord_timing_view(coord, slot, 0, &timing);
+        const struct mu_vitals_heard *heard = mu_vitals_of(sessions, view.session);
+        if (steps || heard)
+            sample_worker(series, &view, slot, steps ? &timing.report : NULL, heard, wall_s);
     }
 }
 
@@ -371,8 +446,8 @@ static void sample_job(struct mu_series *series, struct job_series *job, const s
     }
 }
 
-void mu_series_sample(struct mu_series *series, const struct mu_coord *coord, uint64_t now_us, uint64_t wall_us,
-                      mu_series_put_fn *put, void *ctx)
+void mu_series_sample(struct mu_series *series, const struct mu_coord *coord, struct mu_sessions *sessions,
+                      uint64_t now_us, uint64_t wall_us, mu_series_put_fn *put, void *ctx)
 {
     uint64_t wall_s = wall_us / 1000000;
     if (now_us < series->next_us)
@@ -383,7 +458,7 @@ void mu_series_sample(struct mu_series *series, const struct mu_coord *coord, ui
         if (view.phase != MU_JP_OVER)
             need_job(series, coord, view.record.spec.name);
     }
-    sample_workers(series, coord, wall_s);
+    sample_workers(series, coord, sessions, wall_s);
     sample_accounts(series, coord, now_us);
     for (uint32_t i = 0; i < series->job_count; i++) {
         if (mu_coord_job_find(coord, series->jobs[i].job, &view))
@@ -410,7 +485,8 @@ struct reading {
     bool no_memory;
 };
 
-static void add_point(struct reading *reading, uint32_t time_s, const uint8_t *values)
+/* The values of a job, or of a worker with or without vital signs. */
+static void add_point(struct reading *reading, uint32_t time_s, const uint8_t *values, size_t bytes)
 {
     if (reading->count == reading->capacity) {
         size_t capacity = reading->capacity ? 2 * reading->capacity : 256;
@@ -424,7 +500,11 @@ static void add_point(struct reading *reading, uint32_t time_s, const uint8_t *v
     }
     struct point *point = &reading->points[reading->count++];
     point->time_s = time_s;
-    memcpy(point->values, values, (size_t)reading->columns * sizeof(float));
+    for (int i = 0; i < COLUMNS_MAX; i++)
+        point->values[i] = NAN;
+    if (bytes == STEP_BYTES + VITAL_BYTES)
+        get_vitals(values + STEP_BYTES, point->values + MU_SERIES_STEP_COLUMNS);
+    memcpy(point->values, values, bytes == STEP_BYTES + VITAL_BYTES ? (size_t)STEP_BYTES : bytes);
 }
 
 /* A row may be of another version, or damaged: it is passed over. */
@@ -432,18 +512,20 @@ static bool read_row(void *arg, const uint8_t *key, size_t key_bytes, const uint
 {
     struct reading *reading = arg;
     const struct mu_series_query *query = reading->query;
-    size_t cells = (size_t)reading->columns * sizeof(float), at = ROW_HEAD_BYTES, name = strlen(query->worker);
+    size_t at = ROW_HEAD_BYTES, name = strlen(query->worker);
     (void)key, (void)key_bytes;
-    if (value_bytes < ROW_HEAD_BYTES || value[0] != ROW_VERSION)
+    if (value_bytes < ROW_HEAD_BYTES || (value[0] != ROW_VERSION && value[0] != ROW_VERSION_VITALS))
         return true;
+    size_t cells = name == 0 ? MU_SERIES_JOB_COLUMNS * sizeof(float)
+                             : STEP_BYTES + (value[0] == ROW_VERSION_VITALS ? (size_t)VITAL_BYTES : 0);
     uint32_t time_s = value[1] | (uint32_t)value[2] << 8 | (uint32_t)value[3] << 16 | (uint32_t)value[4] << 24;
     if (time_s + (uint64_t)query->seconds < query->now_wall_us / 1000000 || time_s > query->now_wall_us / 1000000)
         return true;
     if (name == 0 && value_bytes == at + cells)
-        add_point(reading, time_s, value + at);
+        add_point(reading, time_s, value + at, cells);
     while (name > 0 && at < value_bytes && at + 1 + value[at] + cells <= value_bytes) {
         if (value[at] == name && memcmp(value + at + 1, query->worker, name) == 0)
-            add_point(reading, time_s, value + at + 1 + name);
+            add_point(reading, time_s, value + at + 1 + name, cells);
         at += 1 + value[at] + cells;
     }
     return !reading->no_memory;
@@ -458,11 +540,10 @@ static int by_time(const void *a, const void *b)
 static void print_points(FILE *out, const struct reading *reading, uint32_t bucket_s)
 {
     const struct mu_series_query *query = reading->query;
-    const char *const *names = query->worker[0] ? worker_columns : job_columns;
     fprintf(out, "{\"job\":\"%s\",\"worker\":\"%s\",\"bucket_seconds\":%u,\"columns\":[\"time\"", query->job,
             query->worker, bucket_s);
     for (int i = 0; i < reading->columns; i++)
-        fprintf(out, ",\"%s\"", names[i]);
+        fprintf(out, ",\"%s\"", column_name(query->worker[0] != 0, i));
     fputs("],\"rows\":[", out);
     for (size_t k = 0; k < reading->count; k++) {
         fprintf(out, "%s[%u", k ? "," : "", reading->points[k].time_s);

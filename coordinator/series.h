@@ -6,7 +6,8 @@
  *     jobs      2 s for 1 hour      30 s for 1 day      10 min for 30 days
  *     workers                       60 s for 1 day      10 min for 14 days
  *
- * A worker's bucket takes 37 bytes and its name: with 8 bytes of name 71 kB a day, of which 156 kB are kept. A job's
+ * A worker's bucket takes 81 bytes and its name (vital signs are kept to two or three digits): with 8 bytes of name
+ * 141 kB a day, of which 308 kB are kept. A job's
  * takes 61 bytes and its key: 3.6 MB a day, of which 0.7 MB are kept.
  *
  * Values are sampled from the newest reports every SAMPLE_MS; buckets that are complete go to the store together every
@@ -19,13 +20,15 @@
 #define MU_COORDINATOR_SERIES_H
 
 #include "coordinator/core/core.h"
+#include "coordinator/sessions.h"
 #include "storage/store.h"
 
 enum {
     MU_SERIES_SAMPLE_MS = 1000,
     MU_SERIES_FLUSH_MS = 10000,
     MU_SERIES_WORKERS_PER_GROUP = 64,
-    MU_SERIES_WORKER_COLUMNS = 9,
+    MU_SERIES_STEP_COLUMNS = 9, /* of a worker: of its steps, then its vital signs */
+    MU_SERIES_WORKER_COLUMNS = MU_SERIES_STEP_COLUMNS + MU_VITAL_COUNT,
     MU_SERIES_JOB_COLUMNS = 14,
 };
 #define MU_SERIES_PREFIX "s/"
@@ -41,9 +44,10 @@ void mu_series_free(struct mu_series *series);                            /* NUL
 
 /* When mu_series_sample wants to be called next (monotonic). */
 uint64_t mu_series_next_us(const struct mu_series *series);
-/* Samples, if it is time. Failures of `put` lose buckets and are not told. */
-void mu_series_sample(struct mu_series *series, const struct mu_coord *coord, uint64_t now_us, uint64_t wall_us,
-                      mu_series_put_fn *put, void *ctx);
+/* Samples, if it is time; `sessions` NULL: nobody tells vital signs. Failures of `put` lose buckets and are not told.
+ */
+void mu_series_sample(struct mu_series *series, const struct mu_coord *coord, struct mu_sessions *sessions,
+                      uint64_t now_us, uint64_t wall_us, mu_series_put_fn *put, void *ctx);
 
 /* All keys of the job's series, up to `limit`, to be deleted: calls `drop` for each. */
 enum mu_status mu_series_forget(struct mu_store *store, const char *job, size_t limit,

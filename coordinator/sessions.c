@@ -36,6 +36,8 @@ void mu_sessions_free(struct mu_sessions *sessions)
 {
     if (!sessions)
         return;
+    for (uint32_t slot = 0; slot < sessions->used_high; slot++)
+        free(sessions->slots[slot].vitals);
     free(sessions->slots);
     free(sessions);
 }
@@ -95,6 +97,8 @@ void mu_sessions_close(struct mu_sessions *sessions, struct mu_session *session)
 {
     uint32_t slot = (uint32_t)(session - sessions->slots);
     unlink_from(sessions, session->known ? &sessions->heard : &sessions->silent, slot);
+    free(session->vitals);
+    session->vitals = NULL;
     session->number = 0;
     session->call = NULL;
     session->next = sessions->free;

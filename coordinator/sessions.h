@@ -17,6 +17,7 @@ struct mu_session {
     struct mu_rpc_call *call;
     uint64_t opened_us;
     char name[MU_WORKER_NAME_SIZE]; /* under TLS: the one that its certificate permits; "": not known yet */
+    struct mu_vitals_heard *vitals; /* vitals.h; NULL: none came */
     bool known;                     /* it has said Hello: the core has heard of it */
     bool closing; /* the core has closed it, what it says now is not heard; or it broke and the core has been told */
     uint32_t uses, next, previous;

@@ -15,6 +15,7 @@ struct mu_stats {
     struct mu_histogram turns; /* of the core thread's loop, without its waits */
     struct mu_checkpoint_space *spaces;
     uint32_t space_count, space_capacity;
+    uint64_t network_errors;                        /* of the workers' hosts, told by them */
     uint64_t store_free_bytes, store_reserve_bytes; /* 0: in memory */
 };
 

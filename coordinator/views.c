@@ -1,13 +1,19 @@
 #include "coordinator/views.h"
 
+#include <stddef.h>
 #include <string.h>
 
+#include "common/clock.h"
+#include "coordinator/vitals.h"
 #include "plan/estimate.h"
 
 _Static_assert(MUSTER__V1__JOB_PHASE__JOB_PHASE_OVER == (int)MU_JP_COUNT, "job phase");
 _Static_assert(MUSTER__V1__TIME_CLASS__TIME_CLASS_UNREPORTED == (int)MU_TIME_CLASS_COUNT, "time class");
 _Static_assert(sizeof(Muster__V1__TimeByClass) == sizeof(ProtobufCMessage) + MU_TIME_CLASS_COUNT * sizeof(double),
                "time classes");
+_Static_assert(offsetof(Muster__V1__VitalSigns, age_us) ==
+                   offsetof(Muster__V1__VitalSigns, cpus) + MU_VITAL_COUNT * sizeof(double),
+               "vital signs");
 _Static_assert(MUSTER__V1__WORKER_STATE__WORKER_STATE_LOST == (int)MU_WS_STATE_COUNT, "worker state");
 
 static void *no_memory(struct mu_error *err)
@@ -107,6 +113,61 @@ Muster__V1__Worker *mu_view_worker(struct mu_wire_arena *arena, const struct mu_
     pb->seconds_per_leaf = view->seconds_per_leaf;
     pb->reason = mu_wire_put_text(arena, view->reason, sizeof view->reason);
     return pb;
+}
+
+/* Who has which of the links' ranks in the generation that `view` is of. */
+static void name_ranks(const struct mu_coord *coord, const struct mu_worker_view *view, struct mu_worker_view *other,
+                       const Muster__V1__VitalSigns *pb)
+{
+    for (uint32_t slot = 0; pb->n_links > 0 && slot < mu_coord_worker_slots(coord); slot++) {
+        if (!mu_coord_worker_view(coord, slot, other) || other->generation != view->generation ||
+            strcmp(other->job, view->job) != 0)
+            continue;
+        for (size_t i = 0; i < pb->n_links; i++) {
+            if (pb->links[i]->rank == other->rank)
+                memcpy(pb->links[i]->worker, other->name, sizeof other->name);
+        }
+    }
+}
+
+enum mu_status mu_view_vitals(struct mu_wire_arena *arena, const struct mu_coord *coord, struct mu_sessions *sessions,
+                              const struct mu_worker_view *view, Muster__V1__Worker *worker, struct mu_error *err)
+{
+    const struct mu_vitals_heard *heard = mu_vitals_of(sessions, view->session);
+    if (!heard)
+        return MU_OK;
+    struct {
+        Muster__V1__VitalSigns signs;
+        Muster__V1__LinkSigns links[MU_VITAL_LINKS_MAX];
+        Muster__V1__LinkSigns *pointers[MU_VITAL_LINKS_MAX];
+        char names[MU_VITAL_LINKS_MAX][MU_WORKER_NAME_SIZE];
+        struct mu_worker_view other;
+    } *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb) {
+        no_memory(err);
+        return MU_ERR_NO_MEMORY;
+    }
+    muster__v1__vital_signs__init(&pb->signs);
+    memcpy(&pb->signs.cpus, heard->signs, sizeof heard->signs);
+    pb->signs.age_us = mu_clock_mono_us() - heard->at_us;
+    pb->signs.n_links = heard->newest.link_count;
+    pb->signs.links = pb->pointers;
+    for (uint32_t i = 0; i < heard->newest.link_count; i++) {
+        const struct mu_vital_link *link = &heard->newest.links[i];
+        pb->pointers[i] = &pb->links[i];
+        pb->names[i][0] = 0;
+        muster__v1__link_signs__init(&pb->links[i]);
+        pb->links[i].rank = link->rank;
+        pb->links[i].worker = pb->names[i];
+        pb->links[i].received_bytes_per_second = (double)link->received_bytes_per_second;
+        pb->links[i].sent_bytes_per_second = (double)link->sent_bytes_per_second;
+        pb->links[i].wait_ratio = (double)link->wait_ppm * 1e-6;
+        pb->links[i].latency_seconds = (double)link->latency_us * 1e-6;
+        pb->links[i].retransmits = link->retransmits;
+    }
+    name_ranks(coord, view, &pb->other, &pb->signs);
+    worker->vitals = &pb->signs;
+    return MU_OK;
 }
 
 Muster__V1__Checkpoint *mu_view_checkpoint(struct mu_wire_arena *arena, const struct mu_checkpoint_record *record,

@@ -241,9 +241,50 @@ struct mu_eval_report {
     double loss;
 };
 
+/* How a worker and its host are (session.proto says what each is): told to people, decides nothing. */
+enum mu_vital {
+    MU_VITAL_CPU_US,
+    MU_VITAL_MEMORY_BYTES,
+    MU_VITAL_HOST_CPU_US,
+    MU_VITAL_HOST_MEMORY_PPM,
+    MU_VITAL_RECEIVED_BYTES,
+    MU_VITAL_SENT_BYTES,
+    MU_VITAL_NETWORK_ERRORS,
+    MU_VITAL_READ_BYTES,
+    MU_VITAL_WRITTEN_BYTES,
+    MU_VITAL_DISK_FREE_BYTES,
+    MU_VITAL_STALL_CPU_US,
+    MU_VITAL_STALL_MEMORY_US,
+    MU_VITAL_STALL_IO_US,
+    MU_VITAL_RDMA_RECEIVED_BYTES,
+    MU_VITAL_RDMA_SENT_BYTES,
+    MU_VITAL_RDMA_ERRORS,
+    MU_VITAL_CLOCK_SYNCHRONISED,
+    MU_VITAL_CLOCK_ERROR_US,
+    MU_VITAL_PLANE_RECEIVED_BYTES,
+    MU_VITAL_PLANE_SENT_BYTES,
+    MU_VITAL_PLANE_WAIT_US,
+    MU_VITAL_LATENCY_US,
+    MU_VITAL_COUNT
+};
+enum { MU_VITAL_LINKS_MAX = 16 };
+
+struct mu_vital_link {
+    uint32_t rank;
+    uint64_t received_bytes_per_second, sent_bytes_per_second, wait_ppm, latency_us, retransmits;
+};
+
+struct mu_vitals {
+    uint64_t mono_us; /* when they were read, by the worker's clock */
+    uint64_t values[MU_VITAL_COUNT];
+    uint32_t link_count;
+    struct mu_vital_link links[MU_VITAL_LINKS_MAX];
+};
+
 struct mu_worker_message {
     enum mu_worker_message_kind kind;
-    uint64_t generation; /* fencing: that the message speaks of; 0 in Hello, Heartbeat, Goodbye */
+    uint64_t generation;            /* fencing: that the message speaks of; 0 in Hello, Heartbeat, Goodbye */
+    const struct mu_vitals *vitals; /* NULL: none came along; decoded ones lie in the arena */
     union {
         struct mu_hello hello;
         struct {

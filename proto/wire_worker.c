@@ -12,6 +12,9 @@ _Static_assert(MUSTER__V1__PARK_REASON__PARK_REASON_ENGINE == (int)MU_PARK_ENGIN
 _Static_assert(MUSTER__V1__PEER_FAILURE__PEER_FAILURE_PROTOCOL == (int)MU_PEER_FAILURE_PROTOCOL, "peer failure");
 _Static_assert(MUSTER__V1__CODE__CODE_INTERNAL == (int)MU_ERR_INTERNAL, "code");
 _Static_assert((int)MU_ERR_INTERNAL + 1 == (int)MU_STATUS_COUNT, "code");
+_Static_assert(offsetof(Muster__V1__Vitals, n_links) ==
+                   offsetof(Muster__V1__Vitals, cpu_us) + MU_VITAL_COUNT * sizeof(uint64_t),
+               "vitals");
 
 /* ---- encode ---- */
 
@@ -244,11 +247,43 @@ static enum mu_status put_message(struct mu_wire_arena *arena, const struct mu_w
     return mu_fail(err, MU_ERR_INVALID, "WorkerMessage.kind: value %d is not allowed", (int)message->kind);
 }
 
+static enum mu_status put_vitals(struct mu_wire_arena *arena, const struct mu_vitals *vitals,
+                                 Muster__V1__Vitals **ret_pb, struct mu_error *err)
+{
+    struct {
+        Muster__V1__Vitals vitals;
+        Muster__V1__LinkVitals links[MU_VITAL_LINKS_MAX];
+        Muster__V1__LinkVitals *pointers[MU_VITAL_LINKS_MAX];
+    } *pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return no_memory(err);
+    muster__v1__vitals__init(&pb->vitals);
+    pb->vitals.mono_us = vitals->mono_us;
+    memcpy(&pb->vitals.cpu_us, vitals->values, sizeof vitals->values);
+    for (uint32_t i = 0; i < vitals->link_count; i++) {
+        const struct mu_vital_link *link = &vitals->links[i];
+        pb->pointers[i] = &pb->links[i];
+        muster__v1__link_vitals__init(&pb->links[i]);
+        pb->links[i].rank = link->rank;
+        pb->links[i].received_bytes_per_second = link->received_bytes_per_second;
+        pb->links[i].sent_bytes_per_second = link->sent_bytes_per_second;
+        pb->links[i].wait_ppm = link->wait_ppm;
+        pb->links[i].latency_us = link->latency_us;
+        pb->links[i].retransmits = link->retransmits;
+    }
+    pb->vitals.n_links = vitals->link_count;
+    pb->vitals.links = pb->pointers;
+    *ret_pb = &pb->vitals;
+    return MU_OK;
+}
+
 enum mu_status mu_wire_encode_worker(struct mu_wire_arena *arena, const struct mu_worker_message *message,
                                      const void **ret_data, size_t *ret_size_bytes, struct mu_error *err)
 {
     struct parts parts;
     enum mu_status status = put_message(arena, message, &parts, err);
+    if (status == MU_OK && message->vitals)
+        status = put_vitals(arena, message->vitals, &parts.message.vitals, err);
     if (status)
         return status;
     return mu_wire_pack(arena, &parts.message.base, MU_WIRE_WORKER_BYTES_MAX, ret_data, ret_size_bytes, err);
@@ -494,6 +529,32 @@ static enum mu_status get_message(const Muster__V1__WorkerMessage *pb, struct mu
     }
 }
 
+static enum mu_status get_vitals(struct mu_wire_arena *arena, const Muster__V1__Vitals *pb,
+                                 const struct mu_vitals **ret_vitals, struct mu_error *err)
+{
+    if (pb->n_links > MU_VITAL_LINKS_MAX)
+        return mu_fail(err, MU_ERR_LIMIT, "Vitals.links: %zu of them are not allowed: at most %d", pb->n_links,
+                       MU_VITAL_LINKS_MAX);
+    struct mu_vitals *vitals = mu_wire_arena_alloc(arena, sizeof *vitals);
+    if (!vitals)
+        return no_memory(err);
+    vitals->mono_us = pb->mono_us;
+    memcpy(vitals->values, &pb->cpu_us, sizeof vitals->values);
+    vitals->link_count = (uint32_t)pb->n_links;
+    enum mu_status status = MU_OK;
+    for (uint32_t i = 0; i < vitals->link_count && status == MU_OK; i++) {
+        const Muster__V1__LinkVitals *link = pb->links[i];
+        vitals->links[i] = (struct mu_vital_link){.received_bytes_per_second = link->received_bytes_per_second,
+                                                  .sent_bytes_per_second = link->sent_bytes_per_second,
+                                                  .wait_ppm = link->wait_ppm,
+                                                  .latency_us = link->latency_us,
+                                                  .retransmits = link->retransmits};
+        status = get_rank(link->rank, "LinkVitals.rank", &vitals->links[i].rank, err);
+    }
+    *ret_vitals = vitals;
+    return status;
+}
+
 /* What of the union each kind uses. Clearing no more keeps heartbeats cheap. */
 static size_t message_bytes(const Muster__V1__WorkerMessage *pb)
 {
@@ -516,6 +577,8 @@ enum mu_status mu_wire_decode_worker(struct mu_wire_arena *arena, const void *da
     struct mu_worker_message message;
     memset(&message, 0, message_bytes(pb));
     status = get_message(pb, &message, err);
+    if (status == MU_OK && pb->vitals)
+        status = get_vitals(arena, pb->vitals, &message.vitals, err);
     if (status == MU_OK)
         memcpy(ret_message, &message, message_bytes(pb));
     return status;

@@ -21,7 +21,9 @@
 #include "rpc/client.h"
 #include "worker/engine.h"
 #include "worker/keeper.h"
+#include "worker/holder.h"
 #include "worker/notes.h"
+#include "worker/vitals.h"
 
 #define ATTACH_METHOD "/muster.v1.WorkerService/Attach"
 
@@ -45,6 +47,7 @@ struct agent {
     struct link *dead; /* ended streams, to be freed outside of the lock */
     struct mu_wire_arena arena_in, arena_out;
     struct mu_device *device;
+    struct mu_vitals_watch *vitals;     /* NULL: nobody wants them */
     char connect_trouble[MU_TEXT_SIZE]; /* CONNECT failed at once: to be told to the core after its step */
     bool connect_failed;
     char trouble_told[MU_ERROR_TEXT_SIZE]; /* why there is no coordinator: each reason is told once in a row */
@@ -132,13 +135,18 @@ static void do_send(struct agent *agent, const struct mu_worker_message *message
     const void *data;
     size_t size_bytes;
     struct mu_error err;
-    struct mu_worker_message hello;
+    struct mu_worker_message more;
+    struct mu_vitals vitals;
     if (!agent->link)
         return;
-    if (message->kind == MU_WM_HELLO && agent->keeper) { /* the core has no eyes for disks */
-        hello = *message;
-        hello.hello.inventory_count = mu_keeper_inventory(agent->keeper, hello.hello.inventory);
-        message = &hello;
+    bool has_vitals = message->kind != MU_WM_HELLO && mu_vitals_watch_take(agent->vitals, &vitals),
+         has_inventory = message->kind == MU_WM_HELLO && agent->keeper;
+    if (has_vitals || has_inventory) { /* the core has no eyes for either */
+        more = *message;
+        more.vitals = has_vitals ? &vitals : NULL;
+        if (has_inventory)
+            more.hello.inventory_count = mu_keeper_inventory(agent->keeper, more.hello.inventory);
+        message = &more;
     }
     mu_wire_arena_reset(&agent->arena_out);
     if (mu_wire_encode_worker(&agent->arena_out, message, &data, &size_bytes, &err) != MU_OK) {
@@ -183,12 +191,22 @@ static void do_keep(struct agent *agent, const struct mu_keep_order *order)
     do_send(agent, &answer);
 }
 
+static void watch_disk(struct agent *agent)
+{
+    char path[MU_PATH_SIZE];
+    struct mu_error ignored;
+    if (agent->vitals && agent->spec.checkpoint.path[0] &&
+        mu_holder_path(agent->spec.checkpoint.path, agent->host, path, &ignored) == MU_OK)
+        mu_vitals_watch_disk(agent->vitals, path);
+}
+
 static void do_engine(struct agent *agent, const struct mu_worker_action *action)
 {
     enum mu_status status = MU_OK;
     switch (action->kind) {
     case MU_WA_LOAD_JOB:
         agent->spec = *action->load.spec;
+        watch_disk(agent);
         MU_LOGI("job '%s': loading data and model", action->load.spec->name);
         status = mu_engine_load(agent->engine, action->load.spec, action->load.uid);
         break;
@@ -646,6 +664,13 @@ static enum mu_status start_core(struct agent *agent, const struct mu_agent_conf
     return MU_OK;
 }
 
+static enum mu_status start_vitals(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
+{
+    if (config->vitals_every_ms == 0)
+        return MU_OK;
+    return mu_vitals_watch_new(config->vitals_every_ms, mu_engine_traffic, agent->engine, &agent->vitals, err);
+}
+
 static enum mu_status start_rpc(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
 {
     struct mu_rpc_client_config client = mu_rpc_client_config_default();
@@ -673,7 +698,8 @@ static enum mu_status start_signals(struct agent *agent, struct mu_error *err)
 
 static void stop(struct agent *agent)
 {
-    mu_keeper_free(agent->keeper); /* first these: they call into the core */
+    mu_vitals_watch_free(agent->vitals); /* asks the engine */
+    mu_keeper_free(agent->keeper);       /* first these: they call into the core */
     mu_engine_free(agent->engine);
     free_dead(agent);
     mu_rpc_client_free(agent->client);
@@ -705,6 +731,8 @@ int mu_agent_run(const struct mu_agent_config *config)
         status = start_engine(&agent, config, &err);
     if (status == MU_OK)
         status = start_core(&agent, config, &err);
+    if (status == MU_OK)
+        status = start_vitals(&agent, config, &err);
     if (status == MU_OK)
         status = start_rpc(&agent, config, &err);
     if (status == MU_OK) {

@@ -36,6 +36,7 @@ struct mu_agent_config {
     struct mu_device *device; /* that computes; NULL: the host */
     uint32_t threads;         /* 0: the affinity mask; with a GPU, whose host has little to compute, one */
     uint32_t give_up_ms;      /* 0: never */
+    uint32_t vitals_every_ms; /* worker/vitals.h; 0: never */
     uint32_t backoff_min_ms, backoff_max_ms, step_report_ms, connect_timeout_ms; /* 0: defaults */
 };
 

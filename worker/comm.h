@@ -77,15 +77,16 @@ struct mu_comm_config {
     struct mu_device *device; /* in whose memory buffers may lie, too; NULL: only in the host's */
 };
 
-struct mu_comm_stats {         /* since mu_comm_new */
-    uint64_t accepted;         /* connections accepted by the listeners */
-    uint64_t admitted;         /* of those, proved and handed to a group */
-    uint64_t refused_stale;    /* an older generation or another incarnation */
-    uint64_t refused_stranger; /* not named by the plan, or without the generation's secret */
-    uint64_t refused_garbage;  /* not our protocol, or another version of it */
-    uint64_t refused_timeout;  /* silent until the hand-shake's deadline */
-    uint64_t refused_full;     /* pushed out by newer ones: pending_max */
-    uint64_t redials;          /* own connection attempts beyond the first */
+struct mu_comm_stats {                            /* since mu_comm_new */
+    uint64_t accepted;                            /* connections accepted by the listeners */
+    uint64_t admitted;                            /* of those, proved and handed to a group */
+    uint64_t refused_stale;                       /* an older generation or another incarnation */
+    uint64_t refused_stranger;                    /* not named by the plan, or without the generation's secret */
+    uint64_t refused_garbage;                     /* not our protocol, or another version of it */
+    uint64_t refused_timeout;                     /* silent until the hand-shake's deadline */
+    uint64_t refused_full;                        /* pushed out by newer ones: pending_max */
+    uint64_t redials;                             /* own connection attempts beyond the first */
+    uint64_t bytes_sent, bytes_received, wait_us; /* as in mu_comm_traffic, of all peers and groups */
 };
 
 enum mu_comm_failure_kind {
@@ -144,6 +145,8 @@ struct mu_comm_traffic {
     uint64_t bytes_sent, bytes_received; /* payload; sent = handed to the kernel */
     uint64_t frames_sent, frames_received;
     uint64_t wait_us; /* time that waits were idle while something was still to be received from this peer */
+    uint32_t rank;    /* the peer's */
+    uint64_t latency_us, retransmits; /* round trip now, segments sent again: of the kernel's TCP; Unix sockets: 0 */
 };
 
 /* Binds both listeners. */
@@ -216,6 +219,10 @@ enum mu_status mu_comm_wait_all(struct mu_comm_group *group, uint64_t deadline_u
  * `capacity`. After the first failure progress still looks for further ones, but moves no data. */
 size_t mu_comm_group_failures(const struct mu_comm_group *group, struct mu_comm_failure *out, size_t capacity);
 const char *mu_comm_failure_name(enum mu_comm_failure_kind kind);
+
+/* Counters of all peers, in ascending rank; returns how many there are, writes at most `capacity`. A system call each.
+ */
+size_t mu_comm_group_traffic(const struct mu_comm_group *group, struct mu_comm_traffic *out, size_t capacity);
 
 /* Counters of one peer; and the time for which this group's waits found nothing to move (spun or slept).
  * MU_ERR_NOT_FOUND: no such peer. */

@@ -404,13 +404,32 @@ size_t mu_comm_group_failures(const struct mu_comm_group *group, struct mu_comm_
     return group->failure_count;
 }
 
+static void traffic_of(const struct peer *peer, struct mu_comm_traffic *ret_traffic)
+{
+    struct tcp_info info = {.tcpi_rtt = 0};
+    socklen_t size = sizeof info;
+    *ret_traffic = peer->traffic;
+    ret_traffic->rank = peer->rank;
+    if (peer->state != PEER_UP || getsockopt(peer->source.fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0)
+        return; /* a Unix socket, for instance */
+    ret_traffic->latency_us = info.tcpi_rtt;
+    ret_traffic->retransmits = info.tcpi_total_retrans;
+}
+
+size_t mu_comm_group_traffic(const struct mu_comm_group *group, struct mu_comm_traffic *out, size_t capacity)
+{
+    for (size_t i = 0; i < group->peer_count && i < capacity; i++)
+        traffic_of(&group->peers[i], &out[i]);
+    return group->peer_count;
+}
+
 enum mu_status mu_comm_peer_traffic(const struct mu_comm_group *group, uint32_t peer_rank,
                                     struct mu_comm_traffic *ret_traffic)
 {
     const struct peer *peer = mu_comm_find_peer(group, peer_rank);
     if (!peer)
         return MU_ERR_NOT_FOUND;
-    *ret_traffic = peer->traffic;
+    traffic_of(peer, ret_traffic);
     return MU_OK;
 }
 
@@ -553,6 +572,7 @@ static bool wait_over(const struct mu_comm_group *group, enum wait_for what, con
 static void account_idle(struct mu_comm_group *group, uint64_t idle_us)
 {
     group->wait_us += idle_us;
+    group->comm->stats.wait_us += idle_us;
     for (size_t i = 0; i < group->peer_count; i++) {
         if (group->peers[i].receives.count > 0)
             group->peers[i].traffic.wait_us += idle_us;

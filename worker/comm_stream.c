@@ -301,6 +301,7 @@ static void burst_sent(struct peer *peer)
             continue;
         request->moved += out->lengths[i];
         peer->traffic.bytes_sent += out->lengths[i];
+        peer->group->comm->stats.bytes_sent += out->lengths[i];
         if (request->moved == request->size)
             request_done(peer, request);
     }
@@ -504,6 +505,7 @@ static void frame_end(struct peer *peer)
     struct inbox *in = peer->in;
     in->in_payload = false;
     peer->traffic.bytes_received += in->head.length;
+    peer->group->comm->stats.bytes_received += in->head.length;
     if (peer->group->failure_count > 0) {
         if (in->slot)
             slot_release(peer, in->slot);

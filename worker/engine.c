@@ -334,6 +334,7 @@ enum mu_status mu_engine_new(const struct mu_engine_config *config, struct mu_en
     if (!engine)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the engine");
     pthread_mutex_init(&engine->stop_lock, NULL);
+    pthread_mutex_init(&engine->traffic.lock, NULL);
     engine->callbacks = config->callbacks;
     engine->device = config->device ? config->device : mu_host_device();
     snprintf(engine->host, sizeof engine->host, "%s", config->host ? config->host : "localhost");
@@ -409,6 +410,7 @@ void mu_engine_free(struct mu_engine *engine)
     mu_comm_free(engine->comm);
     mu_queue_free(engine->mailbox);
     pthread_mutex_destroy(&engine->stop_lock);
+    pthread_mutex_destroy(&engine->traffic.lock);
     free(engine);
 }
 

@@ -84,6 +84,9 @@ uint32_t mu_engine_threads(const struct mu_engine *engine);
 /* Grows whenever anything moves; `waiting`: for peers in an exchange, not computing. */
 void mu_engine_progress(const struct mu_engine *engine, uint64_t *ret_counter, bool *ret_waiting);
 
+/* Fills in what of `vitals` the data plane knows, as of about a second ago. `engine` is a struct mu_engine. */
+void mu_engine_traffic(void *engine, struct mu_vitals *vitals);
+
 /* The commands, see enum mu_worker_action_kind for what answers them. MU_ERR_BUSY: the mailbox is full, so the engine
  * does not answer any more; MU_ERR_NO_MEMORY. */
 enum mu_status mu_engine_load(struct mu_engine *engine, const struct mu_job_spec *spec,

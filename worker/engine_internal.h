@@ -133,6 +133,19 @@ struct engine_generation {
     size_t failures_told; /* of the group's failures, how many the owner knows of */
 };
 
+/* What the data plane has moved (engine_traffic.c). */
+struct engine_traffic {
+    /* The engine thread's own: counters when it last looked. */
+    uint64_t looked_us, generation;
+    size_t peer_count;
+    struct mu_comm_traffic peers[MU_PEERS_MAX];
+    /* Any thread, under the lock. */
+    pthread_mutex_t lock;
+    struct mu_comm_stats totals;
+    uint32_t link_count;
+    struct mu_vital_link links[MU_VITAL_LINKS_MAX];
+};
+
 /* Tokens of the micro-batches between their forward and their backward. */
 struct engine_batches {
     int32_t *tokens, *targets; /* [slots][micro, length] */
@@ -216,6 +229,7 @@ struct mu_engine {
     struct engine_generation now, old; /* old: kept open until RUN of the new one */
     uint64_t polled_us;
     struct engine_times times;
+    struct engine_traffic traffic;
 };
 
 /* ---- engine.c ---- */
@@ -340,6 +354,10 @@ enum mu_status engine_tied_copy_finish(struct mu_engine *engine, bool sent, stru
 /* ---- engine_run.c ---- */
 void engine_run(struct mu_engine *engine, uint64_t generation);
 uint64_t engine_take_snapshot(struct mu_engine *engine, uint64_t generation, const struct mu_snapshot *snapshot);
+
+/* ---- engine_traffic.c ---- */
+/* Between two steps: copies the counters out, once a second. */
+void engine_traffic_look(struct mu_engine *engine);
 
 /* ---- engine_feed.c ---- */
 /* Giver, in the order of a step: before the first backward pass overwrites the gradient; while there is time; when the

@@ -175,6 +175,7 @@ static enum after_step boundary(struct mu_engine *engine)
         engine->times.total_us += engine->times.snapshot_us;
     }
     post_step(engine);
+    engine_traffic_look(engine);
     if (engine->held.step == engine->job.spec.steps)
         return FINISHED;
     return decision.park ? PARK_HERE : STEP_ON;

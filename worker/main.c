@@ -17,6 +17,7 @@
 #include "worker/join.h"
 #include "worker/notes.h"
 #include "worker/supervisor.h"
+#include "worker/vitals.h"
 
 enum {
     GIVE_UP_MAX_S = 7 * 24 * 3600,
@@ -62,6 +63,7 @@ static const char help[] =
     "  --backoff-min MS      first pause between attempts to reach the coordinator (default: 50)\n"
     "  --backoff-max MS      longest pause (default: 2000)\n"
     "  --report-every MS     merge step reports that come faster than this (default: 100)\n"
+    "  --vitals-every MS     tell how this worker and its host are so often (default: 5000; 0: never)\n"
     "  --connect-timeout MS  for the ranks of a new generation to find each other (default: 30000)\n"
     "  --ledger FILE         append a line for every leaf computed and every update applied\n"
     "  --log-level LEVEL     debug, info, warn or error (default: info)\n"
@@ -93,6 +95,7 @@ enum option_id {
     OPT_BACKOFF_MIN,
     OPT_BACKOFF_MAX,
     OPT_REPORT_EVERY,
+    OPT_VITALS_EVERY,
     OPT_CONNECT_TIMEOUT,
     OPT_LEDGER,
     OPT_JOIN_TOKEN,
@@ -121,6 +124,7 @@ static const struct option options[] = {
     {"backoff-min", required_argument, NULL, OPT_BACKOFF_MIN},
     {"backoff-max", required_argument, NULL, OPT_BACKOFF_MAX},
     {"report-every", required_argument, NULL, OPT_REPORT_EVERY},
+    {"vitals-every", required_argument, NULL, OPT_VITALS_EVERY},
     {"connect-timeout", required_argument, NULL, OPT_CONNECT_TIMEOUT},
     {"ledger", required_argument, NULL, OPT_LEDGER},
     {"join-token-file", required_argument, NULL, OPT_JOIN_TOKEN},
@@ -244,6 +248,8 @@ static bool take_number(int id, const char *text, struct choices *choices)
         return parse_number("backoff-max", text, 1, MILLISECONDS_MAX, &config->backoff_max_ms);
     case OPT_REPORT_EVERY:
         return parse_number("report-every", text, 1, MILLISECONDS_MAX, &config->step_report_ms);
+    case OPT_VITALS_EVERY:
+        return parse_number("vitals-every", text, 0, MILLISECONDS_MAX, &config->vitals_every_ms);
     default:
         return parse_number("connect-timeout", text, 1, MILLISECONDS_MAX, &config->connect_timeout_ms);
     }
@@ -423,6 +429,7 @@ int main(int argc, char **argv)
     const char *from_environment = getenv("MUSTER_COORDINATOR");
     struct choices choices = {
         .agent = {.coordinator = from_environment && *from_environment ? from_environment : "127.0.0.1:7070",
+                  .vitals_every_ms = MU_VITALS_EVERY_MS,
                   .tls = mu_rpc_tls_files_from_environment()},
         .level = MU_LOG_INFO,
         .words = calloc((size_t)argc + 1, sizeof(char *))};

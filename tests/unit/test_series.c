@@ -20,6 +20,7 @@ static struct series_box {
     struct box box;
     struct mu_series *series;
     struct mu_store *store;
+    struct mu_sessions *sessions; /* NULL: nobody tells vital signs */
     size_t written_bytes;
 } world;
 
@@ -75,7 +76,7 @@ static void run(uint32_t steps, uint32_t apart_ms)
                 box_engine(&world.box, k, &(struct mu_worker_event){.kind = MU_WE_TICK});
         }
         box_settle(&world.box);
-        mu_series_sample(world.series, world.box.coord, world.box.now_us, wall_us(), put, &world);
+        mu_series_sample(world.series, world.box.coord, world.sessions, world.box.now_us, wall_us(), put, &world);
     }
 }
 
