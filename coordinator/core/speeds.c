@@ -1,4 +1,5 @@
-/* How fast each worker is, apart from what its stage costs, and when layers or leaves had better be divided anew.
+/* How fast each worker is, apart from what its stage costs; when layers or leaves had better be divided anew, and when
+ * a spare had better take the place of a slow worker.
  *
  * A report says how long a worker computed on a leaf. Over what its stage costs, in layers (mu_cost_stage_layers), that
  * is the worker's speed, which stays its own when stages change. What embedding and head cost is what the model of
