@@ -139,6 +139,22 @@ def test_stages_change_hands_while_others_step():
     change_while_others_step(LLAMA, (2, 4), tp=2, pp=0, dp=1)
 
 
+def test_spares_with_an_older_state_are_fed_like_newcomers():
+    """Two members too many become spares, and members again some steps later."""
+    with Cluster() as cluster:
+        start(cluster, 4, GPT2, steps=4 * STEPS, **layout(1, 2))
+        cluster.scale(2)
+        shrunk = cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text)
+        cluster.wait_step(cluster.job().steps_done + 2)
+        cluster.scale(4)
+        grown = cluster.wait_event(lambda e: e.kind == "generation_go" and "4 workers" in e.text, after=shrunk.number)
+        check("0 steps replayed, 0 bytes moved" in grown.text, grown.text)
+        fed = [e.worker for e in cluster.events if e.kind == "state_fed" and shrunk.number < e.number < grown.number]
+        check(len(set(fed)) >= 2, f"fed: {fed}")
+        expect_equal(cluster, GPT2, steps=4 * STEPS)
+        check(cluster.job().replayed_steps == 0, "planned changes replay nothing")
+
+
 def test_a_sharded_optimizer_loses_a_holder():
     with Cluster() as cluster:
         workers = start(cluster, 3, GPT2, checkpoint_every=10, **layout(1, 1, sharded=True))
