@@ -301,7 +301,7 @@ void feed_advance(struct mu_coord *coord, struct job *job, struct worker *worker
     bool again = worker && worker->status.feed_state == MU_FEED_FAILED;
     if (again)
         failed(coord, job, worker, worker->status.text);
-    else if (worker && worker->rank == NONE && worker->status.feed_state == MU_FEED_NONE)
+    else if (job->feeding && worker && worker->rank == NONE && worker->status.feed_state == MU_FEED_NONE)
         again = has_new_taker(coord, job);
     if (worker && is_fed(worker) && job->phase == MU_JP_STEPPING)
         job->feeding = true; /* a coordinator that was restarted learns of it */
