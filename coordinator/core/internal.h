@@ -217,6 +217,7 @@ struct job {
     struct interval interval;
     struct mu_piece_record *pieces; /* [MU_PIECES_MAX], of the open intent */
     uint32_t *piece_slots;          /* writers */
+    uint32_t pieces_done;
 
     struct bad_link bad_links[MU_BAD_LINKS_MAX];
     uint32_t bad_link_count;

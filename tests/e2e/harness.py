@@ -295,6 +295,9 @@ class Cluster:
     def drain(self, worker, reason="test"):
         self.call("DrainWorker", api.DrainWorkerRequest(worker=worker, reason=reason), api.DrainWorkerResponse)
 
+    def scale(self, most, job="tiny"):
+        self.call("ScaleJob", api.ScaleJobRequest(job=job, max=most), api.ScaleJobResponse)
+
     def cancel(self, job="tiny", reason="test"):
         self.call("CancelJob", api.CancelJobRequest(name=job, reason=reason), api.CancelJobResponse)
 

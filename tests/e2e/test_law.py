@@ -163,6 +163,7 @@ def test_stopped_worker_is_fenced_and_comes_back():
             workers[2].kill(signal.SIGCONT)
             cluster.wait_event(lambda e: e.kind == "worker_attached" and e.number > lost.number)
             cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text and e.number > lost.number)
+            check(not [e for e in cluster.events if e.kind == "feed_failed"], "what was revoked before does not disturb the feed")
         expect_equal(cluster, steps=STEPS * 2)
 
 

@@ -134,6 +134,40 @@ def test_stages_change_hands_while_others_step():
     change_while_others_step(LLAMA, (2, 4), tp=2, pp=0, dp=1)
 
 
+def test_spares_with_an_older_state_are_fed_like_newcomers():
+    """Two members too many become spares, and members again some steps later."""
+    with Cluster() as cluster:
+        with running(cluster, 4, GPT2, steps=2 * STEPS, **layout(1, 2)):
+            cluster.scale(2)
+            shrunk = cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text)
+            cluster.wait_step(cluster.job().steps_done + 2)
+            cluster.scale(4)
+            grown = cluster.wait_event(lambda e: e.kind == "generation_go" and "4 workers" in e.text, after=shrunk.number)
+            check("0 steps replayed, 0 bytes moved" in grown.text, grown.text)
+            fed = {e.worker for e in cluster.events if e.kind == "state_fed" and shrunk.number < e.number < grown.number}
+            check(len(fed) >= 2, f"fed: {fed}")
+        expect_equal(cluster, GPT2, steps=2 * STEPS)
+        check(cluster.job().replayed_steps == 0, "planned changes replay nothing")
+
+
+def test_tensor_ranks_come_and_die():
+    """tp 1, then 2, then 1: one dies while it is fed, the next one when it holds half of every matrix, for which its buddy stands in."""
+    with Cluster() as cluster:
+        with running(cluster, 1, LLAMA, steps=2 * STEPS, **layout(tp=0, pp=1, dp=1, buddies=True)):
+            dies = cluster.start_worker(name="dies")
+            cluster.wait_event(lambda e: e.kind == "state_fed" and e.worker == "dies")
+            dies.kill()
+            half = cluster.start_worker(name="half")
+            fed = cluster.wait_event(lambda e: e.kind == "state_fed" and e.worker == "half")
+            grown = cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text, after=fed.number)
+            check("as tp 2 x pp 1 x dp 1" in grown.text and "0 steps replayed, 0 bytes moved" in grown.text, grown.text)
+            cluster.wait_step(cluster.job().steps_done + 2)
+            half.kill()
+            alone = cluster.wait_event(lambda e: e.kind == "generation_go", after=grown.number)
+            check("as tp 1 x pp 1 x dp 1" in alone.text and "0 steps replayed" in alone.text, alone.text)
+        expect_equal(cluster, LLAMA, steps=2 * STEPS)
+
+
 def test_a_sharded_optimizer_loses_a_holder():
     with Cluster() as cluster:
         with running(cluster, 3, GPT2, checkpoint_every=10, **layout(1, 1, sharded=True)) as workers:
