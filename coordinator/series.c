@@ -521,7 +521,7 @@ static bool read_row(void *arg, const uint8_t *key, size_t key_bytes, const uint
     uint32_t time_s = value[1] | (uint32_t)value[2] << 8 | (uint32_t)value[3] << 16 | (uint32_t)value[4] << 24;
     if (time_s + (uint64_t)query->seconds < query->now_wall_us / 1000000 || time_s > query->now_wall_us / 1000000)
         return true;
-    if (name == 0 && value_bytes == at + cells)
+    if (name == 0 && value[0] == ROW_VERSION && value_bytes == at + cells)
         add_point(reading, time_s, value + at, cells);
     while (name > 0 && at < value_bytes && at + 1 + value[at] + cells <= value_bytes) {
         if (value[at] == name && memcmp(value + at + 1, query->worker, name) == 0)

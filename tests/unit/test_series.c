@@ -210,7 +210,7 @@ static void test_a_day_costs_what_is_documented(void **state)
     run(DAY_S / 10, 10000);
     size_t one = world.written_bytes;
     size_t each = (eight - one) / 7;
-    assert_in_range(each, 58000, 64000); /* names of 2 bytes: 1,584 buckets of 39 */
+    assert_in_range(each, 124000, 138000); /* names of 2 bytes: 1,584 buckets of 83 */
     assert_in_range(one, each, 3 * 1024 * 1024);
     finish();
 }
