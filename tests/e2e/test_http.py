@@ -140,6 +140,29 @@ def test_api_says_what_the_service_says():
         check(status == 200 and "<title>Muster</title>" in page and "src=" not in page, "the dashboard is no page that stands alone")
 
 
+def test_vital_signs_are_shown_by_worker_page_and_command():
+    with Cluster() as cluster:
+        cluster.start_coordinator(flags=[*FAST, "--http", "127.0.0.1:0", "--worker-series", "2"])
+        for i in range(2):
+            cluster.start_worker(name=f"w{i}", flags=["--vitals-every", "100"])
+        address = http_address(cluster)
+        cluster.submit(tiny_job(cluster, steps=1000000, eval__every=0))
+        cluster.wait_step(5)
+
+        def signs():
+            return api_of(address, "workers?worker=w0")["workers"][0]["vitals"] or {"cpus": None, "links": []}
+        cluster.wait_until(lambda: signs()["cpus"] is not None and signs()["links"], 30, "no vital signs, or no links among them")
+        told = signs()
+        check(told["memory_bytes"] > 1 << 20 and told["disk_free_bytes"] > 0 and told["links"][0]["worker"] == "w1", str(told))
+        check(all("vitals" not in w or w["vitals"] is None for w in api_of(address, "workers?job=tiny")["workers"]), "lists are longer than they need to be")
+        cluster.wait_until(lambda: metrics(address).get('muster_worker_cpu_seconds_total{job="tiny",worker="w1"}', 0) > 0, 10, "no numbers of w1")
+        check(metrics(address)['muster_job_memory_bytes{job="tiny"}'] > told["memory_bytes"], "not the sum over the workers")
+        text = run(cluster, "describe", "worker", "w0", code=0)
+        check(re.search(r"processors +\d.*busy", text) and re.search(r"links +rank 1 w1: in .*/s", text), text)
+        cluster.start_worker(name="w2", flags=["--vitals-every", "100"])  # one more than --worker-series permits
+        cluster.wait_until(lambda: not any(name.startswith("muster_worker_cpu") for name in metrics(address)), 30, "numbers of three workers")
+
+
 def test_readers_in_the_wrong_place_are_told():
     with serving(workers=0) as (cluster, address):
         for path, method, headers, status, text in (("/metrics", "POST", {}, 405, "only GET and HEAD"), ("/nothing", "GET", {}, 404, "/metrics"), ("/api/v1/jobs", "GET", {"Host": "evil.example"}, 403, "not allowed in Host"),
