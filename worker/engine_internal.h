@@ -141,6 +141,7 @@ struct engine_traffic {
     struct mu_comm_traffic peers[MU_PEERS_MAX];
     /* Any thread, under the lock. */
     pthread_mutex_t lock;
+    uint64_t made_us;
     struct mu_comm_stats totals;
     uint32_t link_count;
     struct mu_vital_link links[MU_VITAL_LINKS_MAX];

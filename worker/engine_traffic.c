@@ -5,7 +5,7 @@
 #include "common/clock.h"
 #include "worker/engine_internal.h"
 
-enum { LOOK_US = 1000000 };
+enum { LOOK_US = 1000000, STALE_US = 3 * LOOK_US };
 
 static uint64_t moved(const struct mu_comm_traffic *traffic)
 {
@@ -66,6 +66,7 @@ void engine_traffic_look(struct mu_engine *engine)
     traffic->generation = engine->now.generation;
     traffic->looked_us = now_us;
     pthread_mutex_lock(&traffic->lock);
+    traffic->made_us = now_us;
     traffic->totals = stats;
     memcpy(traffic->links, links, link_count * sizeof links[0]);
     traffic->link_count = link_count;
@@ -82,9 +83,9 @@ void mu_engine_traffic(void *arg, struct mu_vitals *vitals)
     values[MU_VITAL_PLANE_SENT_BYTES] = traffic->totals.bytes_sent;
     values[MU_VITAL_PLANE_WAIT_US] = traffic->totals.wait_us;
     values[MU_VITAL_LATENCY_US] = 0;
-    vitals->link_count = traffic->link_count;
+    bool is_stale = mu_clock_mono_us() - traffic->made_us > STALE_US; /* an engine that stands still moves nothing */
+    vitals->link_count = is_stale ? 0 : traffic->link_count;
     memcpy(vitals->links, traffic->links, sizeof vitals->links);
-    traffic->link_count = 0; /* they are told once: an engine that stands still has no links to speak of */
     pthread_mutex_unlock(&traffic->lock);
     for (uint32_t i = 0; i < vitals->link_count; i++) {
         if (vitals->links[i].latency_us > values[MU_VITAL_LATENCY_US])
