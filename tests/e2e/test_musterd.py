@@ -80,7 +80,7 @@ def test_sigkill_loses_nothing_that_was_acknowledged():
 
 def test_sigterm_ends_in_good_order_and_workers_go_on():
     with Cluster() as cluster:
-        with cluster.running(1, steps=400) as (worker,):
+        with cluster.running(1, steps=200) as (worker,):
             cluster.coordinator.kill(signal.SIGTERM)
             check(cluster.coordinator.wait() == 0, "exit code of a graceful stop")
             check(worker.alive(), "the worker goes on without a coordinator")
@@ -159,7 +159,7 @@ def test_restored_snapshot_takes_back_workers_that_are_ahead():
         return done.stdout + done.stderr
 
     with Cluster() as cluster, contextlib.ExitStack() as while_slow:
-        while_slow.enter_context(cluster.running(2, steps=600))
+        while_slow.enter_context(cluster.running(2, steps=300))
         saved, store = os.path.join(cluster.dir, "saved"), os.path.join(cluster.dir, "store")
         muster("snapshot", "save", saved)
         check(stat.S_IMODE(os.stat(saved).st_mode) == 0o600, "others can read the snapshot")
@@ -185,7 +185,7 @@ def test_restored_snapshot_takes_back_workers_that_are_ahead():
         check("epoch 1" in said, said)
         last = max(e.number for e in cluster.events)
         cluster.watch_stop.set()  # numbers jump
-        cluster.start_coordinator(flags=[*FAST, "--reattach-grace-ms", "2000"])  # slow workers are slow to come back, too
+        cluster.start_coordinator(flags=["--heartbeat-ms", "100", "--lost-ms", "4000", "--reattach-grace-ms", "2000"])  # slow workers come back slowly
         cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done > ahead.steps_done + 10, 30, "the workers did not go on")
         after = cluster.job()
         check(after.generation == (1 << 40) + 1, f"generation {after.generation}")
@@ -194,13 +194,13 @@ def test_restored_snapshot_takes_back_workers_that_are_ahead():
         check(any("store_restored" in e for e in events), "not told")
         while_slow.close()
         cluster.wait_until(lambda: cluster.job().state == pb.JOB_STATE_FINISHED, 30, "the job did not finish")
-        check(cluster.job().weights_sha256.hex() == reference(steps=600), "the weights differ from the undisturbed run's")
+        check(cluster.job().weights_sha256.hex() == reference(steps=300), "the weights differ from the undisturbed run's")
         check(cluster.job().replayed_steps == 0, "steps were done twice")
 
 
 def test_a_lost_job_is_rebuilt_from_its_checkpoints():
     with Cluster() as cluster:
-        with cluster.running(2, steps=400):
+        with cluster.running(2, steps=200):
             cluster.wait_event("checkpoint_committed")
             (saved, *_) = [c for c in cluster.checkpoints() if c.state == pb.CHECKPOINT_STATE_COMMITTED]
             path = os.path.dirname(saved.dir)
@@ -224,7 +224,7 @@ def test_a_lost_job_is_rebuilt_from_its_checkpoints():
         for _ in range(2):
             cluster.start_worker()
         cluster.wait_until(lambda: cluster.job().state == pb.JOB_STATE_FINISHED, 30, "the job did not finish")
-        check(cluster.job().weights_sha256.hex() == reference(steps=400), "the weights differ from the undisturbed run's")
+        check(cluster.job().weights_sha256.hex() == reference(steps=200), "the weights differ from the undisturbed run's")
 
 
 if __name__ == "__main__":
