@@ -26,6 +26,13 @@ struct stage_time {
     double seconds; /* 0: it was not measured */
 };
 
+/* A step report as it is kept; the worker's name is known. */
+struct timing {
+    uint64_t generation;
+    uint32_t rank;
+    struct mu_step_report report;
+};
+
 struct worker {
     bool used;
     char name[MU_WORKER_NAME_SIZE], host[MU_WORKER_NAME_SIZE], address[MU_ADDRESS_SIZE], backend[16];
@@ -62,11 +69,11 @@ struct worker {
         progress_us; /* lease clock: last sign of life; end of grace; last change of `progress` */
     uint64_t progress;
     bool waiting;
-    double seconds_per_leaf;                        /* in this generation; 0: not measured */
-    double seconds_per_layer;                       /* in all of them: see speeds.c */
-    uint32_t speed_reports;                         /* of this generation */
-    struct stage_time before;                       /* of the last generation in which it was measured */
-    struct mu_timing_view timings[MU_TIMINGS_KEPT]; /* ring */
+    double seconds_per_leaf;                /* in this generation; 0: not measured */
+    double seconds_per_layer;               /* in all of them: see speeds.c */
+    uint32_t speed_reports;                 /* of this generation */
+    struct stage_time before;               /* of the last generation in which it was measured */
+    struct timing timings[MU_TIMINGS_KEPT]; /* ring */
     uint64_t timing_count;
     char reason[MU_TEXT_SIZE]; /* why it is draining, suspect or lost */
 };
@@ -205,6 +212,7 @@ struct job {
     struct interval interval;
     struct mu_piece_record *pieces; /* [MU_PIECES_MAX], of the open intent */
     uint32_t *piece_slots;          /* writers */
+    uint32_t pieces_done;
 
     struct bad_link bad_links[MU_BAD_LINKS_MAX];
     uint32_t bad_link_count;

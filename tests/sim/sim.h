@@ -446,7 +446,8 @@ struct mu_sim_partition {
 
 struct mu_sim_stats {
     uint64_t events, histories, generations, steps_applied, faults[MU_SIM_FAULT_COUNT], points[MU_SIM_POINT_COUNT];
-    uint64_t coordinator_starts, worker_starts, commits, forgotten, fed, fed_beside, kept, replayed, virtual_us;
+    uint64_t coordinator_starts, worker_starts, commits, forgotten, fed, fed_beside, fed_over, kept, replayed,
+        virtual_us;
 };
 
 struct mu_sim {
@@ -696,6 +697,7 @@ void mu_sim_oracle_runs(struct mu_sim *sim, uint32_t slot, bool runs);
 void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot); /* before its session is forgotten */
 /* Gives up what it holds, all but `kept` (NULL: everything), by its own will. Before it does. */
 void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held *kept, const char *why);
+void mu_sim_oracle_makes_room(struct mu_sim *sim, uint32_t slot, uint64_t generation);
 void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, const struct mu_record *before);
 bool mu_sim_oracle_all_whole(struct mu_sim *sim); /* every checkpoint that is durably committed can be loaded */
 void mu_sim_oracle_damaged(struct mu_sim *sim);   /* a fault has damaged a checkpoint */

@@ -27,6 +27,7 @@
 #include "plan/plan.h"
 #include "plan/reshard.h"
 #include "storage/manifest.h"
+#include "tests/lib/sanitized.h"
 #include "worker/engine.h"
 
 enum { WORKERS_MAX = 8, EVENTS_MAX = 4096, LEDGER_MAX = 8192, PATIENCE_S = 40 };

@@ -558,7 +558,8 @@ static void on_prepared(struct mu_worker *worker, const struct mu_parked *parked
 static void on_parked(struct mu_worker *worker, const struct mu_parked *parked, const struct mu_worker_sink *sink)
 {
     struct mu_worker_status *status = &worker->status;
-    if (parked->generation != status->generation || status->phase == MU_PHASE_SPARE)
+    bool again = status->phase == MU_PHASE_PARKED && status->feed != 0; /* what it held then has made room */
+    if (parked->generation != status->generation || status->phase == MU_PHASE_SPARE || again)
         return;
     /* The engine's own reason stands: an abort may cross a park that happened by itself. */
     status->phase = MU_PHASE_PARKED;
