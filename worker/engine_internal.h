@@ -33,7 +33,7 @@ enum {
     ENGINE_KINDS = 3,           /* parameters, first and second moments */
     ENGINE_TAKE_LOOK_MS = 100,  /* while a feed is taken: deadlines are looked at so often */
     ENGINE_FEED_ORDERS_MAX = 2 * MU_FEED_PARTS_MAX, /* for a member, not yet looked at */
-    ENGINE_NCCL_ABORT_US = 8000000, /* communicators that take longer to give up hang: well before --revoke-limit */
+    ENGINE_NCCL_ABORT_US = 8000000, /* communicators that take longer to give up hang; a revoke is waited for 15 s */
     ENGINE_NCCL_EXIT = 1,           /* MU_AGENT_EXIT_FAILURE */
     ENGINE_UPDATE_PARTS = 16,       /* segments in one update at most, before they are sent to the replicas */
 };

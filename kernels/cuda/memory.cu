@@ -186,12 +186,13 @@ static enum mu_status gpu_copy(struct mu_device *device, void *to, const void *f
     return error == cudaSuccess ? MU_OK : gpu_failed(cuda_of(device), "copy", error);
 }
 
-/* On a stream, and waited for. */
+/* On a stream, and waited for. Beside the order there is nothing to watch: such copies wait for nobody, and the sockets
+ * that a watch would look at make them themselves. */
 static enum mu_status copy_now(struct mu_cuda *cuda, void *to, const void *from, size_t size, cudaStream_t stream)
 {
     cudaError_t error = cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, stream);
     if (error == cudaSuccess)
-        error = mu_cuda_await_stream(cuda, stream);
+        error = stream == cuda->side ? cudaStreamSynchronize(stream) : mu_cuda_await_stream(cuda, stream);
     return error == cudaSuccess ? MU_OK : gpu_failed(cuda, "copy", error);
 }
 
