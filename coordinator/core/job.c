@@ -261,6 +261,7 @@ static void install_members(struct mu_coord *coord, struct job *job, const struc
         worker->leaf_count = leaves_of_rank(job, plan, rank);
         worker->seconds_per_leaf = 0;
         worker->speed_reports = 0;
+        worker->demoted = false;
         worker->source = planned->source;
         worker->accuser = NONE;
         worker->progress_us = lease_now(coord);
@@ -344,16 +345,11 @@ static void trial_planned(struct mu_coord *coord, struct job *job, const struct 
         return;
     bool good = plan->status == MU_OK;
     bool larger = good && mu_layout_working(&plan->layout) > mu_layout_working(&job->layout);
-    bool pays = good && !larger && !job->regroup_for_leaving && speeds_change_pays(job, plan);
+    bool pays = good && !larger && !job->regroup_for_leaving && speeds_change_pays(coord, job, plan);
     if (!larger && !job->regroup_for_leaving && !pays) {
         feed_nothing_new(coord, job);
         return;
     }
-    if (pays && !job->feeding)
-        event(coord, MU_EVENT_INFO, "layers_moved", job, NULL,
-              "workers of some stages are slower than those of others: layers move to the faster ones, which saves "
-              "%.1f ms of each step",
-              plan->saved_s * 1e3);
     job->feed_again = false;
     if (!good || !feed_begin(coord, job, plan, secret))
         regroup(coord, job);
@@ -468,6 +464,22 @@ static void tell_go(struct mu_coord *coord, struct job *job)
     job->broken_text[0] = 0;
 }
 
+/* One rotation for all, the best there is: where hosts are too unequal, or stand in too odd an order, it leaves some.
+ */
+static void tell_buddies(struct mu_coord *coord, const struct job *job)
+{
+    uint32_t together = 0, working = mu_layout_working(&job->layout);
+    for (uint32_t rank = 0; rank < working && job->layout.buddy_shift > 0; rank++) {
+        const struct worker *worker = member_at(coord, job, rank),
+                            *buddy = member_at(coord, job, mu_layout_buddy(&job->layout, rank));
+        together += worker && buddy && strcmp(worker->host, buddy->host) == 0;
+    }
+    if (together > 0)
+        event(coord, MU_EVENT_INFO, "buddies_together", job, NULL,
+              "%u of %u workers have their buddy on their own host: if it vanishes, the job goes back to a checkpoint",
+              together, working);
+}
+
 static void go(struct mu_coord *coord, struct job *job)
 {
     job->go = true;
@@ -495,6 +507,7 @@ static void go(struct mu_coord *coord, struct job *job)
     if (loaded && start->record.state == MU_CKPT_COMMITTED)
         note_verified(coord, start);
     tell_go(coord, job);
+    tell_buddies(coord, job);
     release_drained(coord, job, true);
     settle(coord, job);
     checkpoint_policy(coord, job);

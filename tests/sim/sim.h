@@ -130,9 +130,10 @@ struct mu_sim_params {
     uint64_t sync_crash_at;     /* crash exactly at this sync (1, 2, ...); 0 = no */
     uint32_t io_error_ppm;      /* a piece, manifest or delete fails */
     uint32_t connect_fail_ppm;
-    uint32_t crash_limit; /* 0: the core's default */
-    uint64_t restart_us;  /* mean time until a dead process is started again; 0 = never during the faults */
-    uint64_t horizon_us;  /* liveness: over by then, or it counts as hung */
+    uint32_t crash_limit;                /* 0: the core's default */
+    uint32_t rebalance_ms, slow_workers; /* the same; of eight workers so many take three times as long */
+    uint64_t restart_us; /* mean time until a dead process is started again; 0 = never during the faults */
+    uint64_t horizon_us; /* liveness: over by then, or it counts as hung */
     uint32_t layers, slices, channels, vocab; /* of the model */
     uint32_t tp, pp, dp;                      /* of the job; 0: the planner chooses */
     bool sharded, restless;                   /* restless: another layout after every change, see choose.c */
