@@ -161,7 +161,7 @@ void speeds_begin(struct mu_coord *coord, struct job *job)
 
 bool speeds_change_pays(const struct job *job, const struct mu_plan *plan)
 {
-    uint64_t left = job->record.spec.steps > job->steps_done ? job->record.spec.steps - job->steps_done : 0;
+    uint64_t end = mu_job_end(&job->record.spec), left = end > job->steps_done ? end - job->steps_done : 0;
     double change_s = job->change_s > 0 ? job->change_s : CHANGE_S;
     return plan->saved_s > 0 && plan->saved_s * (double)left > change_s;
 }
