@@ -54,6 +54,7 @@ struct mu_sim_oracle {
     uint64_t newest_event, newest_watched;
     enum mu_job_state state; /* durable */
     uint64_t committed_turn; /* in which a checkpoint was committed for the first time; 0: none */
+    uint64_t amended_generation, amended_step; /* the newest one that settled something, and from where on */
     bool restore_lost;       /* a committed checkpoint was damaged by a fault: going back further is legitimate */
 };
 
