@@ -31,7 +31,8 @@ static bool skip(const char *text, Muster__V1__Amendment *pb)
     char first[32] = "";
     const char *colon = strchr(text, ':');
     if (!colon || (size_t)(colon - text) >= sizeof first) {
-        mu_cli_usage("job amend", "--skip '%s' is not allowed: FIRST:COUNT, of sequences in the order of training", text);
+        mu_cli_usage("job amend", "--skip '%s' is not allowed: FIRST:COUNT, of sequences in the order of training",
+                     text);
         return false;
     }
     memcpy(first, text, (size_t)(colon - text));

@@ -466,7 +466,7 @@ struct change {
     const char *field, *name, *reason;
     ProtobufCBinaryData id;
     uint64_t expected_revision;
-    struct mu_worker_policy workers; /* SCALE */
+    struct mu_worker_policy workers;      /* SCALE */
     const struct mu_amendment *amendment; /* AMEND */
 };
 

@@ -176,13 +176,14 @@ uint64_t mu_job_end(const struct mu_job_spec *spec);
 uint64_t mu_job_position(const struct mu_job_spec *spec, uint64_t n);
 
 /* Learning rate of the update that makes step `step` + 1 (0-based), by the terms at `step` as if they had always held:
- * linear warm-up lr * (step + 1) / warmup, then min_lr + (lr - min_lr) * (1 + cos(pi * t)) / 2 with t = (step - warmup) / (steps - warmup); min_lr from `steps` on
- * (Loshchilov and Hutter, arXiv 1608.03983, one cycle). Uses the portable cosine. */
+ * linear warm-up lr * (step + 1) / warmup, then min_lr + (lr - min_lr) * (1 + cos(pi * t)) / 2 with t = (step - warmup)
+ * / (steps - warmup); min_lr from `steps` on (Loshchilov and Hutter, arXiv 1608.03983, one cycle). Uses the portable
+ * cosine. */
 double mu_job_learning_rate(const struct mu_job_spec *spec, uint64_t step);
 
 /* The identity of the numeric part (model, data without its path, batch, steps, optimizer, eval, numerics, seed, what
- * it starts from without its path), as it was submitted: XXH3-64 of a canonical text. Two specs that differ only in name, paths, workers or
- * checkpoint policy have the same hash. */
+ * it starts from without its path), as it was submitted: XXH3-64 of a canonical text. Two specs that differ only in
+ * name, paths, workers or checkpoint policy have the same hash. */
 uint64_t mu_job_spec_hash(const struct mu_job_spec *spec);
 
 #endif

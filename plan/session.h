@@ -322,7 +322,7 @@ struct mu_assign {
     char checkpoint_dir[MU_PATH_SIZE];
     const struct mu_holder *holders; /* of a checkpoint of kind local: the ring; NULL: one directory for all */
     uint32_t holder_count;
-    uint64_t command_base; /* commands up to this number are over */
+    uint64_t command_base;                  /* commands up to this number are over */
     const struct mu_amendments *amendments; /* what the generation steps by; NULL: none */
 };
 
@@ -347,7 +347,7 @@ struct mu_feed_order {
     uint32_t next_rank;      /* the taker's */
     struct mu_id other;      /* incarnation of the other side */
     char address[MU_ADDRESS_SIZE];
-    uint8_t secret[32]; /* of their connection */
+    uint8_t secret[32];                     /* of their connection */
     const struct mu_amendments *amendments; /* what the giver steps by; NULL: none */
 };
 

@@ -192,8 +192,7 @@ static enum mu_status put_feed(struct mu_wire_arena *arena, const struct mu_feed
     pb->taker = feed->taker;
     pb->next_rank = feed->next_rank;
     pb->newest_amendment = feed->amendments ? feed->amendments->newest : 0;
-    enum mu_status status =
-        mu_wire_amendments_to_pb(arena, feed->amendments, &pb->n_amendments, &pb->amendments, err);
+    enum mu_status status = mu_wire_amendments_to_pb(arena, feed->amendments, &pb->n_amendments, &pb->amendments, err);
     if (status == MU_OK)
         status = mu_wire_layout_to_pb(arena, &feed->layout, "Feed.layout", &pb->layout, err);
     if (status == MU_OK)
@@ -462,8 +461,8 @@ static enum mu_status get_assign(struct mu_wire_arena *arena, const Muster__V1__
         (status = mu_wire_get_enum((int)pb->source, 1, MU_SOURCE_INIT + 1, "Assign.source", &source, err)) ||
         (status = get_leaf_counts(arena, pb, out, err)) || (status = get_peers(arena, pb, out, err)) ||
         (status = get_moves(arena, pb, out, err)) ||
-        (status = get_amendments(arena, pb->n_amendments, pb->amendments, pb->newest_amendment, &out->amendments,
-                                 err)) ||
+        (status =
+             get_amendments(arena, pb->n_amendments, pb->amendments, pb->newest_amendment, &out->amendments, err)) ||
         (status = mu_wire_holders_from_pb(arena, pb->n_holders, pb->holders, &out->holders, &out->holder_count, err)) ||
         (status = mu_wire_get_string(pb->checkpoint_dir, MU_WIRE_TEXT, "Assign.checkpoint_dir", out->checkpoint_dir,
                                      sizeof out->checkpoint_dir, err)))
@@ -549,8 +548,8 @@ static enum mu_status get_feed(struct mu_wire_arena *arena, const Muster__V1__Fe
                                   .rank = pb->rank,
                                   .taker = pb->taker,
                                   .next_rank = pb->next_rank};
-    if ((status = get_amendments(arena, pb->n_amendments, pb->amendments, pb->newest_amendment, &out->amendments,
-                                 err)) ||
+    if ((status =
+             get_amendments(arena, pb->n_amendments, pb->amendments, pb->newest_amendment, &out->amendments, err)) ||
         (status = mu_wire_layout_from_pb(pb->layout, "Feed.layout", &out->layout, err)) ||
         (status = mu_wire_layout_from_pb(pb->next, "Feed.next", &out->next, err)) ||
         (status = mu_wire_get_id(pb->other, "Feed.other", &out->other, err)) ||

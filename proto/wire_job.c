@@ -232,8 +232,8 @@ enum mu_status mu_wire_spec_from_pb(const Muster__V1__JobSpec *pb, struct mu_job
                                      sizeof spec.init.path, err)) ||
         (status = mu_wire_get_string(pb->init ? pb->init->sha256 : "", MU_WIRE_TEXT, "InitSpec.sha256",
                                      spec.init.sha256, sizeof spec.init.sha256, err)) ||
-        (status = mu_wire_amendments_from_pb(pb->n_amendments, pb->amendments, pb->newest_amendment, &spec.amendments,
-                                             err)))
+        (status =
+             mu_wire_amendments_from_pb(pb->n_amendments, pb->amendments, pb->newest_amendment, &spec.amendments, err)))
         return status;
     read_model_and_batch(pb, &spec);
     if (pb->data) {

@@ -167,7 +167,8 @@ static int add_amendments(json_t *root, const struct mu_amendments *all)
     json_t *list = json_array();
     for (uint32_t i = 0; i < all->count; i++)
         json_array_append_new(list, amendment_to_json(&all->list[i]));
-    return json_object_set_new(root, "amendments", json_pack("{sI so}", "newest", (json_int_t)all->newest, "list", list));
+    return json_object_set_new(root, "amendments",
+                               json_pack("{sI so}", "newest", (json_int_t)all->newest, "list", list));
 }
 
 json_t *mu_job_spec_to_json(const struct mu_job_spec *given)
@@ -355,7 +356,8 @@ static bool amendment_from_json(const json_t *json, struct mu_amendment *out)
     struct mu_job_terms *terms = &out->terms;
     uint64_t version = 0, keep = 0;
     size_t taken = 0;
-    bool whole = take_number(json, "version", &version, &taken) && take_number(json, "at_step", &out->at_step, &taken) &&
+    bool whole = take_number(json, "version", &version, &taken) &&
+                 take_number(json, "at_step", &out->at_step, &taken) &&
                  json_is_boolean(json_object_get(json, "settled"));
     out->version = (uint32_t)version;
     out->settled = json_is_true(json_object_get(json, "settled"));
@@ -416,8 +418,8 @@ enum mu_status mu_job_spec_from_json(const json_t *json, struct mu_job_spec *ret
             return status;
     }
     mu_model_config_resolve(&spec.model);
-    if ((status = refuse_other_keys(json, NULL, err)) ||
-        (status = amendments_from_json(json, &spec.amendments, err)) || (status = mu_job_spec_check(&spec, err)))
+    if ((status = refuse_other_keys(json, NULL, err)) || (status = amendments_from_json(json, &spec.amendments, err)) ||
+        (status = mu_job_spec_check(&spec, err)))
         return status;
     *ret_spec = spec;
     return MU_OK;

@@ -350,11 +350,12 @@ struct mu_coord_once {
 
 struct mu_coord_event {
     enum mu_coord_event_kind kind;
-    uint64_t now_us;            /* monotonic */
-    uint64_t wall_us;           /* display only */
-    struct mu_id random;        /* fresh randomness, for identities and nonces */
-    struct mu_coord_once once;  /* SUBMIT to CHECKPOINT */
-    uint64_t expected_revision; /* SUBMIT, CANCEL, CHECKPOINT, SCALE, AMEND: refused if the job has another one; 0: any */
+    uint64_t now_us;           /* monotonic */
+    uint64_t wall_us;          /* display only */
+    struct mu_id random;       /* fresh randomness, for identities and nonces */
+    struct mu_coord_once once; /* SUBMIT to CHECKPOINT */
+    uint64_t
+        expected_revision; /* SUBMIT, CANCEL, CHECKPOINT, SCALE, AMEND: refused if the job has another one; 0: any */
     union {
         struct {
             uint64_t session; /* > 0 */
@@ -386,9 +387,9 @@ struct mu_coord_event {
             const char *job;    /* CANCEL, CHECKPOINT, SCALE, AMEND */
             const char *worker; /* DRAIN, UNDRAIN */
             const char *reason;
-            struct mu_worker_policy workers; /* SCALE: min, max: 0: as it is; spares: UINT32_MAX: as it is */
+            struct mu_worker_policy workers;      /* SCALE: min, max: 0: as it is; spares: UINT32_MAX: as it is */
             const struct mu_amendment *amendment; /* AMEND */
-            const char *node, *by;           /* NODE: which one, and who orders it */
+            const char *node, *by;                /* NODE: which one, and who orders it */
             enum mu_node_order order;
             uint64_t deadline_us; /* NODE, DRAIN: from now; 0: none */
         } request;

@@ -509,7 +509,7 @@ bool speeds_change_pays(const struct job *job, const struct mu_plan *plan);
 /* amend.c */
 struct mu_job_terms terms_now(const struct job *job);
 void amend_job(struct mu_coord *coord, struct job *job, const struct mu_amendment *amendment, struct answer *answer);
-void place_amendments(struct mu_coord *coord, struct job *job); /* a generation is assigned */
+void place_amendments(struct mu_coord *coord, struct job *job);  /* a generation is assigned */
 void settle_amendments(struct mu_coord *coord, struct job *job); /* it goes */
 void amendments_tick(struct mu_coord *coord, struct job *job);   /* STEPPING: a change that is not made yet */
 

@@ -13,7 +13,7 @@ struct request {
     struct mu_id incarnation; /* EXITED */
     enum mu_node_order order; /* NODE: `worker` is its name */
     uint64_t deadline_us;
-    uint32_t max; /* SCALE */
+    uint32_t max;                  /* SCALE */
     struct mu_amendment amendment; /* AMEND */
     bool done;
     bool made; /* answered with OK: */
@@ -185,7 +185,8 @@ static void amend(struct mu_sim *sim)
         one->at_step = mu_sim_between(sim, 1, sim->spec.steps);
 }
 
-/* With `amends`, every other time the job is amended instead. With `repeats`, every third time the job is scaled instead. */
+/* With `amends`, every other time the job is amended instead. With `repeats`, every third time the job is scaled
+ * instead. */
 void mu_sim_client_checkpoint(struct mu_sim *sim)
 {
     if (sim->params.amends && mu_sim_below(sim, 2)) {

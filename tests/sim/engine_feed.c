@@ -268,7 +268,8 @@ static void replay(struct mu_sim *sim, uint32_t slot, struct mu_sim_part *part, 
         result.grad_norm = 0;
     mu_sim_hash_apply(&taken->state.values, replayed_of(part->has), frame->hash, &result, &engine_of(sim, slot)->spec);
     if (MU_MUTANT(MU_MUT_FEED_REPLAY_TWICE))
-        mu_sim_hash_apply(&taken->state.values, replayed_of(part->has), frame->hash, &result, &engine_of(sim, slot)->spec);
+        mu_sim_hash_apply(&taken->state.values, replayed_of(part->has), frame->hash, &result,
+                          &engine_of(sim, slot)->spec);
     part->owed = result.finite && followed_of(part->has).params != 0 && !MU_MUTANT(MU_MUT_FEED_KEEP_PARAMS);
     part->step++;
     if (part->step > taken->result.step)
