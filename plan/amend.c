@@ -1,7 +1,6 @@
 #include "plan/amend.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 #define POSITION_MAX (1ull << 60)
@@ -222,6 +221,7 @@ enum mu_status mu_amend_add(struct mu_job_spec *spec, const struct mu_amendment 
     return MU_OK;
 }
 
+/* No I/O: the builtin, so that <stdio.h> stays out of here. */
 void mu_amend_describe(const struct mu_amendment *amendment, char out[MU_AMENDMENT_TEXT_SIZE])
 {
     const struct mu_job_terms *terms = &amendment->terms;
@@ -237,21 +237,22 @@ void mu_amend_describe(const struct mu_amendment *amendment, char out[MU_AMENDME
     size_t used = 0, size = MU_AMENDMENT_TEXT_SIZE;
     out[0] = 0;
     if (amendment->fields & MU_AMEND_LR)
-        used += (size_t)snprintf(out + used, size - used, ", lr %g", terms->lr);
+        used += (size_t)__builtin_snprintf(out + used, size - used, ", lr %g", terms->lr);
     if (amendment->fields & MU_AMEND_MIN_LR)
-        used += (size_t)snprintf(out + used, size - used, ", min_lr %g", terms->min_lr);
+        used += (size_t)__builtin_snprintf(out + used, size - used, ", min_lr %g", terms->min_lr);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (!(amendment->fields & numbers[i].field))
             continue;
         bool is_auto = numbers[i].field == MU_AMEND_EVERY && numbers[i].value == MU_EVERY_AUTO;
-        used += is_auto ? (size_t)snprintf(out + used, size - used, ", %s auto", numbers[i].name)
-                        : (size_t)snprintf(out + used, size - used, ", %s %" PRIu64, numbers[i].name, numbers[i].value);
+        used += is_auto ? (size_t)__builtin_snprintf(out + used, size - used, ", %s auto", numbers[i].name)
+                        : (size_t)__builtin_snprintf(out + used, size - used, ", %s %" PRIu64, numbers[i].name,
+                                                     numbers[i].value);
     }
     if (amendment->fields & MU_AMEND_SKIP)
-        snprintf(out + used, size - used, ", skip %" PRIu64 " sequences from %" PRIu64 " on", amendment->skip_count,
-                 amendment->skip_first);
+        __builtin_snprintf(out + used, size - used, ", skip %" PRIu64 " sequences from %" PRIu64 " on",
+                           amendment->skip_count, amendment->skip_first);
     if (out[0])
         memmove(out, out + 2, strlen(out + 2) + 1);
     else
-        snprintf(out, size, "nothing (what it was to skip was trained on before)");
+        __builtin_snprintf(out, size, "nothing (what it was to skip was trained on before)");
 }

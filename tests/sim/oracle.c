@@ -301,9 +301,15 @@ void mu_sim_oracle_tiles(struct mu_sim *sim, uint32_t slot, const struct mu_sim_
                        sim->workers[slot].engine.held.step, next, sim->params.leaves);
 }
 
+/* Of a generation that was given up: it goes on alone by the former record, and nobody will use what it makes. */
+static bool is_superseded(const struct mu_sim *sim, uint32_t slot, uint64_t step)
+{
+    return sim->workers[slot].engine.generation < sim->oracle->amended_generation && step > sim->oracle->amended_step;
+}
+
 void mu_sim_oracle_reduced(struct mu_sim *sim, uint32_t slot, uint64_t step, uint64_t gradient)
 {
-    if (gradient != mu_sim_oracle_gradient(sim, step))
+    if (!is_superseded(sim, slot, step + 1) && gradient != mu_sim_oracle_gradient(sim, step))
         mu_sim_violate(sim, "worker %u reduces step %" PRIu64 " to another gradient than the undisturbed run", slot,
                        step);
 }
@@ -392,8 +398,8 @@ void mu_sim_oracle_holds(struct mu_sim *sim, uint32_t slot)
         mu_sim_violate(sim, "worker %u holds %u shares", slot, held->share_count);
     if (!held->has_state)
         return;
-    if (engine->generation < sim->oracle->amended_generation && held->step > sim->oracle->amended_step)
-        return; /* of a generation that was given up: it goes on alone by the former record, and nobody will use it */
+    if (is_superseded(sim, slot, held->step + held->has_gradient))
+        return;
     if (held->step > mu_job_end(&sim->law)) {
         mu_sim_violate(sim, "worker %u holds step %" PRIu64 " of %" PRIu64, slot, held->step, mu_job_end(&sim->law));
         return;

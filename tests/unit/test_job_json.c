@@ -58,6 +58,21 @@ static struct mu_job_spec sample(void)
     s.seed = UINT64_MAX;
     strcpy(s.init.path, "/models/gpt2");
     strcpy(s.init.sha256, "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef");
+    s.amendments.count = 2;
+    s.amendments.newest = 3;
+    s.amendments.list[0].version = 1;
+    s.amendments.list[0].settled = true;
+    s.amendments.list[0].at_step = 9;
+    s.amendments.list[0].fields = MU_AMEND_LR | MU_AMEND_MIN_LR | MU_AMEND_WARMUP | MU_AMEND_STEPS | MU_AMEND_KEEP;
+    s.amendments.list[0].terms =
+        (struct mu_job_terms){.lr = 0.1 + 0.2, .min_lr = 1e-9, .warmup = 5, .steps = 1ull << 39, .keep = 7};
+    s.amendments.list[1].version = 3;
+    s.amendments.list[1].at_step = 11;
+    s.amendments.list[1].fields = MU_AMEND_EVERY | MU_AMEND_KEEP_EVERY | MU_AMEND_SKIP;
+    s.amendments.list[1].terms.every = MU_EVERY_AUTO;
+    s.amendments.list[1].terms.keep_every = 12;
+    s.amendments.list[1].skip_first = 1000;
+    s.amendments.list[1].skip_count = 77;
     return s;
 }
 

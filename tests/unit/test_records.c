@@ -378,9 +378,9 @@ static void test_foreign_or_newer_database_is_refused(void **state)
     assert_non_null(strstr(err.text, "not a coordinator's"));
     mu_store_free(store);
     store = mu_store_memory_new();
-    put_raw(store, "m/format", "muster 4", 8);
+    put_raw(store, "m/format", "muster 5", 8);
     assert_int_equal(mu_records_load(store, note, &seen, &err), MU_ERR_CORRUPT);
-    assert_string_equal(err.text, "data directory: its format is 'muster 4', this program reads 'muster 1' to "
+    assert_string_equal(err.text, "data directory: its format is 'muster 5', this program reads 'muster 1' to "
                                   "'muster 4'; use the version that wrote it");
     mu_store_free(store);
 }

@@ -49,6 +49,10 @@ static void compare_pointers(struct mu_coord_message *a, struct mu_coord_message
             assert_memory_equal(a->keep.pieces, b->keep.pieces, a->keep.piece_count * sizeof *a->keep.pieces);
         a->keep.pieces = b->keep.pieces = NULL;
     }
+    if (a->kind == MU_CM_FEED) {
+        assert_memory_equal(a->feed.amendments, b->feed.amendments, sizeof *a->feed.amendments);
+        a->feed.amendments = b->feed.amendments = NULL;
+    }
     if (a->kind != MU_CM_ASSIGN)
         return;
     struct mu_assign *x = &a->assign, *y = &b->assign;
@@ -72,6 +76,8 @@ static void compare_pointers(struct mu_coord_message *a, struct mu_coord_message
     x->leaf_counts = y->leaf_counts = NULL;
     x->peers = y->peers = NULL;
     x->moves = y->moves = NULL;
+    assert_memory_equal(x->amendments, y->amendments, sizeof *x->amendments);
+    x->amendments = y->amendments = NULL;
 }
 
 /* ---- round trips ---- */

@@ -292,6 +292,7 @@ struct pointed {
     struct mu_peer peers[MU_PEERS_MAX];
     char names[MU_PEERS_MAX][MU_WORKER_NAME_SIZE], addresses[MU_PEERS_MAX][MU_ADDRESS_SIZE];
     uint32_t counts[MU_COUNTED_REPLICAS_MAX];
+    struct mu_amendments amendments;
     struct mu_move moves[MU_MOVES_MAX];
     struct mu_holder holders[MU_HOLDERS_MAX];
     struct mu_written_piece *pieces; /* of some_keep; from malloc */
@@ -380,6 +381,30 @@ static void some_keep(struct mu_keep_order *keep, struct pointed *pointed)
     keep->pieces = pointed->pieces;
 }
 
+/* Every field now and then. */
+static void some_amendments(struct mu_amendments *all)
+{
+    memset(all, 0, sizeof *all);
+    all->count = (uint32_t)below(4);
+    all->newest = all->count;
+    for (uint32_t i = 0; i < all->count; i++) {
+        struct mu_amendment *one = &all->list[i];
+        one->version = i + 1;
+        one->fields = (uint32_t)below(MU_AMEND_ALL + 1);
+        one->at_step = 10 * i + (uint64_t)below(10);
+        one->settled = flip();
+        one->terms.lr = one->fields & MU_AMEND_LR ? 0.5 : 0;
+        one->terms.min_lr = one->fields & MU_AMEND_MIN_LR && flip() ? 0.25 : 0;
+        one->terms.warmup = one->fields & MU_AMEND_WARMUP ? (uint64_t)below(9) : 0;
+        one->terms.steps = one->fields & MU_AMEND_STEPS ? 1 + (uint64_t)below(900) : 0;
+        one->terms.every = one->fields & MU_AMEND_EVERY ? (flip() ? MU_EVERY_AUTO : (uint64_t)below(9)) : 0;
+        one->terms.keep = one->fields & MU_AMEND_KEEP ? 1 + (uint32_t)below(9) : 0;
+        one->terms.keep_every = one->fields & MU_AMEND_KEEP_EVERY ? (uint64_t)below(9) : 0;
+        one->skip_first = one->fields & MU_AMEND_SKIP ? 100 * i + (uint64_t)below(50) : 0;
+        one->skip_count = one->fields & MU_AMEND_SKIP ? 1 + (uint64_t)below(50) : 0;
+    }
+}
+
 static void some_assign(struct mu_assign *assign, struct pointed *pointed)
 {
     assign->holder_count = below(4) ? 0 : below(300);
@@ -406,10 +431,14 @@ static void some_assign(struct mu_assign *assign, struct pointed *pointed)
     assign->checkpoint = any();
     some_path(assign->checkpoint_dir, sizeof assign->checkpoint_dir);
     assign->command_base = any();
+    some_amendments(&pointed->amendments);
+    assign->amendments = &pointed->amendments;
 }
 
-static void some_feed(struct mu_feed_order *feed)
+static void some_feed(struct mu_feed_order *feed, struct pointed *pointed)
 {
+    some_amendments(&pointed->amendments);
+    feed->amendments = &pointed->amendments;
     feed->number = (any() | MU_FEED_BIT) / MU_FEED_PARTS_MAX * MU_FEED_PARTS_MAX;
     feed->role = flip() ? MU_FEED_GIVE : MU_FEED_TAKE;
     some_layout(&feed->layout);
@@ -439,6 +468,7 @@ static void some_coord_message(struct mu_coord_message *message, struct pointed 
             do
                 good_spec(&pointed->spec);
             while (mu_job_spec_check(&pointed->spec, NULL) != MU_OK);
+            some_amendments(&pointed->spec.amendments);
             message->welcome.spec = &pointed->spec;
         }
         message->welcome.heartbeat_ms = 1 + below(1000);
@@ -474,7 +504,7 @@ static void some_coord_message(struct mu_coord_message *message, struct pointed 
         some_text(message->release.text, sizeof message->release.text);
         break;
     case MU_CM_FEED:
-        some_feed(&message->feed);
+        some_feed(&message->feed, pointed);
         break;
     case MU_CM_KEEP:
         some_keep(&message->keep, pointed);
