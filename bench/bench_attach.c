@@ -231,8 +231,7 @@ static void fill_spec(const struct run *run, struct mu_job_spec *spec)
     spec->batch.micro = spec->batch.accumulate = 1;
     spec->batch.length = 64;
     spec->steps = MU_STEPS_MAX;
-    spec->workers.max = ranks(run);
-    spec->workers.min = run->mode == MEMBERS ? run->workers : 1;
+    spec->workers.min = spec->workers.max = ranks(run); /* pretended engines have no state to feed to newcomers */
 }
 
 static enum mu_status start(struct run *run, struct mu_error *err)

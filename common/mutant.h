@@ -70,6 +70,7 @@ enum mu_mutant {
     MU_MUT_FEED_STEP_BEHIND,  /* a taker counts as whole although the last updates are missing */
     MU_MUT_FEED_PART_MISSING, /* a taker counts as whole when its first giver has ended */
     MU_MUT_FEED_KEEP_PARAMS,  /* parameters that a taker has no moments of are fed once */
+    MU_MUT_FEED_OVER_NEWEST,  /* a spare's state makes room although nobody has come past it */
     MU_MUT_FEED_FROM_ANYONE,  /* moments are to come from a replica that does not own them */
     MU_MUT_KEEP_OTHER_STEP,   /* chunks of a transfer that broke off count whatever step they are of */
     /* checkpoints of kind local */

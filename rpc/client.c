@@ -107,7 +107,8 @@ static grpc_channel *create_channel(const struct mu_rpc_client_config *config, c
 {
     struct mu_rpc_args args;
     mu_rpc_args_init(&args);
-    mu_rpc_args_common(&args, config->max_receive_bytes, config->keepalive_time_ms, config->keepalive_timeout_ms);
+    mu_rpc_args_common(&args, config->max_receive_bytes);
+    mu_rpc_args_keepalive(&args, config->keepalive_time_ms, config->keepalive_timeout_ms);
     /* One connection each: clients are independent of one another, and a load generator gets as many as it asks for. */
     mu_rpc_args_int(&args, GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
     /* Retries are decided above. The core calls its connect timeout "min reconnect backoff". */

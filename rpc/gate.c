@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -30,7 +31,7 @@ struct guest {
 struct mu_rpc_gate {
     struct mu_rpc_gate *next;
     struct mu_rpc_address address;
-    unsigned per_peer;
+    unsigned per_peer, silent_s, answer_s;
     struct guest *guests; /* by descriptor */
     size_t capacity;
     uint64_t swept_us;
@@ -200,6 +201,23 @@ static bool is_without_file(int reason)
     return reason == EMFILE || reason == ENFILE || reason == ENOBUFS || reason == ENOMEM;
 }
 
+/* A host that vanished, or the way to it, is noticed although nothing is sent to it; so are bytes that nobody takes. */
+static void watch_over(const struct mu_rpc_gate *gate, int fd)
+{
+    enum { PROBES = 3 };
+    const struct {
+        int level, name, value;
+    } options[] = {
+        {SOL_SOCKET, SO_KEEPALIVE, 1},
+        {IPPROTO_TCP, TCP_KEEPIDLE, (int)gate->silent_s},
+        {IPPROTO_TCP, TCP_KEEPINTVL, (int)(gate->answer_s + PROBES - 1) / PROBES},
+        {IPPROTO_TCP, TCP_KEEPCNT, PROBES},
+        {IPPROTO_TCP, TCP_USER_TIMEOUT, (int)(gate->silent_s + gate->answer_s) * 1000},
+    };
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) /* best effort */
+        (void)setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof options[i].value);
+}
+
 /* What accept(2) passes on of the new connection's own fate: it is gone, and the next may be sound. */
 static bool is_of_connection(int reason)
 {
@@ -214,8 +232,11 @@ static int gated_accept(struct mu_rpc_gate *gate, int listener, struct sockaddr_
     for (;;) {
         *size = sizeof *from;
         int fd = plain_accept(listener, (struct sockaddr *)from, size, flags);
-        if (fd >= 0 && admit(gate, fd, from))
+        if (fd >= 0 && admit(gate, fd, from)) {
+            if (from->ss_family != AF_UNIX)
+                watch_over(gate, fd);
             return fd;
+        }
         int reason = fd < 0 ? errno : 0;
         if (fd >= 0)
             close(fd);
@@ -263,14 +284,16 @@ int gate_accept4(int listener, struct sockaddr *from, socklen_t *size, int flags
 
 /* ---- life ---- */
 
-enum mu_status mu_rpc_gate_open(const struct mu_rpc_address *address, unsigned per_peer, struct mu_rpc_gate **ret_gate,
-                                struct mu_error *err)
+enum mu_status mu_rpc_gate_open(const struct mu_rpc_address *address, const struct mu_rpc_server_config *config,
+                                struct mu_rpc_gate **ret_gate, struct mu_error *err)
 {
     struct mu_rpc_gate *gate = calloc(1, sizeof *gate);
     if (!gate)
         return mu_fail(err, MU_ERR_NO_MEMORY, "server: out of memory");
     gate->address = *address;
-    gate->per_peer = per_peer;
+    gate->per_peer = config->max_connections_per_host;
+    gate->silent_s = config->keepalive_time_s;
+    gate->answer_s = config->keepalive_timeout_s;
     gate->reserve = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (gate->reserve < 0) {
         enum mu_status status = mu_fail_errno(err, errno, "server: cannot keep a file descriptor in reserve");

@@ -9,6 +9,9 @@
  *    - never lets the core see that there was none: with a descriptor kept in reserve it takes the connection and
  * closes it, so that the client learns at once that it must try again, and the listener lives on.
  *
+ * It also has the kernel watch over connections that are silent (TCP keepalive): the core's own pings cost a timer for
+ * every message received.
+ *
  * All other listeners of the process are as before. Any thread. Internal to rpc/. */
 #ifndef MU_RPC_GATE_H
 #define MU_RPC_GATE_H
@@ -20,9 +23,9 @@ enum { MU_RPC_GATE_FILES_KEPT = 64 }; /* of the process's limit; but at most a q
 
 struct mu_rpc_gate;
 
-/* `address`: as bound. per_peer 0: as many as come. */
-enum mu_status mu_rpc_gate_open(const struct mu_rpc_address *address, unsigned per_peer, struct mu_rpc_gate **ret_gate,
-                                struct mu_error *err) MU_WARN_UNUSED;
+/* `address`: as bound. Of the configuration: max_connections_per_host, keepalive_time_s, keepalive_timeout_s. */
+enum mu_status mu_rpc_gate_open(const struct mu_rpc_address *address, const struct mu_rpc_server_config *config,
+                                struct mu_rpc_gate **ret_gate, struct mu_error *err) MU_WARN_UNUSED;
 /* When the listener is closed. NULL is fine. */
 void mu_rpc_gate_close(struct mu_rpc_gate *gate);
 /* Fills in what concerns connections. */

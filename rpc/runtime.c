@@ -94,12 +94,15 @@ void mu_rpc_args_pointer(struct mu_rpc_args *args, const char *key, void *value,
     arg->value.pointer.vtable = vtable;
 }
 
-void mu_rpc_args_common(struct mu_rpc_args *args, size_t max_receive_bytes, unsigned keepalive_time_ms,
-                        unsigned keepalive_timeout_ms)
+void mu_rpc_args_keepalive(struct mu_rpc_args *args, unsigned time_ms, unsigned timeout_ms)
+{
+    mu_rpc_args_int(args, GRPC_ARG_KEEPALIVE_TIME_MS, time_ms);
+    mu_rpc_args_int(args, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, timeout_ms);
+}
+
+void mu_rpc_args_common(struct mu_rpc_args *args, size_t max_receive_bytes)
 {
     mu_rpc_args_int(args, GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, max_receive_bytes);
-    mu_rpc_args_int(args, GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_time_ms);
-    mu_rpc_args_int(args, GRPC_ARG_KEEPALIVE_TIMEOUT_MS, keepalive_timeout_ms);
     mu_rpc_args_int(args, GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
     mu_rpc_args_int(args, GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
     mu_rpc_args_int(args, GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1u << GRPC_COMPRESS_NONE);

@@ -39,10 +39,11 @@ void mu_rpc_args_init(struct mu_rpc_args *args);
 void mu_rpc_args_int(struct mu_rpc_args *args, const char *key, uint64_t value); /* clamped to INT_MAX */
 void mu_rpc_args_pointer(struct mu_rpc_args *args, const char *key, void *value,
                          const grpc_arg_pointer_vtable *vtable); /* borrowed */
-/* What holds for both sides: message and metadata limits, keepalive, no compression (a small message may inflate to
- * gigabytes), no bandwidth probing (a ping for every heartbeat). */
-void mu_rpc_args_common(struct mu_rpc_args *args, size_t max_receive_bytes, unsigned keepalive_time_ms,
-                        unsigned keepalive_timeout_ms);
+/* What holds for both sides: message and metadata limits, no compression (a small message may inflate to gigabytes), no
+ * bandwidth probing (a ping for every heartbeat). */
+void mu_rpc_args_common(struct mu_rpc_args *args, size_t max_receive_bytes);
+/* HTTP/2 pings on a silent connection; INT_MAX: none. Every message that is received sets the timer anew. */
+void mu_rpc_args_keepalive(struct mu_rpc_args *args, unsigned time_ms, unsigned timeout_ms);
 
 /* Tag of one operation that the core may have in progress. The flag catches a tag used twice. The core orders what we
  * wrote before the start with what the poller does after the completion, but by synchronisation that the thread

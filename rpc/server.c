@@ -3,6 +3,7 @@
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
 #include <grpc/support/time.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,8 +30,8 @@ struct mu_rpc_server_config mu_rpc_server_config_default(void)
         .max_priority_calls = 32768,
         .max_send_queue_bytes = (size_t)8 << 20,
         .max_send_queue_messages = 1024,
-        .keepalive_time_ms = 30000,
-        .keepalive_timeout_ms = 10000,
+        .keepalive_time_s = 30,
+        .keepalive_timeout_s = 10,
         .min_client_ping_ms = 5000,
         .max_connection_idle_ms = 600000,
         .linger_ms = 5000,
@@ -120,8 +121,8 @@ static enum mu_status check_config(const struct mu_rpc_server_config *config, st
         return mu_fail(err, MU_ERR_INVALID,
                        "server: max_memory_bytes (%zu) must not be less than max_receive_bytes (%zu)",
                        config->max_memory_bytes, config->max_receive_bytes);
-    if (config->keepalive_time_ms == 0 || config->keepalive_timeout_ms == 0)
-        return mu_fail(err, MU_ERR_INVALID, "server: keepalive_time_ms and keepalive_timeout_ms must be 1 or more");
+    if (config->keepalive_time_s == 0 || config->keepalive_timeout_s == 0)
+        return mu_fail(err, MU_ERR_INVALID, "server: keepalive_time_s and keepalive_timeout_s must be 1 or more");
     return MU_OK;
 }
 
@@ -141,7 +142,8 @@ static grpc_server *create_grpc(const struct mu_rpc_server_config *config)
 {
     struct mu_rpc_args args;
     mu_rpc_args_init(&args);
-    mu_rpc_args_common(&args, config->max_receive_bytes, config->keepalive_time_ms, config->keepalive_timeout_ms);
+    mu_rpc_args_common(&args, config->max_receive_bytes);
+    mu_rpc_args_keepalive(&args, INT_MAX, INT_MAX); /* the kernel does that, and for nothing: see gate.h */
     mu_rpc_args_int(&args, GRPC_ARG_ALLOW_REUSEPORT, 0);
     mu_rpc_args_int(&args, GRPC_ARG_MAX_METADATA_SIZE, config->max_metadata_bytes);
     mu_rpc_args_int(&args, GRPC_ARG_MAX_CONCURRENT_STREAMS, config->max_streams_per_connection);
@@ -189,7 +191,7 @@ static enum mu_status bind_port(struct mu_rpc_server *server, struct mu_error *e
     if (server->address.kind != MU_RPC_ADDRESS_UNIX)
         server->address.port = (uint16_t)port;
     mu_rpc_address_format(&server->address, server->address_text);
-    return mu_rpc_gate_open(&server->address, server->config.max_connections_per_host, &server->gate, err);
+    return mu_rpc_gate_open(&server->address, &server->config, &server->gate, err);
 }
 
 static enum mu_status start_pollers(struct mu_rpc_server *server, struct mu_error *err)

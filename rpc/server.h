@@ -82,8 +82,8 @@ struct mu_rpc_server_config {
     unsigned max_connections_per_host; /* more are closed at once (of IPv6 a /64 is one host; not for Unix sockets) */
     size_t max_send_queue_bytes;       /* per stream */
     size_t max_send_queue_messages;    /* per stream */
-    unsigned keepalive_time_ms;        /* HTTP/2 ping on a connection that is silent for so long, calls or not */
-    unsigned keepalive_timeout_ms;     /* and dead if it is not answered within */
+    unsigned keepalive_time_s;         /* the kernel asks a host that is silent for so long whether it is still there */
+    unsigned keepalive_timeout_s;      /* and closes its connections if it does not answer within */
     unsigned min_client_ping_ms;       /* clients may ping this often; one that does so faster is disconnected */
     unsigned max_connection_idle_ms;   /* a connection without calls is closed after this; 0: never */
     unsigned linger_ms;                /* a finished call whose peer does not take the rest is cut off after this */

@@ -74,6 +74,14 @@ static enum mu_status reserve(void *ctx, const struct mu_chunk *chunk, uint32_t 
     return status;
 }
 
+/* A spare that was a member of an earlier generation: of what it holds only the memory is of use. */
+static void drop_held(struct mu_engine *engine, const struct mu_feed_order *order)
+{
+    engine_state_free(&engine->job.incoming);
+    memset(&engine->held, 0, sizeof engine->held);
+    engine_release_unshared(engine, &order->next, order->next_rank);
+}
+
 static enum mu_status begin(struct mu_engine *engine, const struct engine_feed_order *given, struct mu_error *err)
 {
     struct engine_take *take = &engine->take;
@@ -81,6 +89,8 @@ static enum mu_status begin(struct mu_engine *engine, const struct engine_feed_o
     engine_take_drop(engine);
     engine_forget_arrived(engine); /* this comes to the same places */
     take->given = *given;
+    if (!is_member(take) && engine->held.has_state)
+        drop_held(engine, &given->order);
     take->until_us = mu_clock_mono_us() + (uint64_t)engine->connect_timeout_ms * 1000;
     enum mu_status status = mu_space_new_on(engine->device, bytes, err, &take->gradient);
     return status == MU_OK ? mu_space_new_on(engine->device, bytes, err, &take->spoilt) : status;
@@ -106,9 +116,9 @@ void engine_take(struct mu_engine *engine, const struct engine_feed_order *given
     struct mu_error err = {0};
     enum mu_status status = MU_OK;
     MU_FAULT("worker.feed.take");
-    if (engine->phase == ENGINE_EMPTY || (given->order.taker == MU_LAYOUT_NOBODY && engine->held.has_state)) {
+    if (engine->phase == ENGINE_EMPTY) {
         engine_take_drop(engine);
-        post(engine, given->order.number, MU_FEED_FAILED, "told to take a feed without a job, or over a state");
+        post(engine, given->order.number, MU_FEED_FAILED, "told to take a feed without a job");
         return;
     }
     if (engine->take.given.order.number != given->order.number)

@@ -54,8 +54,8 @@ struct mu_coord_config {
     uint32_t heartbeat_ms, suspect_ms, lost_ms;
     uint32_t reattach_grace_ms; /* a reset stream without a second witness may come back for so long */
     uint32_t settle_ms;    /* after a change in the set of workers, wait for so long for further ones before planning */
-    uint32_t rebalance_ms; /* STEPPING in stages: whether others would suit the workers' speeds is looked at so often;
-                              0: never */
+    uint32_t rebalance_ms; /* STEPPING: whether other stages would suit the workers' speeds is looked at so often (other
+                              leaf counts: see speeds.c); 0: never */
     uint32_t prepare_limit_ms;             /* without progress while preparing */
     uint32_t hang_floor_ms;                /* a running worker that makes no progress for max(this, 20 steps) hangs */
     uint32_t link_retry_ms;                /* a bad link is tried again after so long */

@@ -27,12 +27,16 @@ static bool is_fed(const struct worker *worker)
     return !worker->lost && !worker->draining && (state == MU_FEED_FILLING || state == MU_FEED_LIVE);
 }
 
-static bool is_taker(const struct worker *worker)
+/* What a spare holds from an earlier boundary makes room: the whole state comes again, since nobody keeps the gradients
+ * of the steps between. */
+static bool is_taker(const struct job *job, const struct worker *worker)
 {
+    const struct mu_held *held = &worker->status.held;
     if (is_fed(worker))
         return false;
     if (worker->rank == NONE)
-        return may_take_part(worker) && !worker->status.held.has_state;
+        return may_take_part(worker) &&
+               (!held->has_state || held->step < job->steps_done || MU_MUTANT(MU_MUT_FEED_OVER_NEWEST));
     return worker->ready && !worker->lost && !worker->draining && worker->session != 0;
 }
 
@@ -47,7 +51,7 @@ static uint32_t count_fed(struct mu_coord *coord, const struct job *job, enum mu
 static bool has_new_taker(struct mu_coord *coord, const struct job *job)
 {
     for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
-        if (w->rank == NONE && is_taker(w))
+        if (w->rank == NONE && is_taker(job, w))
             return true;
     }
     return false;
@@ -87,7 +91,7 @@ static bool need_of(struct mu_coord *coord, struct job *job, const struct mu_pla
     struct worker *worker = &coord->workers[job->plan_slots[plan->ranks[rank].member]];
     *out = (struct need){.taker = worker,
                          .feeding = {.from = &job->layout, .old_rank = worker->rank, .to = to, .rank = rank}};
-    if (!worker->used || job_of(coord, worker) != job || !is_taker(worker))
+    if (!worker->used || job_of(coord, worker) != job || !is_taker(job, worker))
         return true;
     return mu_feeding_moves(&job->model, &out->feeding, &out->moves, &out->count) == MU_OK;
 }
@@ -97,7 +101,7 @@ static uint64_t memory_of(struct mu_coord *coord, const struct job *job, const s
 {
     uint64_t sharing = 0;
     for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w))
-        sharing += !w->lost && strcmp(w->host, worker->host) == 0 && (w->rank != NONE || is_taker(w));
+        sharing += !w->lost && strcmp(w->host, worker->host) == 0 && (w->rank != NONE || is_taker(job, w));
     return worker->memory_bytes / (sharing ? sharing : 1);
 }
 
@@ -158,6 +162,12 @@ static void send_order(struct mu_coord *coord, struct job *job, const struct wor
     send_to(coord, to, &message);
 }
 
+static void makes_room(struct worker *taker)
+{
+    if (taker->rank == NONE)
+        taker->status.held = (struct mu_held){0};
+}
+
 static void order_feed(struct mu_coord *coord, struct job *job, const struct need *need, const uint8_t *secret)
 {
     struct worker *taker = need->taker, *giver = NULL;
@@ -173,6 +183,7 @@ static void order_feed(struct mu_coord *coord, struct job *job, const struct nee
     taker->feed = taker->status.feed = order.number;
     taker->status.feed_state = MU_FEED_FILLING;
     taker->progress_us = lease_now(coord);
+    makes_room(taker);
     while (next_giver(need, &at, &order.rank))
         order.parts++;
     for (at = 0; next_giver(need, &at, &order.rank); order.part++) {
@@ -266,6 +277,8 @@ void feed_note_status(struct worker *worker, bool fresh_stream)
     }
     worker->status.feed = worker->feed;
     worker->status.feed_state = worker->feed ? MU_FEED_FILLING : MU_FEED_NONE;
+    if (worker->feed)
+        makes_room(worker);
 }
 
 /* Nobody waits for more: those that got their state take their places. */
@@ -291,7 +304,7 @@ void feed_advance(struct mu_coord *coord, struct job *job, struct worker *worker
     bool again = worker && worker->status.feed_state == MU_FEED_FAILED;
     if (again)
         failed(coord, job, worker, worker->status.text);
-    else if (worker && worker->rank == NONE && worker->status.feed_state == MU_FEED_NONE)
+    else if (job->feeding && worker && worker->rank == NONE && worker->status.feed_state == MU_FEED_NONE)
         again = has_new_taker(coord, job);
     if (worker && is_fed(worker) && job->phase == MU_JP_STEPPING)
         job->feeding = true; /* a coordinator that was restarted learns of it */

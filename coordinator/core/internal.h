@@ -26,6 +26,13 @@ struct stage_time {
     double seconds; /* 0: it was not measured */
 };
 
+/* A step report as it is kept; the worker's name is known. */
+struct timing {
+    uint64_t generation;
+    uint32_t rank;
+    struct mu_step_report report;
+};
+
 struct worker {
     bool used;
     char name[MU_WORKER_NAME_SIZE], host[MU_WORKER_NAME_SIZE], address[MU_ADDRESS_SIZE], backend[16];
@@ -61,11 +68,13 @@ struct worker {
         progress_us; /* lease clock: last sign of life; end of grace; last change of `progress` */
     uint64_t progress;
     bool waiting;
-    double seconds_per_leaf;                        /* in this generation; 0: not measured */
-    double seconds_per_layer;                       /* in all of them: see speeds.c */
-    uint32_t speed_reports;                         /* of this generation */
-    struct stage_time before;                       /* of the last generation in which it was measured */
-    struct mu_timing_view timings[MU_TIMINGS_KEPT]; /* ring */
+    double seconds_per_leaf;                /* in this generation; 0: not measured */
+    double seconds_per_layer;               /* in all of them: see speeds.c */
+    uint32_t speed_reports;                 /* of this generation */
+    int8_t odd_reports;                     /* in a row, slower (or, below 0, faster) than all before by far */
+    bool demoted;                           /* too slow for leaves to make up for it: others come first */
+    struct stage_time before;               /* of the last generation in which it was measured */
+    struct timing timings[MU_TIMINGS_KEPT]; /* ring */
     uint64_t timing_count;
     char reason[MU_TEXT_SIZE]; /* why it is draining, suspect or lost */
 };
@@ -173,6 +182,10 @@ struct job {
 
     uint64_t look_us;         /* lease clock: not before, whether other stages would pay */
     uint32_t quiet_looks;     /* looks in this generation that found nothing */
+    uint64_t leaves_us;       /* lease clock: not before, whether other leaf counts would pay */
+    uint64_t beyond_us;       /* lease clock: since when leaves cannot make up for a slow worker; 0: they can */
+    bool leaves_pay;          /* they did when this was last looked at */
+    uint32_t leaf_moves;      /* not long ago: each doubles the time until the next one */
     uint64_t change_begun_us; /* lease clock: when the change of generation under way began; 0: none is */
     double change_s;          /* how long the last one took; 0: not known */
 
@@ -204,6 +217,7 @@ struct job {
     struct interval interval;
     struct mu_piece_record *pieces; /* [MU_PIECES_MAX], of the open intent */
     uint32_t *piece_slots;          /* writers */
+    uint32_t pieces_done;
 
     struct bad_link bad_links[MU_BAD_LINKS_MAX];
     uint32_t bad_link_count;
@@ -504,7 +518,8 @@ void goodput_tick(struct mu_coord *coord);
 void speeds_report(struct mu_coord *coord, struct job *job, struct worker *worker, const struct mu_step_report *report);
 void speeds_end(struct mu_coord *coord, struct job *job);   /* before members and layout of a generation go */
 void speeds_begin(struct mu_coord *coord, struct job *job); /* a generation goes */
-bool speeds_change_pays(const struct job *job, const struct mu_plan *plan);
+/* A trial plan saves enough of each step to be worth a generation; says so. */
+bool speeds_change_pays(struct mu_coord *coord, struct job *job, const struct mu_plan *plan);
 
 /* amend.c */
 struct mu_job_terms terms_now(const struct job *job);

@@ -261,6 +261,7 @@ static void install_members(struct mu_coord *coord, struct job *job, const struc
         worker->leaf_count = leaves_of_rank(job, plan, rank);
         worker->seconds_per_leaf = 0;
         worker->speed_reports = 0;
+        worker->demoted = false;
         worker->source = planned->source;
         worker->accuser = NONE;
         worker->progress_us = lease_now(coord);
@@ -345,16 +346,11 @@ static void trial_planned(struct mu_coord *coord, struct job *job, const struct 
         return;
     bool good = plan->status == MU_OK;
     bool larger = good && mu_layout_working(&plan->layout) > mu_layout_working(&job->layout);
-    bool pays = good && !larger && !job->regroup_for_leaving && speeds_change_pays(job, plan);
+    bool pays = good && !larger && !job->regroup_for_leaving && speeds_change_pays(coord, job, plan);
     if (!larger && !job->regroup_for_leaving && !pays) {
         feed_nothing_new(coord, job);
         return;
     }
-    if (pays && !job->feeding)
-        event(coord, MU_EVENT_INFO, "layers_moved", job, NULL,
-              "workers of some stages are slower than those of others: layers move to the faster ones, which saves "
-              "%.1f ms of each step",
-              plan->saved_s * 1e3);
     job->feed_again = false;
     if (!good || !feed_begin(coord, job, plan, secret))
         regroup(coord, job);

@@ -475,11 +475,8 @@ static void on_step(struct mu_coord *coord, struct worker *worker, const struct 
         worker->status.held.result = report->result;
     }
     worker->progress_us = lease_now(coord);
-    struct mu_timing_view *timing = &worker->timings[worker->timing_count++ % MU_TIMINGS_KEPT];
-    memcpy(timing->worker, worker->name, sizeof timing->worker);
-    timing->generation = job->record.generation;
-    timing->rank = worker->rank;
-    timing->report = *report;
+    worker->timings[worker->timing_count++ % MU_TIMINGS_KEPT] =
+        (struct timing){.generation = job->record.generation, .rank = worker->rank, .report = *report};
     if (report->steps_done > job->steps_done || !job->has_result) {
         job->steps_done = report->steps_done;
         job->progress_us = lease_now(coord);

@@ -161,7 +161,9 @@ bool mu_coord_timing_view(const struct mu_coord *coord, uint32_t slot, uint32_t 
     const struct worker *worker = &coord->workers[slot];
     if (back >= MU_TIMINGS_KEPT || back >= worker->timing_count)
         return false;
-    *ret = worker->timings[(worker->timing_count - 1 - back) % MU_TIMINGS_KEPT];
+    const struct timing *timing = &worker->timings[(worker->timing_count - 1 - back) % MU_TIMINGS_KEPT];
+    *ret = (struct mu_timing_view){.generation = timing->generation, .rank = timing->rank, .report = timing->report};
+    memcpy(ret->worker, worker->name, sizeof ret->worker);
     return true;
 }
 

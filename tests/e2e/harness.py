@@ -9,9 +9,11 @@
 Every wait has a limit and is driven by the service's own event stream; nothing sleeps for a guess. On failure `dump()` prints logs.
 """
 
+import contextlib
 import ctypes
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -41,7 +43,8 @@ from muster.v1 import job_pb2 as pb  # noqa: E402
 from muster.v1 import service_pb2 as api  # noqa: E402
 
 LOST_S = 0.8
-FAST = ["--heartbeat-ms", "100", "--suspect-ms", "300", "--lost-ms", "800", "--reattach-grace-ms", "300"]
+FAST = ["--heartbeat-ms", "100", "--suspect-ms", "300", "--lost-ms", "800", "--reattach-grace-ms", "300",
+        "--rebalance-ms", "0"]  # generations are counted, and the speeds of a busy machine are not
 RUNNER = os.environ.get("MU_RUNNER", "").split()  # e.g. a sanitizer's wrapper
 SLOW = float(os.environ.get("MU_SLOW", "1"))  # stretches every limit, for sanitizer builds
 
@@ -82,6 +85,7 @@ class Process:
     def __init__(self, cluster, name, argv, env=None):
         self.name, self.log = name, os.path.join(cluster.dir, name + ".log")
         full = dict(os.environ, **(env or {}))
+        self.signals, self.held, self.trained = threading.Lock(), False, False
         with open(self.log, "ab") as log:
             self.popen = subprocess.Popen(RUNNER + argv, stdout=log, stderr=log, env=full, cwd=cluster.dir)
 
@@ -93,8 +97,21 @@ class Process:
         return self.popen.poll() is None
 
     def kill(self, sig=signal.SIGKILL):
-        if self.alive():
-            os.kill(self.pid, sig)
+        with self.signals:
+            self.held = sig == signal.SIGSTOP or (self.held and sig != signal.SIGCONT)
+            if self.alive():
+                os.kill(self.pid, sig)
+
+    def pause(self, paused):
+        """Stops or continues it, unless the test itself holds it."""
+        with self.signals:
+            if not self.held and self.alive():
+                os.kill(self.pid, signal.SIGSTOP if paused else signal.SIGCONT)
+
+    def trains(self):
+        """Has it ever been a member of a generation?"""
+        self.trained = self.trained or bool(re.search(r"generation \d+: go", log_of(self)))
+        return self.trained
 
     def wait(self, limit_s=20):
         try:
@@ -206,6 +223,46 @@ class Cluster:
         self.workers.append(worker)
         return worker
 
+    @contextlib.contextmanager
+    def slowed(self):
+        """Workers that train run a tenth of the time: the job outlasts what the test does to it, however fast the machine. Who
+        joins does so at full speed, and trains slowly afterwards. With a sanitizer, steps are slow enough."""
+        if SLOW > 1:
+            yield
+            return
+        stop = threading.Event()
+
+        def throttle():
+            while not stop.is_set():
+                slow = [worker for worker in self.workers if worker.alive() and worker.trains()]
+                for paused, seconds in ((True, 0.045), (False, 0.005)):
+                    for worker in slow:
+                        worker.pause(paused)
+                    stop.wait(seconds)
+            for worker in self.workers:
+                worker.pause(False)
+
+        thread = threading.Thread(target=throttle, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+
+    @contextlib.contextmanager
+    def running(self, workers, **changes):
+        """A coordinator and tiny_job with these changes, on so many workers together, slowed while the block lasts."""
+        self.start_coordinator()
+        self.submit(tiny_job(self, workers__min=1, **changes))
+        with self.slowed():
+            started = [self.start_worker() for _ in range(workers)]
+            self.wait_together(workers)
+            yield started
+
+    def wait_together(self, workers):
+        self.wait_until(lambda: self.job().world == workers and self.job().steps_done >= 5, 30, "the workers did not start together")
+
     def faults_reached(self):
         path = os.path.join(self.dir, "faults")
         return open(path).read().split("\n")[:-1] if os.path.exists(path) else []
@@ -237,6 +294,9 @@ class Cluster:
 
     def drain(self, worker, reason="test"):
         self.call("DrainWorker", api.DrainWorkerRequest(worker=worker, reason=reason), api.DrainWorkerResponse)
+
+    def scale(self, most, job="tiny"):
+        self.call("ScaleJob", api.ScaleJobRequest(job=job, max=most), api.ScaleJobResponse)
 
     def cancel(self, job="tiny", reason="test"):
         self.call("CancelJob", api.CancelJobRequest(name=job, reason=reason), api.CancelJobResponse)

@@ -51,8 +51,9 @@ def test_units_use_options_that_exist():
 
 
 def make_package(folder):
-    if not shutil.which("dpkg-shlibdeps") or not shutil.which("cpack"):
-        raise Skipped("there is no cpack or dpkg-shlibdeps")
+    missing = [program for program in ("cpack", "dpkg-shlibdeps", "file") if not shutil.which(program)]
+    if missing:
+        raise Skipped(f"making the package needs {', '.join(missing)}")
     (command,) = documented("### As services")
     run(*command.split(), "-B", folder, cwd=BUILD)
     (package,) = glob.glob(os.path.join(folder, "*.deb"))

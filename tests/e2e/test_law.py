@@ -44,29 +44,25 @@ def test_threads_do_not_matter():
         expect_equal(cluster, steps=20)
 
 
-def start(cluster, workers, steps=STEPS, **changes):
-    cluster.start_coordinator()
-    cluster.submit(tiny_job(cluster, steps=steps, workers__min=1, **changes))
-    started = [cluster.start_worker() for _ in range(workers)]
-    cluster.wait_until(lambda: cluster.job().world == workers and cluster.job().steps_done >= 5, 20, "the workers did not start together")
-    return started
+def running(cluster, workers, steps=STEPS, **changes):
+    return cluster.running(workers, steps=steps, **changes)
 
 
 def test_worker_killed():
     with Cluster() as cluster:
-        workers = start(cluster, 3)
-        workers[1].kill()
-        event = cluster.wait_event(lambda e: e.kind == "generation_go" and "lost" in e.text)
-        check("2 workers continue" in event.text, event.text)
+        with running(cluster, 3) as workers:
+            workers[1].kill()
+            event = cluster.wait_event(lambda e: e.kind == "generation_go" and "lost" in e.text)
+            check("2 workers continue" in event.text, event.text)
         expect_equal(cluster, steps=STEPS)
         check(cluster.job().replayed_steps == 0, "no step is replayed when a replica lives")
 
 
 def test_two_workers_killed_at_once():
     with Cluster() as cluster:
-        workers = start(cluster, 4)
-        workers[0].kill()
-        workers[2].kill()
+        with running(cluster, 4) as workers:
+            workers[0].kill()
+            workers[2].kill()
         expect_equal(cluster, steps=STEPS)
         check(cluster.job().replayed_steps == 0, "no step is replayed when a replica lives")
 
@@ -78,22 +74,24 @@ def test_worker_killed_during_recovery():
         first = cluster.start_worker()
         cluster.start_worker(fault="worker.parked:2")  # dies when it parks for the second generation change
         cluster.start_worker()
-        cluster.wait_step(5)
-        first.kill()
-        cluster.wait_step(40)
-        cluster.start_worker()
+        with cluster.slowed():
+            cluster.wait_step(5)
+            first.kill()
+            cluster.wait_step(40)
+            cluster.start_worker()
+            cluster.wait_event(lambda e: e.kind == "generation_go" and e.generation > 2)
         expect_equal(cluster, steps=STEPS)
 
 
 def test_coordinator_killed_costs_no_step():
     with Cluster() as cluster:
-        start(cluster, 3, steps=STEPS * 4)
-        generation = cluster.job().generation
-        before = len([e for e in cluster.events if e.kind == "generation_go"])
-        cluster.coordinator.kill()
-        cluster.coordinator.wait()
-        cluster.start_coordinator()
-        cluster.wait_event("worker_reattached")
+        with running(cluster, 3, steps=STEPS * 4):
+            generation = cluster.job().generation
+            before = len([e for e in cluster.events if e.kind == "generation_go"])
+            cluster.coordinator.kill()
+            cluster.coordinator.wait()
+            cluster.start_coordinator()
+            cluster.wait_event("worker_reattached")
         sha = cluster.wait_finished()
         check(sha == reference(steps=STEPS * 4), "weights differ")
         goes = [e for e in cluster.events if e.kind == "generation_go"]
@@ -103,23 +101,23 @@ def test_coordinator_killed_costs_no_step():
 
 def test_coordinator_and_worker_killed():
     with Cluster() as cluster:
-        workers = start(cluster, 3)
-        cluster.coordinator.kill()
-        workers[0].kill()
-        cluster.coordinator.wait()
-        cluster.start_coordinator()
+        with running(cluster, 3) as workers:
+            cluster.coordinator.kill()
+            workers[0].kill()
+            cluster.coordinator.wait()
+            cluster.start_coordinator()
         expect_equal(cluster, steps=STEPS)
 
 
 def test_growth_and_shrink():
     with Cluster() as cluster:
-        workers = start(cluster, 1)
-        cluster.start_worker()
-        cluster.start_worker()
-        cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text)
-        workers[0].kill(signal.SIGTERM)
-        check(workers[0].wait() == 0, "a worker that was told to leave ends with 0")
-        cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text)
+        with running(cluster, 1) as workers:
+            cluster.start_worker()
+            cluster.start_worker()
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text)
+            workers[0].kill(signal.SIGTERM)
+            check(workers[0].wait() == 0, "a worker that was told to leave ends with 0")
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text)
         expect_equal(cluster, steps=STEPS)
         check(cluster.job().replayed_steps == 0, "planned changes replay nothing")
 
@@ -127,53 +125,54 @@ def test_growth_and_shrink():
 def test_newcomers_get_their_state_while_others_step():
     """Growth, then a drain with somebody to take the place: nothing is moved while members stand still."""
     with Cluster() as cluster:
-        start(cluster, 2, steps=STEPS * 3, workers__max=3)
-        cluster.start_worker()
-        grown = cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text)
-        cluster.start_worker()
-        cluster.wait_until(lambda: any(w.name == "w3" and w.state == pb.WORKER_STATE_SPARE for w in cluster.list_workers()), 20, "no spare")
-        cluster.drain("w1", "memory errors")
-        replaced = cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text, after=grown.number)
-        for go in (grown, replaced):
-            check(" 0 bytes moved" in go.text, go.text)
-        fed = [e.worker for e in cluster.events if e.kind == "state_fed"]
-        check(fed == ["w2", "w3"], f"fed: {fed}")
+        with running(cluster, 2, steps=STEPS * 3, workers__max=3):
+            cluster.start_worker()
+            grown = cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text)
+            cluster.start_worker()
+            cluster.wait_until(lambda: any(w.name == "w3" and w.state == pb.WORKER_STATE_SPARE for w in cluster.list_workers()), 20, "no spare")
+            cluster.drain("w1", "memory errors")
+            replaced = cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text, after=grown.number)
+            for go in (grown, replaced):
+                check(" 0 bytes moved" in go.text, go.text)
+            fed = [e.worker for e in cluster.events if e.kind == "state_fed"]
+            check(fed == ["w2", "w3"], f"fed: {fed}")
         expect_equal(cluster, steps=STEPS * 3)
         check(cluster.job().replayed_steps == 0, "planned changes replay nothing")
 
 
 def test_drain():
     with Cluster() as cluster:
-        workers = start(cluster, 3)
-        cluster.drain("w1", "memory errors")
-        cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text)
-        cluster.wait_event(lambda e: e.kind == "worker_left" and e.worker == "w1")
-        cluster.wait_until(lambda: any(not w.alive() and w.popen.returncode == 0 for w in workers), 10, "the drained worker did not end with 0")
-        again = cluster.start_worker(name="w1")
-        check(again.wait() == 1, "a drained name is refused")
-        check("undrain" in open(again.log).read(), "and it is told how to lift it")
+        with running(cluster, 3) as workers:
+            cluster.drain("w1", "memory errors")
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text)
+            cluster.wait_event(lambda e: e.kind == "worker_left" and e.worker == "w1")
+            cluster.wait_until(lambda: any(not w.alive() and w.popen.returncode == 0 for w in workers), 10, "the drained worker did not end with 0")
+            again = cluster.start_worker(name="w1")
+            check(again.wait() == 1, "a drained name is refused")
+            check("undrain" in open(again.log).read(), "and it is told how to lift it")
         expect_equal(cluster, steps=STEPS)
 
 
 def test_stopped_worker_is_fenced_and_comes_back():
     with Cluster() as cluster:
-        workers = start(cluster, 3, steps=STEPS * 2)
-        workers[2].kill(signal.SIGSTOP)
-        lost = cluster.wait_event("worker_lost")
-        check("no sign of life" in lost.text, lost.text)
-        cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text)
-        workers[2].kill(signal.SIGCONT)
-        cluster.wait_event(lambda e: e.kind == "worker_attached" and e.number > lost.number)
-        cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text and e.number > lost.number)
+        with running(cluster, 3, steps=STEPS * 2) as workers:
+            workers[2].kill(signal.SIGSTOP)
+            lost = cluster.wait_event("worker_lost")
+            check("no sign of life" in lost.text, lost.text)
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text)
+            workers[2].kill(signal.SIGCONT)
+            cluster.wait_event(lambda e: e.kind == "worker_attached" and e.number > lost.number)
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text and e.number > lost.number)
+            check(not [e for e in cluster.events if e.kind == "feed_failed"], "what was revoked before does not disturb the feed")
         expect_equal(cluster, steps=STEPS * 2)
 
 
 def test_stopped_coordinator_blames_nobody():
     with Cluster() as cluster:
-        start(cluster, 3, steps=STEPS * 4)
-        cluster.coordinator.kill(signal.SIGSTOP)
-        cluster.watch_stop.wait(2.0)  # longer than the lost timeout: that is what is tested
-        cluster.coordinator.kill(signal.SIGCONT)
+        with running(cluster, 3, steps=STEPS * 4):
+            cluster.coordinator.kill(signal.SIGSTOP)
+            cluster.watch_stop.wait(2.0)  # longer than the lost timeout: that is what is tested
+            cluster.coordinator.kill(signal.SIGCONT)
         sha = cluster.wait_finished()
         check(sha == reference(steps=STEPS * 4), "weights differ")
         check(not [e for e in cluster.events if e.kind == "worker_lost"], "a paused coordinator declared a worker lost")
@@ -181,17 +180,17 @@ def test_stopped_coordinator_blames_nobody():
 
 def test_everything_killed_resumes_from_checkpoint():
     with Cluster() as cluster:
-        workers = start(cluster, 3, steps=STEPS, checkpoint_every=20)
-        cluster.wait_event("checkpoint_committed")
-        cluster.wait_step(30)
-        for process in [*workers, cluster.coordinator]:
-            process.kill()
-        for process in [*workers, cluster.coordinator]:
-            process.wait()
-        cluster.start_coordinator()
-        cluster.start_worker()
-        cluster.start_worker()
-        cluster.wait_event(lambda e: e.kind == "generation_go" and e.generation > 1 and "continue" in e.text and "at step 0" not in e.text)
+        with running(cluster, 3, steps=STEPS, checkpoint_every=20) as workers:
+            cluster.wait_event("checkpoint_committed")
+            cluster.wait_step(30)
+            for process in [*workers, cluster.coordinator]:
+                process.kill()
+            for process in [*workers, cluster.coordinator]:
+                process.wait()
+            cluster.start_coordinator()
+            cluster.start_worker()
+            cluster.start_worker()
+            cluster.wait_event(lambda e: e.kind == "generation_go" and e.generation > 1 and "continue" in e.text and "at step 0" not in e.text)
         expect_equal(cluster, steps=STEPS, checkpoint_every=20)
 
 
@@ -199,27 +198,27 @@ def test_all_workers_killed_go_back_to_the_checkpoint():
     """One checkpoint, on demand: whatever is done after it is lost with the workers, however fast they are."""
     changes = dict(steps=6 * STEPS, checkpoint_every=0)
     with Cluster() as cluster:
-        workers = start(cluster, 2, **changes)
-        cluster.checkpoint()
-        cluster.wait_event("checkpoint_committed")
-        cluster.wait_step(max(c.step for c in cluster.checkpoints() if c.state == pb.CHECKPOINT_STATE_COMMITTED) + 1)
-        for worker in workers:
-            worker.kill()
-        cluster.wait_event("worker_lost")
-        cluster.start_worker()
-        back = cluster.wait_event("steps_replayed")
+        with running(cluster, 2, **changes) as workers:
+            cluster.checkpoint()
+            cluster.wait_event("checkpoint_committed")
+            cluster.wait_step(max(c.step for c in cluster.checkpoints() if c.state == pb.CHECKPOINT_STATE_COMMITTED) + 1)
+            for worker in workers:
+                worker.kill()
+            cluster.wait_event("worker_lost")
+            cluster.start_worker()
+            back = cluster.wait_event("steps_replayed")
         expect_equal(cluster, **changes)
         check(cluster.job().replayed_steps > 0 and "checkpoint" in back.text, "replayed steps are counted and explained")
 
 
 def test_last_worker_leaves_in_good_order():
     with Cluster() as cluster:
-        workers = start(cluster, 1)
-        workers[0].kill(signal.SIGTERM)
-        check(workers[0].wait() == 0, "a worker that was told to leave ends with 0")
-        left = cluster.wait_event("worker_left")
-        check([e for e in cluster.events if e.kind == "checkpoint_committed" and e.number < left.number], "its state was not saved")
-        cluster.start_worker()
+        with running(cluster, 1) as workers:
+            workers[0].kill(signal.SIGTERM)
+            check(workers[0].wait() == 0, "a worker that was told to leave ends with 0")
+            left = cluster.wait_event("worker_left")
+            check([e for e in cluster.events if e.kind == "checkpoint_committed" and e.number < left.number], "its state was not saved")
+            cluster.start_worker()
         expect_equal(cluster, steps=STEPS)
         check(cluster.job().replayed_steps == 0, "a graceful leave replays nothing")
 
@@ -233,13 +232,15 @@ def test_no_sample_is_lost_or_repeated():
         cluster.submit(tiny_job(cluster, steps=STEPS))
         ledgers = [os.path.join(cluster.dir, f"ledger{i}") for i in range(5)]
         workers = [cluster.start_worker(flags=["--ledger", ledger]) for ledger in ledgers[:3]]
-        cluster.wait_step(10)
-        workers[1].kill()
-        cluster.wait_step(30)
-        cluster.start_worker(flags=["--ledger", ledgers[3]])
-        cluster.wait_step(60)
-        workers[0].kill()
-        cluster.start_worker(flags=["--ledger", ledgers[4]])
+        with cluster.slowed():
+            cluster.wait_step(10)
+            workers[1].kill()
+            cluster.wait_step(30)
+            cluster.start_worker(flags=["--ledger", ledgers[3]])
+            cluster.wait_step(60)
+            workers[0].kill()
+            newest = cluster.start_worker(flags=["--ledger", ledgers[4]])
+            cluster.wait_until(newest.trains, 30, "the last worker did not join")
         expect_equal(cluster, steps=STEPS)
         leaves, applied = {}, {}
         for ledger in ledgers:

@@ -22,13 +22,8 @@ def layout(tp=1, pp=1, dp=0, sharded=False, recompute=pb.RECOMPUTE_NONE, buddies
     return dict(fields, parallel__redundancy=pb.REDUNDANCY_BUDDY) if buddies else fields
 
 
-def start(cluster, workers, family, steps=STEPS, **changes):
-    """All workers in one layout, a few steps done."""
-    cluster.start_coordinator()
-    cluster.submit(tiny_job(cluster, steps=steps, workers__min=1, **family, **changes))
-    started = [cluster.start_worker() for _ in range(workers)]
-    cluster.wait_until(lambda: cluster.job().world == workers and cluster.job().steps_done >= 5, 30, "the workers did not start together")
-    return started
+def running(cluster, workers, family, steps=STEPS, **changes):
+    return cluster.running(workers, steps=steps, **family, **changes)
 
 
 def expect_equal(cluster, family, steps=STEPS, **changes):
@@ -63,12 +58,12 @@ def test_every_layout_ends_with_the_same_weights():
 
 def test_a_replica_of_tensor_and_stage_is_lost():
     with Cluster() as cluster:
-        workers = start(cluster, 8, GPT2, **layout(2, 2))
-        workers[3].kill()
-        lost = cluster.wait_event("worker_lost")
-        cluster.wait_event(lambda e: e.kind == "generation_go" and e.number > lost.number)
-        cluster.start_worker()
-        cluster.wait_event(lambda e: e.kind == "generation_go" and "8 workers" in e.text and e.number > lost.number)
+        with running(cluster, 8, GPT2, **layout(2, 2)) as workers:
+            workers[3].kill()
+            lost = cluster.wait_event("worker_lost")
+            cluster.wait_event(lambda e: e.kind == "generation_go" and e.number > lost.number)
+            cluster.start_worker()
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "8 workers" in e.text and e.number > lost.number)
         expect_equal(cluster, GPT2)
         check(cluster.job().replayed_steps == 0, "another replica holds everything: no step is replayed")
 
@@ -77,36 +72,36 @@ def test_the_only_holder_of_a_stage_is_lost():
     """One checkpoint, on demand: what is done after it is lost with the stage, however fast the workers are."""
     changes = dict(steps=3 * STEPS, checkpoint_every=0)
     with Cluster() as cluster:
-        workers = start(cluster, 2, LLAMA, **changes, **layout(1, 2))
-        cluster.checkpoint()
-        cluster.wait_event("checkpoint_committed")
-        cluster.wait_step(max(c.step for c in cluster.checkpoints() if c.state == pb.CHECKPOINT_STATE_COMMITTED) + 1)
-        workers[1].kill()
-        cluster.wait_event("worker_lost")
-        cluster.start_worker()
-        cluster.wait_event("steps_replayed")
+        with running(cluster, 2, LLAMA, **changes, **layout(1, 2)) as workers:
+            cluster.checkpoint()
+            cluster.wait_event("checkpoint_committed")
+            cluster.wait_step(max(c.step for c in cluster.checkpoints() if c.state == pb.CHECKPOINT_STATE_COMMITTED) + 1)
+            workers[1].kill()
+            cluster.wait_event("worker_lost")
+            cluster.start_worker()
+            cluster.wait_event("steps_replayed")
         expect_equal(cluster, LLAMA, **changes)
 
 
 def test_the_only_holder_of_a_stage_is_drained():
     with Cluster() as cluster:
-        start(cluster, 2, GPT2, steps=3 * STEPS, **layout(1, 2))
-        cluster.start_worker(name="fresh")
-        cluster.wait_event(lambda e: e.kind == "worker_attached" and e.worker == "fresh")
-        cluster.drain("w1", "memory errors")
-        cluster.wait_event(lambda e: e.kind == "worker_left" and e.worker == "w1")
+        with running(cluster, 2, GPT2, steps=3 * STEPS, **layout(1, 2)):
+            cluster.start_worker(name="fresh")
+            cluster.wait_event(lambda e: e.kind == "worker_attached" and e.worker == "fresh")
+            cluster.drain("w1", "memory errors")
+            cluster.wait_event(lambda e: e.kind == "worker_left" and e.worker == "w1")
         expect_equal(cluster, GPT2, steps=3 * STEPS)
         check(cluster.job().replayed_steps == 0, "a drained worker hands over what it alone holds")
 
 
 def test_growth_and_shrink_of_stages():
     with Cluster() as cluster:
-        workers = start(cluster, 2, LLAMA, steps=3 * STEPS, **layout(1, 2, sharded=True))
-        for _ in range(2):
-            cluster.start_worker()
-        cluster.wait_event(lambda e: e.kind == "generation_go" and "4 workers" in e.text)
-        workers[0].kill(signal.SIGTERM)
-        check(workers[0].wait() == 0, "a worker that was told to leave ends with 0")
+        with running(cluster, 2, LLAMA, steps=3 * STEPS, **layout(1, 2, sharded=True)) as workers:
+            for _ in range(2):
+                cluster.start_worker()
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "4 workers" in e.text)
+            workers[0].kill(signal.SIGTERM)
+            check(workers[0].wait() == 0, "a worker that was told to leave ends with 0")
         expect_equal(cluster, LLAMA, steps=3 * STEPS)
         check(cluster.job().replayed_steps == 0, "planned changes replay nothing")
 
@@ -115,17 +110,17 @@ def change_while_others_step(family, sizes, **fields):
     """From each size to the next, by newcomers or by a drain: nobody stands still for state to move."""
     with Cluster() as cluster:
         steps = 3 * STEPS
-        workers = start(cluster, sizes[0], family, steps=steps, **layout(**fields))
-        go = cluster.wait_event("generation_go")
-        for size in sizes[1:]:
-            while len(workers) < size:
-                workers.append(cluster.start_worker())
-            if len(workers) > size:
-                workers.pop(0).kill(signal.SIGTERM)
-            go = cluster.wait_event(lambda e: e.kind == "generation_go" and f"{size} workers" in e.text, after=go.number)
-            check("0 steps replayed, 0 bytes moved" in go.text, go.text)
-        check(any(e.kind == "state_fed" for e in cluster.events), "nobody was fed")
-        check(not [e for e in cluster.events if e.kind == "feed_failed"], "a feed failed")
+        with running(cluster, sizes[0], family, steps=steps, **layout(**fields)) as workers:
+            go = cluster.wait_event("generation_go")
+            for size in sizes[1:]:
+                while len(workers) < size:
+                    workers.append(cluster.start_worker())
+                if len(workers) > size:
+                    workers.pop(0).kill(signal.SIGTERM)
+                go = cluster.wait_event(lambda e: e.kind == "generation_go" and f"{size} workers" in e.text, after=go.number)
+                check("0 steps replayed, 0 bytes moved" in go.text, go.text)
+            check(any(e.kind == "state_fed" for e in cluster.events), "nobody was fed")
+            check(not [e for e in cluster.events if e.kind == "feed_failed"], "a feed failed")
         expect_equal(cluster, family, steps=steps)
 
 
@@ -139,26 +134,60 @@ def test_stages_change_hands_while_others_step():
     change_while_others_step(LLAMA, (2, 4), tp=2, pp=0, dp=1)
 
 
+def test_spares_with_an_older_state_are_fed_like_newcomers():
+    """Two members too many become spares, and members again some steps later."""
+    with Cluster() as cluster:
+        with running(cluster, 4, GPT2, steps=2 * STEPS, **layout(1, 2)):
+            cluster.scale(2)
+            shrunk = cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text)
+            cluster.wait_step(cluster.job().steps_done + 2)
+            cluster.scale(4)
+            grown = cluster.wait_event(lambda e: e.kind == "generation_go" and "4 workers" in e.text, after=shrunk.number)
+            check("0 steps replayed, 0 bytes moved" in grown.text, grown.text)
+            fed = {e.worker for e in cluster.events if e.kind == "state_fed" and shrunk.number < e.number < grown.number}
+            check(len(fed) >= 2, f"fed: {fed}")
+        expect_equal(cluster, GPT2, steps=2 * STEPS)
+        check(cluster.job().replayed_steps == 0, "planned changes replay nothing")
+
+
+def test_tensor_ranks_come_and_die():
+    """tp 1, then 2, then 1: one dies while it is fed, the next one when it holds half of every matrix, for which its buddy stands in."""
+    with Cluster() as cluster:
+        with running(cluster, 1, LLAMA, steps=2 * STEPS, **layout(tp=0, pp=1, dp=1, buddies=True)):
+            dies = cluster.start_worker(name="dies")
+            cluster.wait_event(lambda e: e.kind == "state_fed" and e.worker == "dies")
+            dies.kill()
+            half = cluster.start_worker(name="half")
+            fed = cluster.wait_event(lambda e: e.kind == "state_fed" and e.worker == "half")
+            grown = cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text, after=fed.number)
+            check("as tp 2 x pp 1 x dp 1" in grown.text and "0 steps replayed, 0 bytes moved" in grown.text, grown.text)
+            cluster.wait_step(cluster.job().steps_done + 2)
+            half.kill()
+            alone = cluster.wait_event(lambda e: e.kind == "generation_go", after=grown.number)
+            check("as tp 1 x pp 1 x dp 1" in alone.text and "0 steps replayed" in alone.text, alone.text)
+        expect_equal(cluster, LLAMA, steps=2 * STEPS)
+
+
 def test_a_sharded_optimizer_loses_a_holder():
     with Cluster() as cluster:
-        workers = start(cluster, 3, GPT2, checkpoint_every=10, **layout(1, 1, sharded=True))
-        cluster.wait_event("checkpoint_committed")
-        workers[2].kill()
-        cluster.wait_event("worker_lost")
+        with running(cluster, 3, GPT2, checkpoint_every=10, **layout(1, 1, sharded=True)) as workers:
+            cluster.wait_event("checkpoint_committed")
+            workers[2].kill()
+            cluster.wait_event("worker_lost")
         expect_equal(cluster, GPT2, checkpoint_every=10)
 
 
 def lose_one_with_buddies(family, workers, newcomer, **fields):
     """One worker dies at once; nobody goes back although it alone owned a part."""
     with Cluster() as cluster:
-        started = start(cluster, workers, family, steps=3 * STEPS, **layout(buddies=True, **fields))
-        cluster.wait_until(lambda: cluster.job().steps_done >= 10, 30, "no progress")
-        started[-1].kill()
-        lost = cluster.wait_event("worker_lost")
-        if newcomer:
-            cluster.start_worker()
-        go = cluster.wait_event(lambda e: e.kind == "generation_go" and e.number > lost.number)
-        check("state from mirrors, 0 steps replayed" in go.text, f"the buddy's mirror was not the source: {go.text}")
+        with running(cluster, workers, family, steps=3 * STEPS, **layout(buddies=True, **fields)) as started:
+            cluster.wait_until(lambda: cluster.job().steps_done >= 10, 30, "no progress")
+            started[-1].kill()
+            lost = cluster.wait_event("worker_lost")
+            if newcomer:
+                cluster.start_worker()
+            go = cluster.wait_event(lambda e: e.kind == "generation_go" and e.number > lost.number)
+            check("state from mirrors, 0 steps replayed" in go.text, f"the buddy's mirror was not the source: {go.text}")
         expect_equal(cluster, family, steps=3 * STEPS)
         check(cluster.job().replayed_steps == 0, "steps were replayed although everything had a second holder")
 
@@ -178,30 +207,30 @@ def test_a_buddy_stands_in_for_a_lost_tensor_rank():
 
 def test_buddies_die_one_after_the_other():
     with Cluster() as cluster:
-        workers = start(cluster, 3, GPT2, steps=3 * STEPS, **layout(sharded=True, buddies=True))
-        after = 0
-        for _ in range(3):
-            step = cluster.job().steps_done
-            cluster.wait_until(lambda: cluster.job().steps_done >= step + 5, 30, "no progress")
-            workers.pop(0).kill()
-            after = cluster.wait_event("worker_lost", after=after).number
-            workers.append(cluster.start_worker())
-            cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text, after=after)
+        with running(cluster, 3, GPT2, steps=3 * STEPS, **layout(sharded=True, buddies=True)) as workers:
+            after = 0
+            for _ in range(3):
+                step = cluster.job().steps_done
+                cluster.wait_until(lambda: cluster.job().steps_done >= step + 5, 30, "no progress")
+                workers.pop(0).kill()
+                after = cluster.wait_event("worker_lost", after=after).number
+                workers.append(cluster.start_worker())
+                cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text, after=after)
         expect_equal(cluster, GPT2, steps=3 * STEPS)
         check(cluster.job().replayed_steps == 0, "one loss at a time costs no step")
 
 
 def test_a_worker_and_its_buddy_are_lost_together():
     with Cluster() as cluster:
-        workers = start(cluster, 2, LLAMA, steps=3 * STEPS, checkpoint_every=10, **layout(pp=2, dp=1, buddies=True))
-        cluster.wait_event("checkpoint_committed")
-        for worker in workers:
-            worker.kill()
-        cluster.wait_event("worker_lost")
-        for _ in range(2):
-            cluster.start_worker()
-        go = cluster.wait_event(lambda e: e.kind == "generation_go" and "state from checkpoint" in e.text)
-        check("0 bytes moved" in go.text, go.text)
+        with running(cluster, 2, LLAMA, steps=3 * STEPS, checkpoint_every=10, **layout(pp=2, dp=1, buddies=True)) as workers:
+            cluster.wait_event("checkpoint_committed")
+            for worker in workers:
+                worker.kill()
+            cluster.wait_event("worker_lost")
+            for _ in range(2):
+                cluster.start_worker()
+            go = cluster.wait_event(lambda e: e.kind == "generation_go" and "state from checkpoint" in e.text)
+            check("0 bytes moved" in go.text, go.text)
         expect_equal(cluster, LLAMA, steps=3 * STEPS, checkpoint_every=10)
 
 
@@ -240,29 +269,48 @@ def test_layers_move_from_a_slow_worker():
         check(cluster.job().replayed_steps == 0, "a planned change replays nothing")
 
 
+def test_leaves_move_from_a_slow_worker():
+    with Cluster() as cluster:  # so many steps that any gain pays; whichever way leaves are divided, bits are the same
+        cluster.start_coordinator(flags=[*FAST, "--rebalance-ms", "150"])
+        cluster.submit(tiny_job(cluster, steps=1000000, **GPT2))
+        workers, stop = [cluster.start_worker() for _ in range(2)], threading.Event()
+        cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done >= 5, 30, "the workers did not start")
+        generation = cluster.job().generation
+        thread = threading.Thread(target=slow_down, args=(workers[0], stop))
+        thread.start()
+        try:
+            moved = cluster.wait_event("leaves_moved")
+            check("instead of 4" in moved.text, moved.text)
+            cluster.wait_until(lambda: cluster.job().generation > generation, 30, "the leaves did not move")
+        finally:
+            stop.set()
+            thread.join()
+        check(cluster.job().replayed_steps == 0, "a planned change replays nothing")
+
+
 def test_coordinator_killed_costs_no_step():
     with Cluster() as cluster:
-        start(cluster, 4, GPT2, steps=3 * STEPS, **layout(2, 2))
-        generation = cluster.job().generation
-        cluster.coordinator.kill()
-        cluster.coordinator.wait()
-        cluster.start_coordinator()
-        cluster.wait_event("worker_reattached")
+        with running(cluster, 4, GPT2, steps=3 * STEPS, **layout(2, 2)):
+            generation = cluster.job().generation
+            cluster.coordinator.kill()
+            cluster.coordinator.wait()
+            cluster.start_coordinator()
+            cluster.wait_event("worker_reattached")
         expect_equal(cluster, GPT2, steps=3 * STEPS)
         check(cluster.job().generation in (0, generation) and cluster.job().replayed_steps == 0, "the generation changed")
 
 
 def test_everything_killed_resumes_in_another_layout():
     with Cluster() as cluster:
-        workers = start(cluster, 4, LLAMA, checkpoint_every=10, **layout(2, sharded=True))
-        cluster.wait_event("checkpoint_committed")
-        for process in [*workers, cluster.coordinator]:
-            process.kill()
-        for process in [*workers, cluster.coordinator]:
-            process.wait()
-        cluster.start_coordinator()
-        for _ in range(2):
-            cluster.start_worker()
+        with running(cluster, 4, LLAMA, checkpoint_every=10, **layout(2, sharded=True)) as workers:
+            cluster.wait_event("checkpoint_committed")
+            for process in [*workers, cluster.coordinator]:
+                process.kill()
+            for process in [*workers, cluster.coordinator]:
+                process.wait()
+            cluster.start_coordinator()
+            for _ in range(2):
+                cluster.start_worker()
         expect_equal(cluster, LLAMA, checkpoint_every=10)
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """Checkpoints of kind local: every host has a directory of its own, every piece is on two hosts."""
 
+import contextlib
 import glob
 import os
 import shutil
@@ -22,15 +23,17 @@ def local_job(cluster, **changes):
     return tiny_job(cluster, checkpoint__path=os.path.join(cluster.dir, "disk-%h"), **LOCAL, **changes)
 
 
-def start(cluster, hosts, **changes):
+@contextlib.contextmanager
+def running(cluster, hosts, **changes):
     cluster.start_coordinator()
     cluster.submit(local_job(cluster, workers__min=1, **changes))
     workers = {}
-    for host in hosts:  # one after the other: the ring of hosts is in this order then
-        workers[host] = cluster.start_worker(name="on-" + host, flags=["--host-id", host])
-        cluster.wait_event(lambda e: e.kind == "worker_attached" and e.worker == "on-" + host)
-    cluster.wait_until(lambda: cluster.job().world == len(hosts) and cluster.job().steps_done >= 5, 20, "the workers did not start together")
-    return workers
+    with cluster.slowed():
+        for host in hosts:  # one after the other: the ring of hosts is in this order then
+            workers[host] = cluster.start_worker(name="on-" + host, flags=["--host-id", host])
+            cluster.wait_event(lambda e: e.kind == "worker_attached" and e.worker == "on-" + host)
+        cluster.wait_together(len(hosts))
+        yield workers
 
 
 def committed(cluster):
@@ -56,17 +59,17 @@ def expect_equal(cluster, **changes):
 
 def test_every_piece_is_on_two_hosts():
     with Cluster() as cluster:
-        start(cluster, "abc", steps=50 * STEPS, checkpoint_every=0)
-        checkpoint = save(cluster)
-        here = {host: pieces(cluster, host, checkpoint) for host in "abc"}
-        every = set().union(*here.values())
-        check(len(every) == 3, f"not three pieces: {here}")
-        for piece in every:
-            check(sum(piece in names for names in here.values()) == 2, f"{piece} is not on two hosts: {here}")
-        dirs = [checkpoint.dir.replace("%h", host) for host in "abc"]
-        verify = subprocess.run([os.path.join(BUILD, "cli/muster"), "checkpoint", "verify", *dirs], capture_output=True, text=True)
-        check(verify.returncode == 0, f"verify: {verify.stdout}{verify.stderr}")
-        cluster.cancel()
+        with running(cluster, "abc", steps=50 * STEPS, checkpoint_every=0):
+            checkpoint = save(cluster)
+            here = {host: pieces(cluster, host, checkpoint) for host in "abc"}
+            every = set().union(*here.values())
+            check(len(every) == 3, f"not three pieces: {here}")
+            for piece in every:
+                check(sum(piece in names for names in here.values()) == 2, f"{piece} is not on two hosts: {here}")
+            dirs = [checkpoint.dir.replace("%h", host) for host in "abc"]
+            verify = subprocess.run([os.path.join(BUILD, "cli/muster"), "checkpoint", "verify", *dirs], capture_output=True, text=True)
+            check(verify.returncode == 0, f"verify: {verify.stdout}{verify.stderr}")
+            cluster.cancel()
 
 
 def kill_all(cluster, workers):
@@ -82,16 +85,16 @@ def lose_everything_but(hosts, lose_disk=""):
     """A checkpoint on three hosts; then all die, some hosts or disks do not come back."""
     changes = dict(steps=STEPS, checkpoint_every=0)
     with Cluster() as cluster:
-        workers = start(cluster, "abc", **changes)
-        checkpoint = save(cluster)
-        cluster.wait_step(checkpoint.step + 1)
-        kill_all(cluster, workers.values())
-        for host in lose_disk:
-            shutil.rmtree(host_dir(cluster, host))
-        for host in hosts:
-            cluster.start_worker(flags=["--host-id", host])
-        go = cluster.wait_event(lambda e: e.kind == "generation_go" and "state from checkpoint" in e.text)
-        check(f"at step {checkpoint.step}" in go.text, go.text)
+        with running(cluster, "abc", **changes) as workers:
+            checkpoint = save(cluster)
+            cluster.wait_step(checkpoint.step + 1)
+            kill_all(cluster, workers.values())
+            for host in lose_disk:
+                shutil.rmtree(host_dir(cluster, host))
+            for host in hosts:
+                cluster.start_worker(flags=["--host-id", host])
+            go = cluster.wait_event(lambda e: e.kind == "generation_go" and "state from checkpoint" in e.text)
+            check(f"at step {checkpoint.step}" in go.text, go.text)
         expect_equal(cluster, **changes)
         check(cluster.job().replayed_steps > 0, "what came after the checkpoint was done again")
 
@@ -111,35 +114,35 @@ def test_a_host_that_never_had_it_loads_it_too():
 def test_two_neighbours_are_missing_and_the_job_waits():
     changes = dict(steps=STEPS, checkpoint_every=0)
     with Cluster() as cluster:
-        workers = start(cluster, "abcd", **changes)
-        save(cluster)
-        kill_all(cluster, workers.values())
-        generations = cluster.job().generations
-        cluster.start_worker(flags=["--host-id", "a"])
-        waits = cluster.wait_event(lambda e: e.kind == "job_waiting" and "cannot be read" in e.text)
-        check("host b is not there" in waits.text and "host d" in waits.text, waits.text)
-        check(cluster.job().generations == generations, "it went on without its state")
-        cluster.start_worker(flags=["--host-id", "c"])
-        cluster.wait_event(lambda e: e.kind == "generation_go" and "state from checkpoint" in e.text)
+        with running(cluster, "abcd", **changes) as workers:
+            save(cluster)
+            kill_all(cluster, workers.values())
+            generations = cluster.job().generations
+            cluster.start_worker(flags=["--host-id", "a"])
+            waits = cluster.wait_event(lambda e: e.kind == "job_waiting" and "cannot be read" in e.text)
+            check("host b is not there" in waits.text and "host d" in waits.text, waits.text)
+            check(cluster.job().generations == generations, "it went on without its state")
+            cluster.start_worker(flags=["--host-id", "c"])
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "state from checkpoint" in e.text)
         expect_equal(cluster, **changes)
 
 
 def test_a_damaged_piece_is_read_from_its_other_host():
     changes = dict(steps=STEPS, checkpoint_every=0)
     with Cluster() as cluster:
-        workers = start(cluster, "ab", **changes)
-        checkpoint = save(cluster)
-        cluster.wait_until(lambda: any(c.verified for c in committed(cluster)), 20, "not verified")
-        kill_all(cluster, workers.values())
-        for host, piece in zip("ab", sorted(pieces(cluster, "a", checkpoint))):  # a different piece on each
-            with open(os.path.join(checkpoint.dir.replace("%h", host), piece), "r+b") as file:
-                file.seek(-100, os.SEEK_END)
-                byte = file.read(1)
-                file.seek(-1, os.SEEK_CUR)
-                file.write(bytes([byte[0] ^ 1]))
-        for host in "ab":
-            cluster.start_worker(flags=["--host-id", host])
-        cluster.wait_event(lambda e: e.kind == "generation_go" and "state from checkpoint" in e.text)
+        with running(cluster, "ab", **changes) as workers:
+            checkpoint = save(cluster)
+            cluster.wait_until(lambda: any(c.verified for c in committed(cluster)), 20, "not verified")
+            kill_all(cluster, workers.values())
+            for host, piece in zip("ab", sorted(pieces(cluster, "a", checkpoint))):  # a different piece on each
+                with open(os.path.join(checkpoint.dir.replace("%h", host), piece), "r+b") as file:
+                    file.seek(-100, os.SEEK_END)
+                    byte = file.read(1)
+                    file.seek(-1, os.SEEK_CUR)
+                    file.write(bytes([byte[0] ^ 1]))
+            for host in "ab":
+                cluster.start_worker(flags=["--host-id", host])
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "state from checkpoint" in e.text)
         expect_equal(cluster, **changes)
         check(not [e for e in cluster.events if e.kind == "checkpoint_bad"], "one good copy of each piece is enough")
 
@@ -147,7 +150,8 @@ def test_a_damaged_piece_is_read_from_its_other_host():
 def test_old_checkpoints_go_from_all_hosts():
     changes = dict(steps=100, checkpoint_every=10)
     with Cluster() as cluster:
-        start(cluster, "abc", **changes)
+        with running(cluster, "abc", **changes):
+            pass
         expect_equal(cluster, **changes)
         kept = {os.path.basename(c.dir) for c in committed(cluster)}
         for host in "abc":
@@ -158,23 +162,23 @@ def test_old_checkpoints_go_from_all_hosts():
 def test_one_host_alone_is_told():
     changes = dict(steps=40, checkpoint_every=0)
     with Cluster() as cluster:
-        start(cluster, "aa"[:1], **changes)
-        cluster.wait_event("checkpoint_single_copy")
+        with running(cluster, "a", **changes):
+            cluster.wait_event("checkpoint_single_copy")
         expect_equal(cluster, **changes)
 
 
 def test_workers_and_coordinator_die_while_pieces_are_copied():
     changes = dict(steps=2 * STEPS, checkpoint_every=15)
     with Cluster() as cluster:
-        workers = start(cluster, "abc", **changes)
-        for round, host in enumerate("bca"):
-            cluster.wait_event("checkpoint_committed", after=max((e.number for e in cluster.events), default=0))
-            workers[host].kill()
-            if round == 1:
-                cluster.coordinator.kill()
-                cluster.start_coordinator()
-            workers[host] = cluster.start_worker(flags=["--host-id", host])
-            cluster.wait_until(lambda: cluster.job().world == 3, 30, "not three again")
+        with running(cluster, "abc", **changes) as workers:
+            for round, host in enumerate("bca"):
+                cluster.wait_event("checkpoint_committed", after=max((e.number for e in cluster.events), default=0))
+                workers[host].kill()
+                if round == 1:
+                    cluster.coordinator.kill()
+                    cluster.start_coordinator()
+                workers[host] = cluster.start_worker(flags=["--host-id", host])
+                cluster.wait_until(lambda: cluster.job().world == 3, 30, "not three again")
         expect_equal(cluster, **changes)
 
 

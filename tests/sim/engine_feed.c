@@ -187,18 +187,27 @@ static void nothing_came(struct mu_sim *sim, struct mu_sim_event *event)
     }
 }
 
+static void make_room(struct mu_sim *sim, uint32_t slot, uint64_t generation)
+{
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    mu_sim_oracle_makes_room(sim, slot, generation);
+    memset(&engine->held, 0, sizeof engine->held);
+    memset(&engine->state.has, 0, sizeof engine->state.has);
+    sim->stats.fed_over++;
+}
+
 static void take(struct mu_sim *sim, uint32_t slot, uint64_t generation, const struct mu_feed_order *order,
                  const struct mu_amendments *amendments)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
     struct mu_sim_take *taken = &engine->take;
     bool beside = order->taker != MU_LAYOUT_NOBODY;
-    if (beside ? engine->generation != generation || !mu_sim_engine_running(engine) : engine->held.has_state) {
-        if (!beside)
-            mu_sim_violate(sim, "worker %u is told to take a feed over a state that it holds", slot);
+    if (beside && (engine->generation != generation || !mu_sim_engine_running(engine))) {
         post(sim, slot, order->number, MU_FEED_FAILED);
         return;
     }
+    if (!beside && engine->held.has_state)
+        make_room(sim, slot, generation);
     if (order->taker == MU_LAYOUT_NOBODY)
         mu_sim_engine_amend(sim, slot, amendments);
     if (taken->order.number != order->number) {

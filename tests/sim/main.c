@@ -77,6 +77,7 @@ static const char *const mutant_names[MU_MUT_COUNT] = {
     [MU_MUT_FEED_FORGET_NORM] = "feed-forget-norm",
     [MU_MUT_FEED_STEP_BEHIND] = "feed-step-behind",
     [MU_MUT_FEED_PART_MISSING] = "feed-part-missing",
+    [MU_MUT_FEED_OVER_NEWEST] = "feed-over-newest",
     [MU_MUT_FEED_KEEP_PARAMS] = "feed-keep-params",
     [MU_MUT_FEED_FROM_ANYONE] = "feed-from-anyone",
     [MU_MUT_KEEP_OTHER_STEP] = "keep-other-step",
@@ -108,6 +109,7 @@ static void add_stats(const struct mu_sim_stats *stats)
     total.forgotten += stats->forgotten;
     total.fed += stats->fed;
     total.fed_beside += stats->fed_beside;
+    total.fed_over += stats->fed_over;
     total.kept += stats->kept;
     total.replayed += stats->replayed;
     total.virtual_us += stats->virtual_us;
@@ -147,11 +149,11 @@ static void print_stats(void)
 {
     printf("%" PRIu64 " histories, %.1f h virtual, %" PRIu64 " events, %" PRIu64 " generations, %" PRIu64
            " updates (%" PRIu64 " steps replayed), %" PRIu64 " coordinator starts, %" PRIu64 " worker starts, %" PRIu64
-           " checkpoints committed, %" PRIu64 " fenced, %" PRIu64 " fed (%" PRIu64 " members), %" PRIu64
-           " chunks not moved again\n",
+           " checkpoints committed, %" PRIu64 " fenced, %" PRIu64 " fed (%" PRIu64 " members, %" PRIu64
+           " over older state), %" PRIu64 " chunks not moved again\n",
            total.histories, (double)total.virtual_us / 3.6e9, total.events, total.generations, total.steps_applied,
            total.replayed, total.coordinator_starts, total.worker_starts, total.commits, total.forgotten, total.fed,
-           total.fed_beside, total.kept);
+           total.fed_beside, total.fed_over, total.kept);
     printf("faults:");
     for (int i = 0; i < MU_SIM_FAULT_COUNT; i++)
         printf(" %s %" PRIu64, mu_sim_fault_name((enum mu_sim_fault)i), total.faults[i]);

@@ -495,6 +495,18 @@ void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held
                        slot, before, why, saved);
 }
 
+/* What a spare holds goes only to a newer generation that has come past it. */
+void mu_sim_oracle_makes_room(struct mu_sim *sim, uint32_t slot, uint64_t generation)
+{
+    const struct mu_sim_engine *engine = &sim->workers[slot].engine;
+    if (engine->generation >= generation || engine->held.step >= sim->oracle->newest_step)
+        mu_sim_violate(sim,
+                       "worker %u of generation %" PRIu64 " drops step %" PRIu64 " for a feed by generation %" PRIu64
+                       ", which has come to step %" PRIu64,
+                       slot, engine->generation, engine->held.step, generation, sim->oracle->newest_step);
+    mu_sim_oracle_drops(sim, slot, NULL, "fed");
+}
+
 /* ---- the end ---- */
 
 static const char *job_state_name(enum mu_job_state state)

@@ -105,7 +105,8 @@ static void account_durable(struct mu_sim *sim, const struct mu_account_record *
     if (before && mu_id_equal(before->job_uid, account->job_uid) && sum_us < before_us)
         mu_sim_violate(sim, "the account of %s goes back: %" PRIu64 " us after %" PRIu64, account->worker, sum_us,
                        before_us);
-    if (account->worker[0] && sim->coord.wall_jump_us == 0 && sum_us > passed_us + passed_us / 100 + MU_SIM_S)
+    uint64_t drift_us = passed_us * sim->params.clock_ppm / 1000000; /* seconds are counted by the monotonic clock */
+    if (account->worker[0] && sim->coord.wall_jump_us == 0 && sum_us > passed_us + drift_us + MU_SIM_S)
         mu_sim_violate(sim, "the account of %s has %" PRIu64 " us in %" PRIu64, account->worker, sum_us, passed_us);
 }
 

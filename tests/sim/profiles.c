@@ -603,6 +603,18 @@ static void nodes(struct mu_sim *sim, struct mu_sim_params *p)
     p->node_orders = true;
 }
 
+/* Leaves and layers follow the speeds, spares relieve slow workers, in the middle of any trouble. */
+static void speeds(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    static void (*const kinds[])(struct mu_sim *, struct mu_sim_params *) = {calm,   crashes, storms, growth,
+                                                                             drains, grid,    sharded};
+    kinds[mu_sim_below(sim, sizeof kinds / sizeof kinds[0])](sim, p);
+    p->rebalance_ms = 400;
+    p->slow_workers = (uint32_t)mu_sim_between(sim, 1, 3);
+    p->steps = mu_sim_between(sim, 100, 200);
+    p->horizon_us += 600 * MU_SIM_S; /* of two slow workers */
+}
+
 const struct mu_sim_profile mu_sim_profiles[] = {
     {"calm", "nothing goes wrong", 4, calm},
     {"crashes", "workers are killed", 10, crashes},
@@ -644,6 +656,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"supervised", "who is killed is told to the coordinator by its supervisor", 8, supervised},
     {"nodes", "hosts are cordoned, drained and resumed, with and without a deadline", 8, nodes},
     {"local", "checkpoints on the hosts' own disks: deaths, coordinator crashes, one disk lost", 8, local},
+    {"speeds", "some workers take three times as long: leaves and layers follow, spares relieve them", 6, speeds},
     {"big", "1,000 to 4,000 workers, few steps, tree exchange", 0, big},
 };
 const uint32_t mu_sim_profile_count = sizeof mu_sim_profiles / sizeof mu_sim_profiles[0];

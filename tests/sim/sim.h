@@ -131,9 +131,10 @@ struct mu_sim_params {
     uint64_t sync_crash_at;     /* crash exactly at this sync (1, 2, ...); 0 = no */
     uint32_t io_error_ppm;      /* a piece, manifest or delete fails */
     uint32_t connect_fail_ppm;
-    uint32_t crash_limit; /* 0: the core's default */
-    uint64_t restart_us;  /* mean time until a dead process is started again; 0 = never during the faults */
-    uint64_t horizon_us;  /* liveness: over by then, or it counts as hung */
+    uint32_t crash_limit;                /* 0: the core's default */
+    uint32_t rebalance_ms, slow_workers; /* the same; of eight workers so many take three times as long */
+    uint64_t restart_us; /* mean time until a dead process is started again; 0 = never during the faults */
+    uint64_t horizon_us; /* liveness: over by then, or it counts as hung */
     uint32_t layers, slices, channels, vocab; /* of the model */
     uint32_t tp, pp, dp;                      /* of the job; 0: the planner chooses */
     bool sharded, restless;                   /* restless: another layout after every change, see choose.c */
@@ -448,7 +449,8 @@ struct mu_sim_partition {
 
 struct mu_sim_stats {
     uint64_t events, histories, generations, steps_applied, faults[MU_SIM_FAULT_COUNT], points[MU_SIM_POINT_COUNT];
-    uint64_t coordinator_starts, worker_starts, commits, forgotten, fed, fed_beside, kept, replayed, virtual_us;
+    uint64_t coordinator_starts, worker_starts, commits, forgotten, fed, fed_beside, fed_over, kept, replayed,
+        virtual_us;
 };
 
 struct mu_sim {
@@ -701,6 +703,7 @@ void mu_sim_oracle_runs(struct mu_sim *sim, uint32_t slot, bool runs);
 void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot); /* before its session is forgotten */
 /* Gives up what it holds, all but `kept` (NULL: everything), by its own will. Before it does. */
 void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held *kept, const char *why);
+void mu_sim_oracle_makes_room(struct mu_sim *sim, uint32_t slot, uint64_t generation);
 void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, const struct mu_record *before);
 bool mu_sim_oracle_all_whole(struct mu_sim *sim); /* every checkpoint that is durably committed can be loaded */
 void mu_sim_oracle_damaged(struct mu_sim *sim);   /* a fault has damaged a checkpoint */

@@ -343,6 +343,8 @@ void mu_sim_init(struct mu_sim *sim, uint64_t seed, const struct mu_sim_profile 
     sim->coord_config.max_members = sim->params.slots + 8;
     if (sim->params.crash_limit)
         sim->coord_config.crash_limit = sim->params.crash_limit;
+    if (sim->params.rebalance_ms)
+        sim->coord_config.rebalance_ms = sim->params.rebalance_ms;
     sim->nodes = mu_sim_alloc((1 + (size_t)sim->params.slots) * sizeof *sim->nodes);
     sim->workers = mu_sim_alloc(sim->params.slots * sizeof *sim->workers);
     for (uint32_t i = 0; i < 1 + sim->params.slots; i++)

@@ -102,11 +102,13 @@ static void run_layout(const struct mu_model_config *model, uint32_t tp, uint32_
 static void test_engine_cuda_layouts_have_the_bits_of_the_cpu(void **state)
 {
     (void)state;
-    run_layout(&gpt2, 1, 1, 1, false, MU_RECOMPUTE_NONE);
     run_layout(&gpt2, 1, 1, 3, true, MU_RECOMPUTE_NONE);
+    run_layout(&llama, 2, 1, 1, false, MU_RECOMPUTE_FULL);
+    if (SANITIZED)
+        return;
+    run_layout(&gpt2, 1, 1, 1, false, MU_RECOMPUTE_NONE);
     run_layout(&gpt2, 2, 2, 1, false, MU_RECOMPUTE_SELECTIVE);
     run_layout(&llama, 1, 1, 2, false, MU_RECOMPUTE_NONE);
-    run_layout(&llama, 2, 1, 1, false, MU_RECOMPUTE_FULL);
     run_layout(&llama, 1, 2, 2, true, MU_RECOMPUTE_NONE);
 }
 
@@ -151,7 +153,7 @@ static void test_engine_cuda_aborts_have_the_bits_of_the_cpu(void **state)
 {
     (void)state;
     static const enum trigger_point points[] = {TRIGGER_LEAF, TRIGGER_VOTE, TRIGGER_APPLIED};
-    for (uint32_t i = 0; i < sizeof points / sizeof points[0]; i++) {
+    for (uint32_t i = SANITIZED; i < sizeof points / sizeof points[0]; i++) {
         struct fleet *fleet = fleet_for(&gpt2);
         fleet->spec.parallel.optimizer_sharding = i % 2;
         uint32_t all = start_workers(fleet, 2);

@@ -152,12 +152,8 @@ static const struct mu_model_config sliced_llama = {.family = MU_FAMILY_LLAMA,
                                                     .rope_base = 10000.0,
                                                     .slices = 4};
 
-/* Of each family: 104 pairs in all; sanitizers, many times slower, look at some of them. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { WRITERS = 2, READERS = 4 };
-#else
-enum { WRITERS = 13, READERS = 4 };
-#endif
+/* Of each family: 104 pairs in all. */
+enum { WRITERS = SANITIZED ? 2 : 13, READERS = 4 };
 
 /* Any degrees that make a world of at most eight, stages of any sizes. */
 static struct mu_layout drawn_layout(uint64_t *seed)

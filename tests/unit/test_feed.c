@@ -1,6 +1,7 @@
 /* links: mu_state */
 #include "comm_testing.h"
 
+#include "tests/lib/sanitized.h"
 #include "worker/feed.h"
 
 /* A giver that steps, and a taker; the update is a sum that any slip of order or count shows in. */
@@ -21,11 +22,7 @@ struct pair {
 };
 
 /* Sanitizers are many times slower, and the giver's patience with the taker is not. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { CHANNELS = 64, STEPS = 20 };
-#else
-enum { CHANNELS = 192, STEPS = 60 };
-#endif
+enum { CHANNELS = SANITIZED ? 64 : 192, STEPS = SANITIZED ? 20 : 60 };
 
 static const struct mu_model_config config = {
     .family = MU_FAMILY_GPT2, .layers = 2, .heads = 2, .channels = CHANNELS, .context = 32, .vocab = 2048};

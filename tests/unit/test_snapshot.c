@@ -6,6 +6,7 @@
 #include "common/rng.h"
 #include "storage/catalog.h"
 #include "storage/manifest.h"
+#include "tests/lib/sanitized.h"
 #include "worker/load.h"
 #include "worker/snapshot.h"
 
@@ -307,7 +308,7 @@ static void test_checkpoint_of_any_layout_loads_into_any_other(void **state)
         for (int from = 0; from < LAYOUTS; from++) {
             struct fixture *f = fixture_new(model);
             write_checkpoint(f, &layouts[from]);
-            for (int to = 0; to < LAYOUTS; to++)
+            for (int to = SANITIZED ? (model + from) % 3 : 0; to < LAYOUTS; to += SANITIZED ? 4 : 1)
                 load_into(f, &layouts[to]);
             fixture_free(f);
         }

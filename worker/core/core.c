@@ -301,11 +301,8 @@ static void on_reject(struct mu_worker *worker, const struct mu_worker_event *ev
 static enum mu_status take_amendments(struct mu_worker *worker, const struct mu_amendments *amendments,
                                       struct mu_error *err)
 {
-    const struct mu_amendments before = worker->spec.amendments;
-    if (amendments)
-        worker->spec.amendments = *amendments;
-    else
-        memset(&worker->spec.amendments, 0, sizeof worker->spec.amendments);
+    const struct mu_amendments before = worker->spec.amendments, none = {0};
+    worker->spec.amendments = amendments ? *amendments : none;
     enum mu_status status = mu_job_spec_check(&worker->spec, err);
     if (status)
         worker->spec.amendments = before;
@@ -576,7 +573,8 @@ static void on_prepared(struct mu_worker *worker, const struct mu_parked *parked
 static void on_parked(struct mu_worker *worker, const struct mu_parked *parked, const struct mu_worker_sink *sink)
 {
     struct mu_worker_status *status = &worker->status;
-    if (parked->generation != status->generation || status->phase == MU_PHASE_SPARE)
+    bool again = status->phase == MU_PHASE_PARKED && status->feed != 0; /* what it held then has made room */
+    if (parked->generation != status->generation || status->phase == MU_PHASE_SPARE || again)
         return;
     /* The engine's own reason stands: an abort may cross a park that happened by itself. */
     status->phase = MU_PHASE_PARKED;

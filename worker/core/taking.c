@@ -17,11 +17,14 @@ bool taking_begins(struct mu_worker_status *status, const struct mu_layout *layo
 {
     if (order->number == status->feed)
         return is_fed(status); /* from another giver */
-    bool empty = is_still(status) && !status->held.has_state;
+    /* What it holds from before the generation that feeds it makes room. */
+    bool free = is_still(status) && (!status->held.has_state || generation > status->generation);
     bool steps = status->phase == MU_PHASE_RUNNING && generation == status->generation &&
                  order->taker == status->rank && mu_layout_equal(&order->layout, layout);
-    if (order->taker == MU_LAYOUT_NOBODY ? !empty : !steps)
+    if (order->taker == MU_LAYOUT_NOBODY ? !free : !steps)
         return false;
+    if (order->taker == MU_LAYOUT_NOBODY)
+        memset(&status->held, 0, sizeof status->held);
     status->feed = order->number;
     status->feed_state = MU_FEED_FILLING;
     return true;

@@ -4,9 +4,9 @@
 
 #include "plan/session.h"
 
-/* An order to take, given to the members of `generation`: a spare takes, but never over a state that it has told of; a
- * member what it needs beside its own share in `layout`, the one it steps in. False: it does not suit this worker,
- * which does nothing. Nobody waits for it but the other side, and that not for long. */
+/* An order to take, given to the members of `generation`: a spare takes, and what it holds from an earlier
+ * generation makes room; a member what it needs beside its own share in `layout`, the one it steps in. False: it does
+ * not suit this worker, which does nothing. Nobody waits for it but the other side, and that not for long. */
 bool taking_begins(struct mu_worker_status *status, const struct mu_layout *layout, uint64_t generation,
                    const struct mu_feed_order *order);
 /* How far it has come. False: it is not the feed that is taken, or no longer. */
