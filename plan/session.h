@@ -155,8 +155,9 @@ struct mu_hello {
     uint64_t pid;
     uint32_t threads;
     uint64_t memory_bytes;
-    bool prepared_job;    /* it knows the job record with this uid and has checked data and kernels against it */
-    struct mu_id job_uid; /* zero until it has seen the record */
+    uint32_t nccl_version; /* 22707: 2.27.7; 0: it does not exchange with NCCL */
+    bool prepared_job;     /* it knows the job record with this uid and has checked data and kernels against it */
+    struct mu_id job_uid;  /* zero until it has seen the record */
     struct mu_hash128 numeric_identity;      /* of its kernels at the job's shapes; valid when prepared_job */
     struct mu_identity_parts identity_parts; /* of the same; valid when prepared_job */
     struct mu_hash128 data_hash;             /* content of the data set; valid when prepared_job */
@@ -323,6 +324,7 @@ struct mu_assign {
     const struct mu_holder *holders; /* of a checkpoint of kind local: the ring; NULL: one directory for all */
     uint32_t holder_count;
     uint64_t command_base;                  /* commands up to this number are over */
+    bool nccl;                              /* all working ranks have it, of one version */
     const struct mu_amendments *amendments; /* what the generation steps by; NULL: none */
 };
 

@@ -135,6 +135,7 @@ static enum mu_status put_assign(struct mu_wire_arena *arena, const struct mu_as
     }
     pb->checkpoint = assign->checkpoint;
     pb->command_base = assign->command_base;
+    pb->nccl = assign->nccl;
     pb->newest_amendment = assign->amendments ? assign->amendments->newest : 0;
     enum mu_status status = MU_OK;
     if ((assign->leaf_counts && (status = put_leaf_counts(arena, assign, pb, err))) ||
@@ -481,6 +482,7 @@ static enum mu_status get_assign(struct mu_wire_arena *arena, const Muster__V1__
     mu_wire_result_from_pb(pb->roll_forward, &out->roll_forward);
     out->checkpoint = pb->checkpoint;
     out->command_base = pb->command_base;
+    out->nccl = pb->nccl;
     return MU_OK;
 }
 

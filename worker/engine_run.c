@@ -206,7 +206,7 @@ void engine_run(struct mu_engine *engine, uint64_t generation)
     if (engine->phase != ENGINE_PREPARED || engine->now.generation != generation)
         return; /* said twice, or overtaken by a newer assignment */
     MU_FAULT("worker.go");
-    engine_generation_close(&engine->old);
+    engine_generation_close(engine, &engine->old);
     engine_enter_share(engine);
     enum mu_status status = run_steps(engine, &after, &err);
     if (status == MU_OK && after == FINISHED)

@@ -40,6 +40,7 @@ struct worker {
     uint8_t files_secret[32];
     uint64_t host_id;
     uint64_t pid, memory_bytes;
+    uint32_t nccl_version; /* 0: none */
     uint32_t threads;
     struct mu_id incarnation;
     uint64_t session;        /* 0: its stream is down */

@@ -177,6 +177,7 @@ static void some_hello(struct mu_hello *hello)
     hello->pid = any();
     hello->threads = (uint32_t)any();
     hello->memory_bytes = any();
+    hello->nccl_version = (uint32_t)any();
     hello->prepared_job = flip();
     if (flip())
         hello->job_uid = some_id();
@@ -431,6 +432,7 @@ static void some_assign(struct mu_assign *assign, struct pointed *pointed)
     assign->checkpoint = any();
     some_path(assign->checkpoint_dir, sizeof assign->checkpoint_dir);
     assign->command_base = any();
+    assign->nccl = any() % 2;
     some_amendments(&pointed->amendments);
     assign->amendments = &pointed->amendments;
 }
