@@ -437,6 +437,33 @@ static void some_assign(struct mu_assign *assign, struct pointed *pointed)
     assign->amendments = &pointed->amendments;
 }
 
+/* What they point to, which then counts as compared. */
+static inline void compare_assigns(struct mu_assign *x, struct mu_assign *y)
+{
+    assert_int_equal(x->leaf_counts != NULL, y->leaf_counts != NULL);
+    if (x->leaf_counts)
+        assert_memory_equal(x->leaf_counts, y->leaf_counts, x->layout.dp * sizeof *x->leaf_counts);
+    assert_int_equal(x->peer_count, y->peer_count);
+    for (uint32_t i = 0; i < x->peer_count; i++) {
+        assert_int_equal(x->peers[i].rank, y->peers[i].rank);
+        assert_true(mu_id_equal(x->peers[i].incarnation, y->peers[i].incarnation));
+        assert_string_equal(x->peers[i].name, y->peers[i].name);
+        assert_string_equal(x->peers[i].address, y->peers[i].address);
+    }
+    assert_int_equal(x->move_count, y->move_count);
+    if (x->move_count)
+        assert_memory_equal(x->moves, y->moves, x->move_count * sizeof *x->moves);
+    assert_int_equal(x->holder_count, y->holder_count);
+    if (x->holder_count)
+        assert_memory_equal(x->holders, y->holders, x->holder_count * sizeof *x->holders);
+    x->holders = y->holders = NULL;
+    x->leaf_counts = y->leaf_counts = NULL;
+    x->peers = y->peers = NULL;
+    x->moves = y->moves = NULL;
+    assert_memory_equal(x->amendments, y->amendments, sizeof *x->amendments);
+    x->amendments = y->amendments = NULL;
+}
+
 static void some_feed(struct mu_feed_order *feed, struct pointed *pointed)
 {
     some_amendments(&pointed->amendments);
