@@ -43,10 +43,11 @@ def test_layouts_have_the_bits_of_the_cpu():
 
 def test_a_killed_worker_is_survived():
     with Cluster() as cluster:
-        workers = start(cluster, 2, workers__min=1, steps=30)
-        cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done >= 1, 30, "two workers did not step together")
-        workers[0].kill()
-        cluster.wait_event(lambda e: e.kind == "generation_go" and "lost" in e.text)
+        with cluster.slowed():
+            workers = start(cluster, 2, workers__min=1, steps=30)
+            cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done >= 1, 30, "two workers did not step together")
+            workers[0].kill()
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "lost" in e.text)
         expect_equal(cluster, steps=30)
 
 
@@ -139,12 +140,12 @@ def test_checkpoints_pass_between_cpu_and_gpu():
         with Cluster() as cluster:
             cluster.start_coordinator()
             cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 2, "steps": 20}))
-            workers = [first(cluster), first(cluster)]
-            cluster.wait_event("checkpoint_committed")
-            for worker in workers:
-                worker.kill()
-            for worker in workers:
-                worker.wait()
+            with cluster.slowed():
+                workers = [first(cluster), first(cluster)]
+                cluster.wait_event("checkpoint_committed")
+                for worker in workers:
+                    worker.kill()
+                    worker.wait()
             newest = max((c for c in cluster.checkpoints() if c.state == pb.CHECKPOINT_STATE_COMMITTED), key=lambda c: c.step)
             run(cluster, "checkpoint", "verify", newest.dir, code=0)
             second(cluster)
