@@ -266,6 +266,7 @@ static void execute(struct mu_engine *engine, const struct engine_command *comma
         do_snapshot(engine, command);
         break;
     case ENGINE_FEED:
+        engine->job.spec.amendments = command->amendments;
         engine_take(engine, &command->feed);
         break;
     case ENGINE_FORGET:
@@ -479,6 +480,9 @@ static void copy_assign(struct engine_command *command, const struct mu_assign *
 {
     char *tail = (char *)command->tail;
     command->assign = *assign;
+    if (assign->amendments)
+        command->amendments = *assign->amendments;
+    command->assign.amendments = NULL;
     if (assign->leaf_counts) {
         size_t bytes = assign->layout.dp * sizeof *assign->leaf_counts;
         command->assign.leaf_counts = memcpy(tail_take(&tail, bytes), assign->leaf_counts, bytes);
@@ -551,6 +555,7 @@ enum mu_status mu_engine_feed(struct mu_engine *engine, uint64_t generation, str
                               const struct mu_feed_order *order)
 {
     struct engine_feed_order given = {.generation = generation, .incarnation = incarnation, .order = *order};
+    given.order.amendments = NULL; /* borrowed; a member steps by them already */
     if (order->role == MU_FEED_GIVE || order->taker != MU_LAYOUT_NOBODY) {
         pthread_mutex_lock(&engine->stop_lock);
         if (engine->feed_order_count < ENGINE_FEED_ORDERS_MAX)
@@ -561,6 +566,8 @@ enum mu_status mu_engine_feed(struct mu_engine *engine, uint64_t generation, str
     struct engine_command *command = command_new(ENGINE_FEED, generation, 0);
     if (command)
         command->feed = given;
+    if (command && order->amendments)
+        command->amendments = *order->amendments;
     return push(engine, command);
 }
 

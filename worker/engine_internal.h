@@ -69,8 +69,9 @@ struct engine_command {
     struct mu_job_spec spec; /* LOAD */
     struct mu_id id;         /* LOAD: the job's uid; PREPARE: own incarnation */
     struct mu_snapshot snapshot;
-    struct engine_feed_order feed; /* FEED: not of a giver's, see feed_orders */
-    struct mu_assign assign;       /* PREPARE: its pointers lead to `tail` */
+    struct engine_feed_order feed;   /* FEED: not of a giver's, see feed_orders */
+    struct mu_assign assign;         /* PREPARE: its pointers lead to `tail` */
+    struct mu_amendments amendments; /* PREPARE, FEED */
     max_align_t tail[];
 };
 

@@ -34,9 +34,9 @@ static enum mu_status check_assign(const struct mu_engine *engine, const struct 
         return mu_fail(err, MU_ERR_INVALID, "rank %u of %u is not allowed", assign->rank,
                        mu_layout_world(&assign->layout));
     status = check_leaf_counts(job, assign, err);
-    if (status == MU_OK && assign->start_step > job->spec.steps)
+    if (status == MU_OK && assign->start_step > mu_job_end(&job->spec))
         status = mu_fail(err, MU_ERR_INVALID, "start at step %llu is not allowed: the job ends at %llu",
-                         (unsigned long long)assign->start_step, (unsigned long long)job->spec.steps);
+                         (unsigned long long)assign->start_step, (unsigned long long)mu_job_end(&job->spec));
     return status;
 }
 
@@ -270,6 +270,7 @@ static enum mu_status prepare(struct mu_engine *engine, const struct engine_comm
                               struct mu_error *err)
 {
     const struct mu_assign *assign = &command->assign;
+    engine->job.spec.amendments = command->amendments;
     enum mu_status status = check_assign(engine, assign, err);
     if (status != MU_OK)
         return status;

@@ -304,6 +304,7 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
               job->plan_checkpoint ? "newest checkpoint or holder" : "from the seed");
     }
     job->steps_done = plan->start_step;
+    place_amendments(coord, job);
     install_members(coord, job, plan);
     if (!MU_MUTANT(MU_MUT_REUSE_GENERATION) || job->go || job->record.generation == 0)
         job->record.generation++;
@@ -489,6 +490,7 @@ static void go(struct mu_coord *coord, struct job *job)
     set_phase(coord, job, MU_JP_STEPPING);
     speeds_begin(coord, job);
     job->progress_us = lease_now(coord);
+    settle_amendments(coord, job);
     persist_job(coord, job);
     persist_generation(coord, job);
     struct checkpoint *start = find_checkpoint(job, job->plan_checkpoint);
@@ -736,6 +738,7 @@ void job_tick(struct mu_coord *coord, struct job *job)
             settle(coord, job); /* scaled down while the generation was made, or before a restart */
         checkpoint_policy(coord, job);
         feed_tick(coord, job);
+        amendments_tick(coord, job);
         break;
     case MU_JP_PARKING:
         parked_waits_no_more(coord, job);
