@@ -210,9 +210,7 @@ static enum mu_status list_workers(struct mu_api *api, struct mu_rpc_call *call,
     struct mu_job_view *job = NULL;
     uint64_t slot = 0;
     enum mu_status status = request->job[0] ? find_job(api, request->job, "job", &job, err) : MU_OK;
-    if (status == MU_OK)
-        status = api_get_token(request->page_token, &slot, err);
-    if (status)
+    if (status || (status = api_get_token(request->page_token, &slot, err)))
         return status;
     response.workers = mu_wire_arena_alloc(&api->arena, sizeof *response.workers * limit);
     struct mu_worker_view *view = NULL;
