@@ -46,7 +46,7 @@ static const char usage_text[] =
     "  --lost-ms N              a worker silent for so long is lost (default %u)\n"
     "  --reattach-grace-ms N    a worker whose stream broke may come back for so long (default %u)\n"
     "  --settle-ms N            wait so long for further changes before planning a new generation (default %u)\n"
-    "  --rebalance-ms N         look so often whether layers should move from slow stages to fast ones, 0: never\n"
+    "  --rebalance-ms N         look so often whether layers and leaves should move from slow workers, 0: never\n"
     "                           (default %u)\n"
     "  --prepare-limit-ms N     a worker that makes no progress while preparing is lost after (default %u)\n"
     "  --hang-floor-ms N        a running worker without progress is never called hanging before (default %u)\n"

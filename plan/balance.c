@@ -1,5 +1,6 @@
 #include "plan/balance.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "common/status.h"
@@ -204,24 +205,58 @@ void mu_balance_leaves_in_runs(uint32_t leaves, uint32_t world, const struct mu_
     }
 }
 
-double mu_balance_seconds(uint32_t world, const struct mu_balance_rank *ranks, const uint32_t *counts)
+/* ---- by measured speeds ---- */
+
+/* A speed that differs by less than this from the median is noise: the split is then the one with the fewest subtree
+ * roots. */
+static const double SPEED_NOISE = 0.15;
+
+static int compare_double(const void *a, const void *b)
 {
-    double mean = mean_seconds(world, ranks), slowest = 0.0;
-    if (mean == 0.0)
-        return 0.0;
-    for (uint32_t i = 0; i < world; i++) {
-        double seconds = fixed_of(&ranks[i]) + slope_of(&ranks[i], mean) * counts[i];
-        slowest = seconds > slowest ? seconds : slowest;
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+double mu_balance_median(uint32_t count, double *seconds)
+{
+    uint32_t measured = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (seconds[i] > 0)
+            seconds[measured++] = seconds[i];
     }
+    if (measured == 0)
+        return 0;
+    qsort(seconds, measured, sizeof *seconds, compare_double);
+    return seconds[(measured - 1) / 2];
+}
+
+void mu_balance_by_seconds(uint32_t leaves, uint32_t replicas, const double *seconds, uint32_t *ret_counts)
+{
+    struct mu_balance_rank speeds[MU_COUNTED_REPLICAS_MAX], blocks[MU_COUNTED_REPLICAS_MAX];
+    double sorted[MU_COUNTED_REPLICAS_MAX];
+    memcpy(sorted, seconds, replicas * sizeof *sorted);
+    double median = mu_balance_median(replicas, sorted);
+    for (uint32_t d = 0; d < replicas; d++) {
+        double relative = median > 0 ? seconds[d] / median : 0;
+        bool ordinary = !(relative > 0) || (relative > 1 - SPEED_NOISE && relative < 1 + SPEED_NOISE);
+        speeds[d] = (struct mu_balance_rank){.seconds_per_leaf = ordinary ? 1 : relative};
+    }
+    mu_balance_leaves_in_runs(leaves, replicas, speeds, MU_LEAF_RUNS_MAX, blocks, ret_counts);
+}
+
+double mu_balance_step_seconds(uint32_t replicas, const double *seconds, const uint32_t *counts)
+{
+    double slowest = 0;
+    for (uint32_t d = 0; d < replicas; d++)
+        slowest = seconds[d] * counts[d] > slowest ? seconds[d] * counts[d] : slowest;
     return slowest;
 }
 
-bool mu_balance_worthwhile(uint32_t world, const struct mu_balance_rank *ranks, const uint32_t *now,
-                           const uint32_t *next, double switch_seconds, uint64_t steps_left)
+double mu_balance_saved(uint32_t replicas, const double *seconds, const uint32_t *now, const uint32_t *next)
 {
-    double before = mu_balance_seconds(world, ranks, now), gain = before - mu_balance_seconds(world, ranks, next);
-    return gain > 0.0 && gain * 100.0 >= before * MU_BALANCE_GAIN_MIN_PERCENT &&
-           gain * (double)steps_left > switch_seconds;
+    double before = mu_balance_step_seconds(replicas, seconds, now);
+    double saved = before - mu_balance_step_seconds(replicas, seconds, next);
+    return saved * 100.0 >= before * MU_BALANCE_GAIN_MIN_PERCENT ? saved : 0.0;
 }
 
 uint32_t mu_balance_root_count(uint32_t leaves, uint32_t world, const uint32_t *counts)

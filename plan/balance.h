@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "plan/session.h"
+
 struct mu_balance_rank {
     double fixed_seconds;    /* a: per step, whatever the leaves; 0 or more */
     double seconds_per_leaf; /* b: measured compute time; 0 = not measured: the mean of the measured ranks is taken */
@@ -35,14 +37,16 @@ void mu_balance_leaves_in_runs(uint32_t leaves, uint32_t world, const struct mu_
                                struct mu_balance_rank *blocks, uint32_t *ret_counts); /* blocks: room for [world] */
 uint32_t mu_balance_run_count(uint32_t world, const uint32_t *counts);
 
-/* Seconds until the slowest rank has computed its leaves; ranks without a measurement are taken at the mean. 0 when
- * none has one. */
-double mu_balance_seconds(uint32_t world, const struct mu_balance_rank *ranks, const uint32_t *counts);
+/* The same for at most MU_COUNTED_REPLICAS_MAX replicas by what a leaf takes each (0: not measured), in runs that an
+ * Assign can name. Who is within 15 % of the median counts as ordinary. */
+void mu_balance_by_seconds(uint32_t leaves, uint32_t replicas, const double *seconds, uint32_t *ret_counts);
+double mu_balance_median(uint32_t count, double *seconds); /* the lower one of those above 0, else 0; sorts them */
 
-/* True when going from `now` to `next` saves at least MU_BALANCE_GAIN_MIN_PERCENT of the slowest rank's time, and the
- * time that a change costs is repaid within `steps_left` steps. */
-bool mu_balance_worthwhile(uint32_t world, const struct mu_balance_rank *ranks, const uint32_t *now,
-                           const uint32_t *next, double switch_seconds, uint64_t steps_left);
+/* Seconds until the slowest replica has computed its leaves; who is not measured takes no time. */
+double mu_balance_step_seconds(uint32_t replicas, const double *seconds, const uint32_t *counts);
+/* What `next` saves of each step against `now`; 0 when that is less than MU_BALANCE_GAIN_MIN_PERCENT. Who is within the
+ * 15 % counts with its own time here, so that counts which were moved come back only for a gain. */
+double mu_balance_saved(uint32_t replicas, const double *seconds, const uint32_t *now, const uint32_t *next);
 
 /* Subtree roots of all ranks together: each is one partial sum that travels. At least `world`; a ring moves as much as
  * `world` of them. counts NULL: equal counts. */

@@ -392,26 +392,6 @@ static enum mu_status choose_layout(struct planning *p, uint32_t eligible)
 static const double STAGE_NOISE = 0.05;
 enum { SLOWNESS_STEPS = 32, SLOWNESS_MAX = 16 };
 
-static int compare_double(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-/* The lower median of those above 0; 0 when there are none. Sorts them. */
-static double lower_median(double *values, uint32_t count)
-{
-    uint32_t measured = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        if (values[i] > 0)
-            values[measured++] = values[i];
-    }
-    if (measured == 0)
-        return 0;
-    qsort(values, measured, sizeof *values, compare_double);
-    return values[(measured - 1) / 2];
-}
-
 /* Seconds a layer of the workers of each old stage. A replica's part of a stage is as slow as its slowest worker, and
  * a stage as slow as more than half of its replicas are: of a single slow one leaves are taken, of a slow stage layers.
  */
@@ -430,7 +410,7 @@ static enum mu_status stage_speeds(const struct planning *p, double seconds[MU_S
         *slowest = member->seconds_per_layer > *slowest ? member->seconds_per_layer : *slowest;
     }
     for (uint32_t stage = 0; stage < old->pp; stage++)
-        seconds[stage] = lower_median(&all[(size_t)stage * old->dp], old->dp);
+        seconds[stage] = mu_balance_median(old->dp, &all[(size_t)stage * old->dp]);
     free(all);
     return MU_OK;
 }
@@ -449,7 +429,7 @@ static enum mu_status choose_stages(struct planning *p)
     if (stage_speeds(p, seconds))
         return MU_ERR_NO_MEMORY;
     memcpy(sorted, seconds, stages * sizeof *sorted);
-    double usual = lower_median(sorted, stages);
+    double usual = mu_balance_median(stages, sorted);
     if (!(usual > 0))
         return MU_OK;
     for (uint32_t stage = 0; stage < stages; stage++) {
@@ -497,28 +477,33 @@ static bool is_plain(const struct planning *p)
     return true;
 }
 
-/* Members get their ranks; those in surplus go, except where nobody else has what they hold: they and leaving ones
- * become idle ranks. */
+/* Members get their ranks, demoted ones only where there are too few others; those in surplus go, except where nobody
+ * else has what they hold: they and leaving ones become idle ranks. */
 static enum mu_status choose_ranks(struct planning *p)
 {
     struct mu_layout *layout = &p->plan->layout;
+    const struct mu_plan_member *members = p->input->members;
     uint32_t count = p->input->member_count, working = mu_layout_working(layout);
     bool *candidates = calloc(count ? count : 1, sizeof *candidates);
     if (!candidates)
         return MU_ERR_NO_MEMORY;
     if (is_plain(p))
         drop_surplus(p, working); /* by preference alone */
-    for (uint32_t i = 0; i < count; i++)
-        candidates[i] = p->in[i] && !p->input->members[i].leaving;
+    uint32_t surplus = count_eligible(p) - working;
+    for (uint32_t i = count; i-- > 0;) {
+        candidates[i] = p->in[i] && !members[i].leaving && !(members[i].demoted && surplus > 0);
+        surplus -= p->in[i] && !members[i].leaving && !candidates[i];
+    }
     enum mu_status status = mu_placement_make(&p->model, layout, p->holders, candidates, count, p->chosen);
+    memcpy(candidates, p->in, count * sizeof *candidates);
     for (uint32_t rank = 0; rank < working && !status; rank++)
         candidates[p->chosen[rank]] = false;
     for (uint32_t i = count; i-- > 0 && !status;) {
-        if (candidates[i])
+        if (candidates[i] && !members[i].leaving)
             drop(p, i);
     }
     for (uint32_t i = 0; i < count && !status; i++) {
-        if (p->in[i] && (candidates[i] || p->input->members[i].leaving))
+        if (p->in[i] && candidates[i])
             p->chosen[working + layout->idle++] = i;
     }
     free(candidates);
@@ -546,10 +531,6 @@ static enum mu_status choose_buddies(struct planning *p)
 
 /* Leaves */
 
-/* Speeds that differ by less than this from the median are noise: the split is then the one with the fewest subtree
- * roots. */
-static const double SPEED_NOISE = 0.15;
-
 /* A replica is as fast as the slowest of its members with what its stage computes; 0 when none was measured. */
 static double replica_seconds(const struct planning *p, const double *stage_layers, uint32_t d)
 {
@@ -565,17 +546,21 @@ static double replica_seconds(const struct planning *p, const double *stage_laye
     return slowest;
 }
 
-static double median_of(const double *seconds, uint32_t count)
+/* What counts other than the present ones save of each step, where nothing else changes; 0: too little to move any. */
+static double leaves_saved(const struct planning *p, const double *seconds)
 {
-    double sorted[MU_COUNTED_REPLICAS_MAX];
-    uint32_t measured = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        if (seconds[i] > 0)
-            sorted[measured++] = seconds[i];
+    const struct mu_plan *plan = p->plan;
+    uint32_t replicas = plan->layout.dp, now[MU_COUNTED_REPLICAS_MAX];
+    if (!p->input->has_old_layout || !mu_layout_equal(&p->input->old_layout, &plan->layout))
+        return 0;
+    for (uint32_t d = 0; d < replicas; d++) {
+        uint32_t rank = mu_layout_rank(&plan->layout, (struct mu_coords){.d = d});
+        const struct mu_plan_member *member = &p->input->members[p->chosen[rank]];
+        now[d] = member->old_leaf_count;
+        if (member->old_rank != rank)
+            return 0;
     }
-    if (measured)
-        qsort(sorted, measured, sizeof *sorted, compare_double);
-    return measured ? sorted[measured / 2] : 0;
+    return mu_balance_saved(replicas, seconds, now, plan->leaf_counts);
 }
 
 /* By measured speed, in runs that an Assign can name; of very many replicas, equal. */
@@ -586,19 +571,13 @@ static void choose_leaves(struct planning *p)
     if (p->plan->equal_leaves)
         return;
     double seconds[MU_COUNTED_REPLICAS_MAX], stage_layers[MU_STAGES_MAX];
-    struct mu_balance_rank speeds[MU_COUNTED_REPLICAS_MAX], blocks[MU_COUNTED_REPLICAS_MAX];
     for (uint32_t stage = 0; stage < p->plan->layout.pp; stage++)
         stage_layers[stage] = mu_cost_stage_layers(p->input->spec, &p->model, &p->rates, &p->plan->layout, stage);
     for (uint32_t d = 0; d < replicas; d++)
         seconds[d] = replica_seconds(p, stage_layers, d);
-    double median = median_of(seconds, replicas);
-    for (uint32_t d = 0; d < replicas; d++) {
-        double relative = median > 0 ? seconds[d] / median : 0;
-        bool ordinary = !(relative > 0) || (relative > 1 - SPEED_NOISE && relative < 1 + SPEED_NOISE);
-        speeds[d] = (struct mu_balance_rank){.seconds_per_leaf = ordinary ? 1 : relative};
-    }
-    mu_balance_leaves_in_runs(mu_job_leaves(p->input->spec), replicas, speeds, MU_LEAF_RUNS_MAX, blocks,
-                              p->plan->leaf_counts);
+    mu_balance_by_seconds(mu_job_leaves(p->input->spec), replicas, seconds, p->plan->leaf_counts);
+    if (!(p->plan->saved_s > 0))
+        p->plan->saved_s = leaves_saved(p, seconds);
 }
 
 /* State */

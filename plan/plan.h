@@ -18,6 +18,7 @@ struct mu_plan_member {
     uint32_t host;            /* failure domain and memory: equal numbers share one */
     uint32_t domain;          /* a larger failure domain (switch); where none is known, as the host */
     bool leaving; /* draining: only to copy from, where nobody else has what it holds; becomes an idle rank */
+    bool demoted; /* far slower than the others: gets a rank only where there are too few others */
 };
 
 struct mu_plan_link {
@@ -61,7 +62,8 @@ struct mu_plan {
     bool equal_leaves;                  /* counts are M / dp, first replicas one more: need not be sent */
     struct mu_step_result roll_forward; /* valid when some rank has MU_SOURCE_ROLL_FORWARD */
     uint32_t left_out;                  /* members not used because of bad links */
-    double saved_s;                     /* of each step, by stages other than the old ones in the same degrees */
+    double saved_s;                     /* of each step, by stages other than the old ones in the same degrees, or
+                                           by leaf counts other than the old ones in the same layout */
     bool from_mirrors;                  /* without what members mirror of others, the start step would not be whole */
     struct mu_plan_rank *ranks;         /* in: room for member_count entries; out: [world of layout] */
     uint32_t *leaf_counts;              /* in: room for MU_COUNTED_REPLICAS_MAX; out: [dp] unless equal_leaves */

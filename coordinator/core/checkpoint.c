@@ -278,10 +278,12 @@ uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_
     record->layout = layout;
     record->piece_count = writers;
     record->pieces = job->pieces;
+    uint64_t step = not_before_step ? not_before_step : job->steps_done; /* on request: soon after this one */
     format_into(record->dir, sizeof record->dir, "%s/%010llu-%010llu-%016llx%016llx", job->record.spec.checkpoint.path,
-                (unsigned long long)record->number, (unsigned long long)not_before_step,
-                (unsigned long long)record->nonce.high, (unsigned long long)record->nonce.low);
+                (unsigned long long)record->number, (unsigned long long)step, (unsigned long long)record->nonce.high,
+                (unsigned long long)record->nonce.low);
     job->intent = record->number;
+    job->pieces_done = 0;
     job->publishing = job->untaken = false;
     job->checkpoint_wanted = false;
     job->checkpoint_attempt = 0;
@@ -318,7 +320,7 @@ void checkpoint_policy(struct mu_coord *coord, struct job *job)
     uint64_t due = job->next_due_step;
     /* Ordered a little ahead, so that every rank has the command before the boundary at which it is due. */
     uint64_t lead = 2 + (job->seconds_per_step > 0 ? (uint64_t)(0.3 / job->seconds_per_step) : 0);
-    if (due >= spec->steps || job->steps_done + lead < due)
+    if (due >= mu_job_end(spec) || job->steps_done + lead < due)
         return; /* the last one is taken when all are parked at the end */
     if (!order_checkpoint(coord, job, due, false))
         event(
@@ -532,9 +534,7 @@ void checkpoint_after_park(struct mu_coord *coord, struct job *job)
 
 static bool all_done(const struct job *job, const struct mu_checkpoint_record *record)
 {
-    uint32_t missing = 0;
-    for (uint32_t piece = 0; piece < record->piece_count; piece++)
-        missing += !job->pieces[piece].done;
+    uint32_t missing = record->piece_count - job->pieces_done;
     return missing == 0 || (MU_MUTANT(MU_MUT_COMMIT_MISSING_PIECE) && missing == 1);
 }
 
@@ -557,14 +557,13 @@ void on_piece(struct mu_coord *coord, struct worker *worker, const struct mu_pie
         abandon_checkpoint(coord, job, text, false);
         return;
     }
-    for (uint32_t i = 0; i < checkpoint->record.piece_count; i++) {
-        if (job->pieces[i].done && checkpoint->record.step != report->step) {
-            abandon_checkpoint(coord, job, "ranks took their snapshots at different steps", true);
-            return;
-        }
+    if (job->pieces_done > 0 && checkpoint->record.step != report->step) {
+        abandon_checkpoint(coord, job, "ranks took their snapshots at different steps", true);
+        return;
     }
     checkpoint->record.step = report->step;
     piece->done = true;
+    job->pieces_done++;
     piece->size_bytes = report->size_bytes;
     piece->checksum = report->checksum;
     memcpy(piece->file, report->file, sizeof piece->file);
@@ -624,9 +623,8 @@ void retain_checkpoints(struct mu_coord *coord, struct job *job)
                                                     .verified = checkpoint->record.verified,
                                                     .quarantined = checkpoint->record.state == MU_CKPT_BAD};
     }
-    const struct mu_retention_policy policy = {.keep = job->record.spec.checkpoint.keep,
-                                               .keep_every = job->record.spec.checkpoint.keep_every,
-                                               .keep_verified = 1};
+    const struct mu_job_terms terms = terms_now(job);
+    const struct mu_retention_policy policy = {.keep = terms.keep, .keep_every = terms.keep_every, .keep_verified = 1};
     size_t chosen_count = mu_retention_select(list, count, &policy, chosen);
     for (size_t i = 0; i < chosen_count; i++)
         start_deleting(coord, job, &job->checkpoints[index[chosen[i]]]);
@@ -730,6 +728,7 @@ static void probe(struct mu_coord *coord, struct job *job, struct checkpoint *ch
 {
     const struct mu_checkpoint_record *record = &checkpoint->record;
     job->intent = record->number;
+    job->pieces_done = 0;
     job->publishing = true;
     for (uint32_t piece = 0; piece < record->piece_count; piece++) {
         const struct worker *writer = find_worker(coord, job->pieces[piece].writer_name);

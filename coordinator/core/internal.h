@@ -40,6 +40,7 @@ struct worker {
     uint8_t files_secret[32];
     uint64_t host_id;
     uint64_t pid, memory_bytes;
+    uint32_t nccl_version; /* 0: none */
     uint32_t threads;
     struct mu_id incarnation;
     uint64_t session;        /* 0: its stream is down */
@@ -71,6 +72,8 @@ struct worker {
     double seconds_per_leaf;                /* in this generation; 0: not measured */
     double seconds_per_layer;               /* in all of them: see speeds.c */
     uint32_t speed_reports;                 /* of this generation */
+    int8_t odd_reports;                     /* in a row, slower (or, below 0, faster) than all before by far */
+    bool demoted;                           /* too slow for leaves to make up for it: others come first */
     struct stage_time before;               /* of the last generation in which it was measured */
     struct timing timings[MU_TIMINGS_KEPT]; /* ring */
     uint64_t timing_count;
@@ -180,6 +183,10 @@ struct job {
 
     uint64_t look_us;         /* lease clock: not before, whether other stages would pay */
     uint32_t quiet_looks;     /* looks in this generation that found nothing */
+    uint64_t leaves_us;       /* lease clock: not before, whether other leaf counts would pay */
+    uint64_t beyond_us;       /* lease clock: since when leaves cannot make up for a slow worker; 0: they can */
+    bool leaves_pay;          /* they did when this was last looked at */
+    uint32_t leaf_moves;      /* not long ago: each doubles the time until the next one */
     uint64_t change_begun_us; /* lease clock: when the change of generation under way began; 0: none is */
     double change_s;          /* how long the last one took; 0: not known */
 
@@ -211,6 +218,7 @@ struct job {
     struct interval interval;
     struct mu_piece_record *pieces; /* [MU_PIECES_MAX], of the open intent */
     uint32_t *piece_slots;          /* writers */
+    uint32_t pieces_done;
 
     struct bad_link bad_links[MU_BAD_LINKS_MAX];
     uint32_t bad_link_count;
@@ -511,7 +519,15 @@ void goodput_tick(struct mu_coord *coord);
 void speeds_report(struct mu_coord *coord, struct job *job, struct worker *worker, const struct mu_step_report *report);
 void speeds_end(struct mu_coord *coord, struct job *job);   /* before members and layout of a generation go */
 void speeds_begin(struct mu_coord *coord, struct job *job); /* a generation goes */
-bool speeds_change_pays(const struct job *job, const struct mu_plan *plan);
+/* A trial plan saves enough of each step to be worth a generation; says so. */
+bool speeds_change_pays(struct mu_coord *coord, struct job *job, const struct mu_plan *plan);
+
+/* amend.c */
+struct mu_job_terms terms_now(const struct job *job);
+void amend_job(struct mu_coord *coord, struct job *job, const struct mu_amendment *amendment, struct answer *answer);
+void place_amendments(struct mu_coord *coord, struct job *job);  /* a generation is assigned */
+void settle_amendments(struct mu_coord *coord, struct job *job); /* it goes */
+void amendments_tick(struct mu_coord *coord, struct job *job);   /* STEPPING: a change that is not made yet */
 
 /* requests.c */
 void on_request(struct mu_coord *coord, const struct mu_coord_event *request); /* SUBMIT to SCALE */

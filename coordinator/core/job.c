@@ -261,6 +261,7 @@ static void install_members(struct mu_coord *coord, struct job *job, const struc
         worker->leaf_count = leaves_of_rank(job, plan, rank);
         worker->seconds_per_leaf = 0;
         worker->speed_reports = 0;
+        worker->demoted = false;
         worker->source = planned->source;
         worker->accuser = NONE;
         worker->progress_us = lease_now(coord);
@@ -303,6 +304,7 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
               job->plan_checkpoint ? "newest checkpoint or holder" : "from the seed");
     }
     job->steps_done = plan->start_step;
+    place_amendments(coord, job);
     install_members(coord, job, plan);
     if (!MU_MUTANT(MU_MUT_REUSE_GENERATION) || job->go || job->record.generation == 0)
         job->record.generation++;
@@ -344,16 +346,11 @@ static void trial_planned(struct mu_coord *coord, struct job *job, const struct 
         return;
     bool good = plan->status == MU_OK;
     bool larger = good && mu_layout_working(&plan->layout) > mu_layout_working(&job->layout);
-    bool pays = good && !larger && !job->regroup_for_leaving && speeds_change_pays(job, plan);
+    bool pays = good && !larger && !job->regroup_for_leaving && speeds_change_pays(coord, job, plan);
     if (!larger && !job->regroup_for_leaving && !pays) {
         feed_nothing_new(coord, job);
         return;
     }
-    if (pays && !job->feeding)
-        event(coord, MU_EVENT_INFO, "layers_moved", job, NULL,
-              "workers of some stages are slower than those of others: layers move to the faster ones, which saves "
-              "%.1f ms of each step",
-              plan->saved_s * 1e3);
     job->feed_again = false;
     if (!good || !feed_begin(coord, job, plan, secret))
         regroup(coord, job);
@@ -468,6 +465,22 @@ static void tell_go(struct mu_coord *coord, struct job *job)
     job->broken_text[0] = 0;
 }
 
+/* One rotation for all, the best there is: where hosts are too unequal, or stand in too odd an order, it leaves some.
+ */
+static void tell_buddies(struct mu_coord *coord, const struct job *job)
+{
+    uint32_t together = 0, working = mu_layout_working(&job->layout);
+    for (uint32_t rank = 0; rank < working && job->layout.buddy_shift > 0; rank++) {
+        const struct worker *worker = member_at(coord, job, rank),
+                            *buddy = member_at(coord, job, mu_layout_buddy(&job->layout, rank));
+        together += worker && buddy && strcmp(worker->host, buddy->host) == 0;
+    }
+    if (together > 0)
+        event(coord, MU_EVENT_INFO, "buddies_together", job, NULL,
+              "%u of %u workers have their buddy on their own host: if it vanishes, the job goes back to a checkpoint",
+              together, working);
+}
+
 static void go(struct mu_coord *coord, struct job *job)
 {
     job->go = true;
@@ -477,6 +490,7 @@ static void go(struct mu_coord *coord, struct job *job)
     set_phase(coord, job, MU_JP_STEPPING);
     speeds_begin(coord, job);
     job->progress_us = lease_now(coord);
+    settle_amendments(coord, job);
     persist_job(coord, job);
     persist_generation(coord, job);
     struct checkpoint *start = find_checkpoint(job, job->plan_checkpoint);
@@ -495,6 +509,7 @@ static void go(struct mu_coord *coord, struct job *job)
     if (loaded && start->record.state == MU_CKPT_COMMITTED)
         note_verified(coord, start);
     tell_go(coord, job);
+    tell_buddies(coord, job);
     release_drained(coord, job, true);
     settle(coord, job);
     checkpoint_policy(coord, job);
@@ -723,6 +738,7 @@ void job_tick(struct mu_coord *coord, struct job *job)
             settle(coord, job); /* scaled down while the generation was made, or before a restart */
         checkpoint_policy(coord, job);
         feed_tick(coord, job);
+        amendments_tick(coord, job);
         break;
     case MU_JP_PARKING:
         parked_waits_no_more(coord, job);

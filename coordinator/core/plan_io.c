@@ -68,6 +68,7 @@ static void add_member(struct mu_coord *coord, struct job *job, const struct wor
     member->host = host_number(worker);
     member->domain = worker->domain;
     member->leaving = leaving;
+    member->demoted = worker->demoted;
     job->plan_staying += !leaving;
     job->plan_slots[job->plan_count++] = (uint32_t)(worker - coord->workers);
 }
@@ -129,18 +130,21 @@ static uint32_t sort_newcomers(struct mu_coord *coord, struct job *job)
     return count;
 }
 
-/* Members keep their order, then the others: ranks move as little as they can. */
+/* Members keep their order, then the others: ranks move as little as they can. Last come those too slow for them. */
 static void collect_members(struct mu_coord *coord, struct job *job, bool draining_stay, bool trial)
 {
-    job->plan_count = job->plan_staying = 0;
-    for (uint32_t rank = 0; rank < job->world; rank++) {
-        const struct worker *worker = member_at(coord, job, rank);
-        if (worker)
-            consider(coord, job, worker, draining_stay, trial);
-    }
     uint32_t newcomers = sort_newcomers(coord, job);
-    for (uint32_t i = 0; i < newcomers; i++)
-        consider(coord, job, &coord->workers[coord->newcomers[i].slot], draining_stay, trial);
+    bool any_demoted = false;
+    job->plan_count = job->plan_staying = 0;
+    for (int demoted = 0; demoted <= any_demoted; demoted++) {
+        for (uint32_t i = 0; i < job->world + newcomers; i++) {
+            const struct worker *worker =
+                i < job->world ? member_at(coord, job, i) : &coord->workers[coord->newcomers[i - job->world].slot];
+            any_demoted = any_demoted || (worker && worker->demoted);
+            if (worker && worker->demoted == demoted)
+                consider(coord, job, worker, draining_stay, trial);
+        }
+    }
 }
 
 static uint32_t member_index(const struct mu_coord *coord, const struct job *job, struct mu_id incarnation)
@@ -404,6 +408,19 @@ static void note_assigned(const struct job *job, struct worker *worker)
     worker->assigned_session = worker->session;
 }
 
+/* The same answer for all of them: of who is there, which stays while the generation lasts. */
+static bool all_have_nccl(struct mu_coord *coord, const struct job *job)
+{
+    uint32_t working = job->world - job->layout.idle, version = 0;
+    for (uint32_t rank = 0; rank < working; rank++) {
+        const struct worker *member = member_at(coord, job, rank);
+        if (!member || member->nccl_version == 0 || (version && member->nccl_version != version))
+            return false;
+        version = member->nccl_version;
+    }
+    return true;
+}
+
 /* Also sent again when a worker re-attaches that never got it. */
 void send_assign(struct mu_coord *coord, struct job *job, struct worker *worker)
 {
@@ -442,6 +459,9 @@ void send_assign(struct mu_coord *coord, struct job *job, struct worker *worker)
         }
     }
     assign->command_base = job->command_base;
+    assign->nccl = worker->nccl_version && all_have_nccl(coord, job);
+    if (!MU_MUTANT(MU_MUT_AMEND_NOT_ALL) || worker->rank == 0)
+        assign->amendments = &job->record.spec.amendments;
     note_assigned(job, worker);
     send_to(coord, worker, &message);
 }

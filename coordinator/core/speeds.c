@@ -1,4 +1,5 @@
-/* How fast each worker is, apart from what its stage costs, and when layers or leaves had better be divided anew.
+/* How fast each worker is, apart from what its stage costs; when layers or leaves had better be divided anew, and when
+ * a spare had better take the place of a slow worker.
  *
  * A report says how long a worker computed on a leaf. Over what its stage costs, in layers (mu_cost_stage_layers), that
  * is the worker's speed, which stays its own when stages change. What embedding and head cost is what the model of
@@ -6,12 +7,18 @@
  * depend on how fast it is, so it tells the cost of what differs. */
 #include "coordinator/core/internal.h"
 
+#include "plan/balance.h"
 #include "plan/cost.h"
 
 enum {
-    REPORTS_MIN = 4,     /* of a generation, before its times are believed */
+    REPORTS_MIN = 4,     /* of a generation, before its times are believed, and between two looks at the speeds */
     QUIET_DOUBLINGS = 2, /* looks that found nothing make the next one later, up to so often */
+    ODD_REPORTS = 3,     /* in a row that are FAR off to one side are a change of speed */
+    LOOKS = 16,          /* at leaves in rebalance_ms, at most */
+    LEAF_DOUBLINGS = 6,  /* moves of leaves make the next one later, up to so often */
 };
+static const double FAR = 1.25;
+static const double RELIEF_MIN = 1.2;  /* a spare must shorten the computation by so much to replace a slow member */
 static const double SECONDS_MAX = 1e6; /* a longer report is a mistake */
 static const double CHANGE_S = 1;      /* of a change of generation, before one was measured */
 static const double LAYERS_MAX = 4096; /* that embedding or head may cost */
@@ -116,22 +123,160 @@ void speeds_end(struct mu_coord *coord, struct job *job)
     learn(&job->record.costs.head, &head);
 }
 
-/* ---- reports ---- */
+/* ---- who should do how much ---- */
 
-static double mixed(double before, double now)
+static uint64_t rebalance_us(const struct mu_coord *coord)
 {
-    return before > 0 ? 0.8 * before + 0.2 * now : now;
+    return (uint64_t)coord->config.rebalance_ms * 1000;
 }
 
-/* Looks whether another division pays, more and more rarely while nothing is found. */
-static void look(struct mu_coord *coord, struct job *job)
+/* Other stages: a trial plan tells, more and more rarely while nothing is found. */
+static void look_at_stages(struct mu_coord *coord, struct job *job)
 {
-    if (coord->config.rebalance_ms == 0 || job->phase != MU_JP_STEPPING || job->layout.pp == 1 || job->arrived > 0 ||
-        job->trial_ticket || job->settle_until_us || job->feeding || lease_now(coord) < job->look_us)
+    if (job->layout.pp == 1 || lease_now(coord) < job->look_us)
         return;
     uint32_t doublings = job->quiet_looks < QUIET_DOUBLINGS ? job->quiet_looks++ : QUIET_DOUBLINGS;
-    job->look_us = lease_now(coord) + ((uint64_t)coord->config.rebalance_ms * 1000 << doublings);
+    job->look_us = lease_now(coord) + (rebalance_us(coord) << doublings);
     request_trial(coord, job);
+}
+
+/* What the slowest worker of each replica takes for a leaf, and the leaves of each. */
+struct replicas {
+    double seconds[MU_COUNTED_REPLICAS_MAX];
+    uint32_t leaves[MU_COUNTED_REPLICAS_MAX];
+};
+
+/* As if `replaced` (NULL: nobody) took `factor` times as long. */
+static void measure(struct mu_coord *coord, const struct job *job, const struct worker *replaced, double factor,
+                    struct replicas *out)
+{
+    memset(out->seconds, 0, job->layout.dp * sizeof out->seconds[0]);
+    for (uint32_t rank = 0; rank < mu_layout_working(&job->layout); rank++) {
+        const struct worker *worker = member_at(coord, job, rank);
+        if (!worker)
+            continue;
+        uint32_t d = mu_layout_coords(&job->layout, rank).d;
+        double seconds = worker->seconds_per_leaf * (worker == replaced ? factor : 1);
+        out->seconds[d] = seconds > out->seconds[d] ? seconds : out->seconds[d];
+        out->leaves[d] = worker->leaf_count;
+    }
+}
+
+/* The slowest member, and how many times as long as half of the members it takes for the same. */
+static struct worker *slowest_member(struct mu_coord *coord, const struct job *job, double *ret_times)
+{
+    double all[MU_COUNTED_REPLICAS_MAX];
+    uint32_t working = mu_layout_working(&job->layout), count = 0;
+    struct worker *slowest = NULL;
+    for (uint32_t rank = 0; rank < working; rank++) {
+        struct worker *worker = member_at(coord, job, rank);
+        if (!worker || !(worker->seconds_per_leaf > 0))
+            continue;
+        if (count < MU_COUNTED_REPLICAS_MAX)
+            all[count++] = worker->seconds_per_layer;
+        if (!slowest || worker->seconds_per_layer > slowest->seconds_per_layer)
+            slowest = worker;
+    }
+    *ret_times = slowest ? slowest->seconds_per_layer / mu_balance_median(count, all) : 1;
+    return slowest;
+}
+
+static bool repays(const struct job *job, double saved_s)
+{
+    uint64_t end = mu_job_end(&job->record.spec), left = end > job->steps_done ? end - job->steps_done : 0;
+    double change_s = job->change_s > 0 ? job->change_s : CHANGE_S;
+    return saved_s > 0 && saved_s * (double)left > change_s;
+}
+
+static const struct worker *find_substitute(struct mu_coord *coord, const struct job *job)
+{
+    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
+        if (w->rank == NONE && !w->demoted && may_take_part(w))
+            return w;
+    }
+    return NULL;
+}
+
+/* Leaves are divided as well as can be, in `divided_s`. With an ordinary worker in the place of the slowest one it
+ * would be much better: when that has been so for a while, a spare gets the place. */
+static void look_beyond_leaves(struct mu_coord *coord, struct job *job, double divided_s)
+{
+    struct replicas then;
+    uint32_t counts[MU_COUNTED_REPLICAS_MAX];
+    double times;
+    struct worker *slowest = slowest_member(coord, job, &times);
+    const struct worker *spare = slowest && times > RELIEF_MIN ? find_substitute(coord, job) : NULL;
+    if (spare) {
+        measure(coord, job, slowest, 1 / times, &then);
+        mu_balance_by_seconds(job->leaves, job->layout.dp, then.seconds, counts);
+        double then_s = mu_balance_step_seconds(job->layout.dp, then.seconds, counts);
+        spare = then_s * RELIEF_MIN < divided_s && repays(job, divided_s - then_s) ? spare : NULL;
+    }
+    if (!spare || job->beyond_us == 0) {
+        job->beyond_us = spare ? lease_now(coord) : 0;
+    } else if (lease_now(coord) - job->beyond_us >= 2 * rebalance_us(coord)) {
+        job->beyond_us = 0;
+        slowest->demoted = true;
+        job->regroup_for_leaving = true;
+        job->settle_until_us = lease_now(coord);
+        event(coord, MU_EVENT_WARNING, "worker_demoted", job, slowest,
+              "worker %s takes %.1f times as long as usual, which moving work to others does not make up for: spare %s "
+              "takes its place",
+              slowest->name, times, spare->name);
+    }
+}
+
+static uint32_t leaf_doublings(const struct job *job)
+{
+    return job->leaf_moves < LEAF_DOUBLINGS ? job->leaf_moves : LEAF_DOUBLINGS;
+}
+
+/* Other leaf counts must pay twice in a row, because a trial plan costs something. */
+static void look_at_leaves(struct mu_coord *coord, struct job *job)
+{
+    struct replicas now;
+    uint32_t best[MU_COUNTED_REPLICAS_MAX], dp = job->layout.dp;
+    if (job->equal_leaves || lease_now(coord) < job->leaves_us)
+        return;
+    job->leaves_us = lease_now(coord) + rebalance_us(coord) / LOOKS;
+    if (lease_now(coord) - job->phase_since_us > rebalance_us(coord) << (leaf_doublings(job) + QUIET_DOUBLINGS))
+        job->leaf_moves = 0;
+    measure(coord, job, NULL, 1, &now);
+    mu_balance_by_seconds(job->leaves, dp, now.seconds, best);
+    bool before = job->leaves_pay;
+    job->leaves_pay = repays(job, mu_balance_saved(dp, now.seconds, now.leaves, best));
+    if (!job->leaves_pay) {
+        look_beyond_leaves(coord, job, mu_balance_step_seconds(dp, now.seconds, now.leaves));
+    } else if (before) {
+        job->leaves_us = lease_now(coord) + rebalance_us(coord);
+        request_trial(coord, job);
+    }
+}
+
+static void look(struct mu_coord *coord, struct job *job)
+{
+    if (coord->config.rebalance_ms == 0 || job->phase != MU_JP_STEPPING || job->arrived > 0 || job->trial_ticket ||
+        job->settle_until_us || job->feeding)
+        return;
+    look_at_stages(coord, job);
+    if (!job->trial_ticket)
+        look_at_leaves(coord, job);
+}
+
+/* ---- reports ---- */
+
+/* A mean over about five reports. Several in a row that are far off to the same side are no noise: it begins anew. */
+static void add_report(struct worker *worker, double leaf_s, double layer_s)
+{
+    double before = worker->seconds_per_layer;
+    int side = before > 0 ? (layer_s > before * FAR) - (layer_s * FAR < before) : 0;
+    worker->odd_reports = (int8_t)(side * worker->odd_reports > 0 ? worker->odd_reports + side : side);
+    bool anew = worker->odd_reports >= ODD_REPORTS || worker->odd_reports <= -ODD_REPORTS;
+    worker->odd_reports = anew ? 0 : worker->odd_reports;
+    worker->seconds_per_layer = anew || !(before > 0) ? layer_s : 0.8 * before + 0.2 * layer_s;
+    before = worker->seconds_per_leaf;
+    worker->seconds_per_leaf = anew || !(before > 0) ? leaf_s : 0.8 * before + 0.2 * leaf_s;
+    worker->speed_reports++;
 }
 
 void speeds_report(struct mu_coord *coord, struct job *job, struct worker *worker, const struct mu_step_report *report)
@@ -143,25 +288,67 @@ void speeds_report(struct mu_coord *coord, struct job *job, struct worker *worke
     uint32_t stage = mu_layout_coords(&job->layout, worker->rank).p;
     double layers = mu_cost_stage_layers(&job->record.spec, &job->model, &rates, &job->layout, stage);
     seconds /= report->leaf_count;
-    worker->seconds_per_leaf = mixed(worker->seconds_per_leaf, seconds);
-    worker->seconds_per_layer = mixed(worker->seconds_per_layer, seconds / layers);
-    worker->speed_reports++;
-    if (worker->rank == 0 && worker->speed_reports >= REPORTS_MIN)
+    add_report(worker, seconds, seconds / layers);
+    if (worker->rank == 0 && worker->speed_reports % REPORTS_MIN == 0)
         look(coord, job);
 }
 
+/* ---- changes ---- */
+
 void speeds_begin(struct mu_coord *coord, struct job *job)
 {
+    uint32_t doublings = leaf_doublings(job);
     job->quiet_looks = 0;
-    job->look_us = lease_now(coord) + (uint64_t)coord->config.rebalance_ms * 1000;
+    job->look_us = lease_now(coord) + rebalance_us(coord);
+    job->leaves_us = lease_now(coord) + (doublings ? rebalance_us(coord) << (doublings - 1) : 0);
+    job->leaves_pay = false;
+    job->beyond_us = 0;
     if (job->change_begun_us)
         job->change_s = (double)(lease_now(coord) - job->change_begun_us) * 1e-6;
     job->change_begun_us = 0;
 }
 
-bool speeds_change_pays(const struct job *job, const struct mu_plan *plan)
+/* Of the replica whose leaf count changes most. */
+static void tell_leaves(struct mu_coord *coord, struct job *job, const struct mu_plan *plan)
 {
-    uint64_t left = job->record.spec.steps > job->steps_done ? job->record.spec.steps - job->steps_done : 0;
-    double change_s = job->change_s > 0 ? job->change_s : CHANGE_S;
-    return plan->saved_s > 0 && plan->saved_s * (double)left > change_s;
+    struct replicas now;
+    uint32_t most = 0, dp = job->layout.dp;
+    const struct worker *slowest = NULL;
+    measure(coord, job, NULL, 1, &now);
+    for (uint32_t d = 0; d < dp; d++) {
+        int64_t change = (int64_t)plan->leaf_counts[d] - now.leaves[d];
+        int64_t before = (int64_t)plan->leaf_counts[most] - now.leaves[most];
+        most = change * change > before * before ? d : most;
+    }
+    for (uint32_t rank = 0; rank < mu_layout_working(&job->layout); rank++) {
+        const struct worker *worker = member_at(coord, job, rank);
+        if (worker && mu_layout_coords(&job->layout, rank).d == most &&
+            (!slowest || worker->seconds_per_leaf > slowest->seconds_per_leaf))
+            slowest = worker;
+    }
+    double seconds = now.seconds[most], usual = mu_balance_median(dp, now.seconds);
+    event(coord, MU_EVENT_INFO, "leaves_moved", job, slowest,
+          "worker %s takes %.2f times as long as usual for a leaf: it computes %u leaves of a step instead of %u, "
+          "which saves %.1f ms of each step",
+          slowest ? slowest->name : "", seconds / usual, plan->leaf_counts[most], now.leaves[most],
+          plan->saved_s * 1e3);
+}
+
+bool speeds_change_pays(struct mu_coord *coord, struct job *job, const struct mu_plan *plan)
+{
+    bool leaves = same_columns(&plan->layout, &job->layout);
+    if (!repays(job, plan->saved_s) || (leaves && !job->leaves_pay))
+        return false;
+    if (job->feeding)
+        return true; /* told already */
+    if (leaves) {
+        job->leaf_moves++;
+        tell_leaves(coord, job, plan);
+        return true;
+    }
+    event(coord, MU_EVENT_INFO, "layers_moved", job, NULL,
+          "workers of some stages are slower than those of others: layers move to the faster ones, which saves %.1f ms "
+          "of each step",
+          plan->saved_s * 1e3);
+    return true;
 }

@@ -188,6 +188,9 @@ def lose_one_with_buddies(family, workers, newcomer, **fields):
                 cluster.start_worker()
             go = cluster.wait_event(lambda e: e.kind == "generation_go" and e.number > lost.number)
             check("state from mirrors, 0 steps replayed" in go.text, f"the buddy's mirror was not the source: {go.text}")
+        together = cluster.wait_event("buddies_together")
+        words = together.text.split()
+        check(words[0] == words[2], f"here all are on one host: {together.text}")
         expect_equal(cluster, family, steps=3 * STEPS)
         check(cluster.job().replayed_steps == 0, "steps were replayed although everything had a second holder")
 
@@ -266,6 +269,25 @@ def test_layers_move_from_a_slow_worker():
             stop.set()
             thread.join()
         expect_equal(cluster, family, steps=steps)
+        check(cluster.job().replayed_steps == 0, "a planned change replays nothing")
+
+
+def test_leaves_move_from_a_slow_worker():
+    with Cluster() as cluster:  # so many steps that any gain pays; whichever way leaves are divided, bits are the same
+        cluster.start_coordinator(flags=[*FAST, "--rebalance-ms", "150"])
+        cluster.submit(tiny_job(cluster, steps=1000000, **GPT2))
+        workers, stop = [cluster.start_worker() for _ in range(2)], threading.Event()
+        cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done >= 5, 30, "the workers did not start")
+        generation = cluster.job().generation
+        thread = threading.Thread(target=slow_down, args=(workers[0], stop))
+        thread.start()
+        try:
+            moved = cluster.wait_event("leaves_moved")
+            check("instead of 4" in moved.text, moved.text)
+            cluster.wait_until(lambda: cluster.job().generation > generation, 30, "the leaves did not move")
+        finally:
+            stop.set()
+            thread.join()
         check(cluster.job().replayed_steps == 0, "a planned change replays nothing")
 
 

@@ -304,6 +304,7 @@ static void fill_spec(struct mu_sim *sim)
     struct mu_error err;
     if (mu_job_spec_check(spec, &err) != MU_OK)
         mu_sim_violate(sim, "the simulator's own job is refused: %s", err.text);
+    sim->law = *spec;
     mu_model_spec_init(&sim->model, &spec->model);
     MU_ASSERT(sim->model.chunk_count < MU_SIM_CHUNKS_MAX);
     sim->all_chunks = (UINT64_C(1) << sim->model.chunk_count) - 1;
@@ -342,6 +343,8 @@ void mu_sim_init(struct mu_sim *sim, uint64_t seed, const struct mu_sim_profile 
     sim->coord_config.max_members = sim->params.slots + 8;
     if (sim->params.crash_limit)
         sim->coord_config.crash_limit = sim->params.crash_limit;
+    if (sim->params.rebalance_ms)
+        sim->coord_config.rebalance_ms = sim->params.rebalance_ms;
     sim->nodes = mu_sim_alloc((1 + (size_t)sim->params.slots) * sizeof *sim->nodes);
     sim->workers = mu_sim_alloc(sim->params.slots * sizeof *sim->workers);
     for (uint32_t i = 0; i < 1 + sim->params.slots; i++)

@@ -30,6 +30,7 @@ struct box_worker {
     bool hold_pieces;          /* nor snapshots */
     bool hangs;                /* makes no progress, waits for nobody */
     uint32_t layer_us;         /* computes so long on a leaf in each of its layers; 0: 100 us in all */
+    uint32_t leaf_us;          /* or so long on each of its leaves */
     struct mu_feed_order feed; /* told to take */
     struct mu_snapshot taken;
     uint64_t taken_step;
@@ -60,6 +61,7 @@ struct box_assign {
 struct box {
     bool feeds_work; /* takers answer only when the test says so */
     uint32_t feeds_given;
+    uint32_t leaves;       /* of the job */
     uint64_t memory_bytes; /* of each worker added from now on; 0: it does not say */
     struct mu_coord_config config;
     struct mu_coord *coord; /* NULL: not running */
@@ -433,6 +435,10 @@ static void box_prepare(struct box *box, uint32_t index, const struct mu_worker_
     worker->rank = assign->rank;
     worker->start_step = assign->start_step;
     worker->source = assign->source;
+    worker->leaves = 0;
+    if (!mu_layout_is_idle(&assign->layout, assign->rank))
+        mu_plan_leaf_range(box->leaves, assign->layout.dp, assign->leaf_counts,
+                           mu_layout_coords(&assign->layout, assign->rank).d, &worker->leaves);
     worker->prepared = worker->running = false;
     worker->moves_in = worker->moves_out = 0;
     for (uint32_t i = 0; i < assign->move_count; i++) {
@@ -717,6 +723,10 @@ static bool box_train(struct box *box, uint64_t steps)
                                                         (decision.take_snapshot ? box->copy_us : 0),
                                             .snapshot_us = decision.take_snapshot ? box->copy_us : 0,
                                             .forward_us = worker->layer_us ? worker->layer_us * layers : 100};
+        if (worker->leaf_us) {
+            step.step.leaf_count = worker->leaves;
+            step.step.forward_us = worker->leaf_us * worker->leaves;
+        }
         box_engine_later(box, i, &step);
         if (decision.take_snapshot)
             box_take(box, i, &decision.snapshot);
@@ -744,57 +754,6 @@ static inline bool box_said(const struct box *box, const char *text)
     return strstr(box->events, text) != NULL;
 }
 
-/* ---- life ---- */
-
-static void box_spec(struct mu_job_spec *spec, uint32_t tp, uint32_t pp)
-{
-    mu_job_spec_init(spec);
-    strcpy(spec->name, "job");
-    spec->model = (struct mu_model_config){
-        .family = MU_FAMILY_GPT2, .layers = 4, .heads = 4, .channels = 64, .context = 16, .vocab = 256, .slices = 2};
-    mu_model_config_resolve(&spec->model);
-    strcpy(spec->data.path, "/data/text");
-    spec->batch.sequences = 8, spec->batch.micro = 1, spec->batch.length = 16;
-    spec->steps = 1000;
-    spec->parallel.tp = tp;
-    spec->parallel.pp = pp;
-}
-
-static void box_init(struct box *box, const struct mu_job_spec *spec)
-{
-    struct mu_error err;
-    memset(box, 0, sizeof *box);
-    box->last = &box->first;
-    box->now_us = 1000000;
-    mu_coord_config_init(&box->config);
-    box->config.max_workers = box->config.max_members = 64;
-    box->config.max_jobs = 4;
-    box->config.settle_ms = 50;
-    box->store = mu_store_memory_new();
-    mu_wire_arena_init(&box->arena);
-    mu_wire_arena_init(&box->out);
-    snprintf(box->name, sizeof box->name, "%s", spec->name);
-    box_start_coord(box);
-    assert_int_equal(mu_job_spec_check(spec, &err), MU_OK);
-    box_step(box, &(struct mu_coord_event){.kind = MU_CE_SUBMIT, .submit = {.cookie = 1, .spec = spec}});
-    if (box->reply != MU_OK)
-        fail_msg("%s", box->reply_text);
-    box_settle(box);
-}
-
-static void box_fini(struct box *box)
-{
-    while (box->first) {
-        struct box_item *item = box->first;
-        box->first = item->next;
-        box_free_item(item);
-    }
-    for (uint32_t i = 0; i < BOX_WORKERS_MAX; i++)
-        mu_worker_free(box->workers[i].core);
-    mu_coord_free(box->coord);
-    mu_store_free(box->store);
-    mu_wire_arena_fini(&box->arena);
-    mu_wire_arena_fini(&box->out);
-}
+#include "core_life.h"
 
 #endif

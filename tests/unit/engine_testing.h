@@ -80,6 +80,7 @@ struct fleet {
     struct mu_layout layout, wanted; /* of this generation; of the next one, dp 0: all members are replicas */
     bool planned;                    /* layouts by the planner, not the wanted one */
     uint32_t leaving;                /* workers that are to be idle at most; planned only */
+    uint32_t silent;                 /* ranks that are not told what to send: who waits for it waits in vain */
     uint32_t rolled_forward;         /* ranks that were told to, so far */
     uint64_t moved_bytes;            /* planned, so far */
     uint64_t checkpoint, checkpoint_step;
@@ -537,7 +538,7 @@ static inline void assign_rank(struct fleet *fleet, const struct mu_model_spec *
                           .checkpoint = fleet->checkpoint};
     assert_non_null(moves);
     for (uint32_t i = 0; i < reshard->move_count; i++)
-        if (reshard->moves[i].from == rank || reshard->moves[i].to == rank)
+        if (reshard->moves[i].to == rank || (reshard->moves[i].from == rank && !(fleet->silent >> rank & 1)))
             moves[a.move_count++] = reshard->moves[i];
     a.peer_count = peers_of(fleet, model, rank, moves, a.move_count, peers);
     snprintf(a.checkpoint_dir, sizeof a.checkpoint_dir, "%s", fleet->checkpoint_dir);

@@ -59,6 +59,14 @@ static void test_balance_of_equal_ranks_reaches_the_equal_time(void **state)
     }
 }
 
+static double seconds_of(uint32_t world, const struct mu_balance_rank *ranks, const uint32_t *counts)
+{
+    double slowest = 0;
+    for (uint32_t i = 0; i < world; i++)
+        slowest = fmax(slowest, ranks[i].fixed_seconds + ranks[i].seconds_per_leaf * counts[i]);
+    return slowest;
+}
+
 /* The least slowest time over all splits, by dynamic programming. */
 static double best_by_search(uint32_t leaves, uint32_t world, const struct mu_balance_rank *ranks)
 {
@@ -101,7 +109,7 @@ static void test_balance_is_optimal(void **state)
         uint32_t counts[WORLD_MAX];
         mu_balance_leaves(leaves, world, ranks, counts);
         check_counts(leaves, world, counts);
-        double got = mu_balance_seconds(world, ranks, counts), best = best_by_search(leaves, world, ranks);
+        double got = seconds_of(world, ranks, counts), best = best_by_search(leaves, world, ranks);
         if (got > best * (1 + 1e-12))
             fail_msg("round %d: %g seconds, best %g", round, got, best);
         for (uint32_t i = 0; i < world; i++)
@@ -191,16 +199,26 @@ static void test_balance_large_worlds_and_extreme_speeds(void **state)
     free(counts);
 }
 
-static void test_balance_change_must_repay(void **state)
+/* A slow replica gets fewer leaves; noise changes nothing, nor a gain of less than 3 %. */
+static void test_balance_by_measured_speeds(void **state)
 {
     (void)state;
-    const struct mu_balance_rank ranks[] = {{0, 0.1, 0}, {0, 0.2, 0}};
-    const uint32_t now[] = {6, 6}, next[] = {8, 4}, slight[] = {100, 50}, slighter[] = {101, 49};
-    assert_true(mu_balance_worthwhile(2, ranks, now, next, 1.0, 100));
-    assert_false(mu_balance_worthwhile(2, ranks, now, next, 1.0, 2));   /* 0.4 s a step, twice: not repaid */
-    assert_false(mu_balance_worthwhile(2, ranks, next, now, 0.0, 100)); /* slower */
-    assert_false(mu_balance_worthwhile(2, ranks, next, next, 0.0, 100));
-    assert_false(mu_balance_worthwhile(2, ranks, slighter, slight, 0.0, 1000000)); /* 1 % */
+    const double slow[] = {0.1, 0.2, 0.1, 0}, noisy[] = {0.1, 0.111, 0.094, 0.1};
+    const uint32_t equal[] = {16, 16, 16, 16}, slight[] = {17, 15, 17, 15};
+    uint32_t counts[4];
+    mu_balance_by_seconds(64, 4, slow, counts); /* who is not measured counts as ordinary */
+    check_counts(64, 4, counts);
+    assert_in_range(counts[1], 8, 10);
+    double saved = mu_balance_saved(4, slow, equal, counts), best = 3.2 - 64 * 0.2 / 7;
+    assert_true(saved > 0.8 * best && saved <= best + 1e-9);
+    assert_true(mu_balance_saved(4, slow, counts, equal) == 0);
+    assert_true(mu_balance_saved(4, slow, equal, equal) == 0);
+    mu_balance_by_seconds(64, 4, noisy, counts);
+    assert_memory_equal(counts, equal, sizeof counts);
+    const double slightly[] = {0.1, 0.102, 0.1, 0.1};
+    assert_true(mu_balance_saved(4, slightly, equal, slight) == 0);
+    double values[] = {0.3, 0, 0.1, 0.2, 0.4};
+    assert_true(mu_balance_median(5, values) == 0.2 && mu_balance_median(1, (double[]){0}) == 0);
 }
 
 static void test_balance_root_count_of_known_splits(void **state)
@@ -286,7 +304,7 @@ int main(void)
         cmocka_unit_test(test_balance_prefers_few_roots),
         cmocka_unit_test(test_balance_large_worlds_and_extreme_speeds),
         cmocka_unit_test(test_balance_in_runs_keeps_their_limit),
-        cmocka_unit_test(test_balance_change_must_repay),
+        cmocka_unit_test(test_balance_by_measured_speeds),
         cmocka_unit_test(test_balance_root_count_of_known_splits),
         cmocka_unit_test(test_balance_poor_leaf_numbers_are_warned_of),
     };

@@ -1,6 +1,8 @@
 /* links: mu_engine mu_storage mu_plan */
 #include "engine_testing.h"
 
+#include "worker/engine_internal.h"
+
 /* Jobs that change their layout on the way, in good order or cut short anywhere, give the same weights.
  * MU_TEST_ALL_LAYOUTS=1: many more of them. */
 
@@ -441,6 +443,62 @@ static void test_changes_sharded_update_is_rolled_forward(void **state)
     assert_true(rolled > 0);
 }
 
+/* Bytes of what moves have brought to a worker whose engine stands still. */
+static uint64_t arrived_bytes(const struct worker *worker)
+{
+    const struct engine_job *job = &worker->engine->job;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; job->arrived.where && i < job->model.chunk_count; i++) {
+        uint64_t flats =
+            (job->arrived.kinds[i] & MU_MOVE_PARAMS ? 1u : 0u) + (job->arrived.kinds[i] & MU_MOVE_MOMENTS ? 2u : 0u);
+        bytes += flats * mu_model_chunk(&job->model, i).size * sizeof(float);
+    }
+    return bytes;
+}
+
+static uint64_t state_bytes(const struct mu_model_spec *model)
+{
+    uint64_t elements = 0;
+    for (uint32_t i = 0; i < model->chunk_count; i++)
+        elements += mu_model_chunk(model, i).size;
+    return 3 * elements * sizeof(float);
+}
+
+/* Of two stages one is never sent; what has come of the other one is kept, and does not come again. */
+static void test_changes_interrupted_transfer_goes_on_where_it_was(void **state)
+{
+    (void)state;
+    struct fleet *fleet = new_fleet(false);
+    start_workers(fleet, 3);
+    want_layout(fleet, 1, 2, 1, 0);
+    run_until(fleet, 3, 2);
+    want_layout(fleet, 1, 1, 3, 0);
+    fleet->silent = 1u << 1;
+    uint64_t kept = 0;
+    for (uint32_t wait_ms = 5; kept == 0 && wait_ms < PATIENCE_S * 1000; wait_ms *= 2) {
+        assign(fleet, 7);
+        usleep(wait_ms * 1000);
+        abort_all(fleet);
+        wait_revoked(fleet);
+        kept = arrived_bytes(&fleet->workers[2]);
+    }
+    const struct engine_job *job = &fleet->workers[2].engine->job;
+    uint64_t all = state_bytes(&job->model), received = 0;
+    assert_true(kept > 0 && kept < all && job->arrived.step == 2 && !held_of(&fleet->workers[2]).has_state);
+    fleet->silent = 0;
+    assign(fleet, 7);
+    wait_prepared(fleet);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct mu_comm_traffic traffic;
+        assert_int_equal(mu_comm_peer_traffic(fleet->workers[2].engine->now.group, rank, &traffic), MU_OK);
+        received += traffic.bytes_received;
+    }
+    assert_true(received >= all - kept && received < all - kept + 256 * job->model.chunk_count); /* and checksums */
+    go(fleet);
+    check_finished(fleet);
+    fleet_free(fleet);
+}
+
 /* ---- assignments that do not fit ---- */
 
 static void expect_refusal(struct fleet *fleet, const struct mu_assign *assign, const char *why)
@@ -495,6 +553,7 @@ int main(void)
         cmocka_unit_test(test_changes_abort_in_a_gather_leaves_owned_parts),
         cmocka_unit_test(test_changes_column_counts_while_the_tied_copy_is_missing),
         cmocka_unit_test(test_changes_sharded_update_is_rolled_forward),
+        cmocka_unit_test(test_changes_interrupted_transfer_goes_on_where_it_was),
         cmocka_unit_test(test_changes_moves_that_contradict_what_is_held_are_refused),
     };
     return cmocka_run_group_tests(tests, setup_reference, NULL);
