@@ -93,7 +93,7 @@ def test_help_names_every_command_and_exit_code():
     text = run("help")
     commands = re.findall(r"^  ([a-z]+)\b", text, re.MULTILINE)
     check(set(commands) == {"submit", "status", "watch", "workers", "events", "timings", "checkpoint", "checkpoints", "drain", "undrain",
-                            "scale", "cancel", "catalog", "snapshot", "node", "launch", "up", "generate", "export", "import", "cert", "token", "plan",
+                            "scale", "job", "cancel", "catalog", "snapshot", "node", "launch", "up", "generate", "export", "import", "cert", "token", "plan",
                             "report", "describe", "top", "diagnose", "trace", "logs", "probe", "simulate", "version"}, f"help lists {commands}")
     for code in range(7):
         check(re.search(rf"\b{code} [a-z]", text), f"exit code {code} is not explained")
