@@ -5,7 +5,7 @@
 #include "common/clock.h"
 #include "worker/engine_internal.h"
 
-enum { LOOK_US = 1000000, STALE_US = 3 * LOOK_US };
+enum { LOOK_US = 1000000, STALE_US = 60 * LOOK_US };
 
 static uint64_t moved(const struct mu_comm_traffic *traffic)
 {

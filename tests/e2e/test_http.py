@@ -159,7 +159,7 @@ def test_vital_signs_are_shown_by_worker_page_and_command():
         cluster.wait_until(lambda: metrics(address).get('muster_worker_cpu_seconds_total{job="tiny",worker="w1"}', 0) > 0, 10, "no numbers of w1")
         check(metrics(address)['muster_job_memory_bytes{job="tiny"}'] > told["memory_bytes"], "not the sum over the workers")
         text = run(cluster, "describe", "worker", "w0", code=0)
-        check(re.search(r"processors +\d.*busy", text) and re.search(r"links +rank 1 w1: in .*/s", text), text)
+        check(re.search(r"processors +\d.*busy", text) and re.search(r"links +rank \d w1: in .*/s", text), text)
         cluster.start_worker(name="w2", flags=["--vitals-every", "100"])  # one more than --worker-series permits
         cluster.wait_until(lambda: not any(name.startswith("muster_worker_cpu") for name in metrics(address)), 30, "numbers of three workers")
 
