@@ -100,6 +100,7 @@ int mu_cmd_timings(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_describe(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_top(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_report(struct mu_cli *cli, int argc, char **argv);
+int mu_cmd_debug(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_drain(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_undrain(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_catalog(struct mu_cli *cli, int argc, char **argv);
