@@ -106,6 +106,8 @@ int mu_cmd_undrain(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_catalog(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_snapshot(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_scale(struct mu_cli *cli, int argc, char **argv);
+int mu_cmd_job(struct mu_cli *cli, int argc, char **argv);
+void mu_cli_print_amendments(const Muster__V1__JobSpec *spec);
 int mu_cmd_cancel(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_watch(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_up(struct mu_cli *cli, int argc, char **argv);

@@ -83,7 +83,7 @@ static void add_job_row(struct mu_cli_table *table, const Muster__V1__Job *job)
     mu_cli_table_add(table, "%s", job->name);
     mu_cli_table_add(table, "%s", mu_cli_enum(&muster__v1__job_state__descriptor, (int)job->state));
     mu_cli_table_add(table, "%s", mu_cli_enum(&muster__v1__job_phase__descriptor, (int)job->phase));
-    mu_cli_table_add(table, "%" PRIu64 "/%" PRIu64, job->steps_done, job->spec ? job->spec->steps : 0);
+    mu_cli_table_add(table, "%" PRIu64 "/%" PRIu64, job->steps_done, job->steps);
     mu_cli_table_add(table, "%s", loss);
     mu_cli_table_add(table, "%s", tokens);
     mu_cli_layout(job->layout, layout);

@@ -124,6 +124,8 @@ static int describe_job(struct mu_cli *cli, char *name)
         return code;
     printf("\n");
     print_spec(reply->job);
+    if (reply->job->spec)
+        mu_cli_print_amendments(reply->job->spec);
     if (goodput->total_seconds > 0)
         print_account("time", goodput->total, goodput->total_seconds);
     return print_events(cli, name, NULL);

@@ -33,6 +33,10 @@ static const struct command commands[] = {
      "hosts: their states; keep new ranks away from one, empty it, take it back"},
     {"scale", mu_cmd_scale, "JOB [--min N] [--max N] [--spares N] [--expected-revision N]",
      "how many workers a job takes, from now on"},
+    {"job", mu_cmd_job,
+     "amend JOB [--lr X] [--min-lr X] [--warmup N] [--steps N] [--every N|auto] [--keep N] [--keep-every N] [--skip "
+     "FIRST:COUNT] [--at-step N] [--expected-revision N]",
+     "change a job that runs, from a step on"},
     {"cancel", mu_cmd_cancel, "JOB [--reason TEXT] [--expected-revision N]", "end a job"},
     {"snapshot", mu_cmd_snapshot, "save FILE | restore FILE --data-dir DIR [--epoch N]",
      "the coordinator's records: to a file, or (with the coordinator stopped) from one"},

@@ -86,7 +86,7 @@ static void format_progress(const Muster__V1__Job *job, char *out, size_t size)
         snprintf(ckpt, sizeof ckpt, "%" PRIu64, job->last_checkpoint_step);
     snprintf(out, size,
              "%s step %s/%" PRIu64 "  loss %s  %s tokens/s  %u workers%s  generation %" PRIu64 "  checkpoint %s",
-             job->name, step, job->spec ? job->spec->steps : 0, loss, tokens, job->world, cut, job->generation, ckpt);
+             job->name, step, job->steps, loss, tokens, job->world, cut, job->generation, ckpt);
 }
 
 static void show_progress(struct follower *follower, const Muster__V1__Job *job, uint64_t *next_line_us,

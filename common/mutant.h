@@ -32,6 +32,11 @@ enum mu_mutant {
     MU_MUT_OVERLAP_LEAVES,         /* the second rank starts at a leaf of the first */
     MU_MUT_NO_FORGIVENESS,         /* leases run on while the coordinator sleeps */
     MU_MUT_LOSE_STATUS,            /* a status that changes between Hello and Welcome is not told */
+    /* amendments */
+    MU_MUT_AMEND_NOT_ALL,     /* one rank alone is told of them */
+    MU_MUT_AMEND_IN_PASSING,  /* they take effect at a step that was passed */
+    MU_MUT_FEED_OLD_TERMS,    /* a taker makes its updates by the record that was submitted */
+    MU_MUT_FORGET_AMENDMENTS, /* a restarted coordinator knows the record that was submitted */
     /* votes and commands */
     MU_MUT_VOTE_NEWEST,          /* the largest command number wins */
     MU_MUT_VOTE_BEFORE_GRADIENT, /* a rank votes before it holds the whole gradient */

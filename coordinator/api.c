@@ -24,7 +24,7 @@ struct pending {
     struct pending *next;
     uint64_t cookie;
     int method;
-    char name[MU_JOB_NAME_SIZE]; /* SUBMIT, SCALE */
+    char name[MU_JOB_NAME_SIZE]; /* SUBMIT, SCALE, AMEND */
     struct answer *answer;
     bool replied;
     struct mu_coord_reply reply; /* without its text */
@@ -292,24 +292,6 @@ static enum mu_status list_checkpoints(struct mu_api *api, struct mu_rpc_call *c
     return MU_OK;
 }
 
-/* Adds the newest timings of one worker. False: no memory. */
-static bool add_timings(struct mu_api *api, uint32_t slot, uint32_t per_worker,
-                        Muster__V1__GetTimingsResponse *response, struct mu_error *err)
-{
-    for (uint32_t back = 0; back < per_worker; back++) {
-        struct mu_timing_view *view = mu_wire_arena_alloc(&api->arena, sizeof *view);
-        if (!view)
-            return false;
-        if (!mu_coord_timing_view(api->config.coord, slot, back, view))
-            break;
-        Muster__V1__Timing *timing = mu_view_timing(&api->arena, view, err);
-        if (!timing)
-            return false;
-        response->timings[response->n_timings++] = timing;
-    }
-    return true;
-}
-
 static enum mu_status get_timings(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
                                   struct mu_error *err)
 {
@@ -340,7 +322,7 @@ static enum mu_status get_timings(struct mu_api *api, struct mu_rpc_call *call, 
             break;
         }
         is_there = true;
-        if (!add_timings(api, (uint32_t)slot, per_worker, &response, err))
+        if (!api_add_timings(&api->arena, api->config.coord, (uint32_t)slot, per_worker, &response, err))
             break;
     }
     if (worker[0] && !is_there)
@@ -484,7 +466,8 @@ struct change {
     const char *field, *name, *reason;
     ProtobufCBinaryData id;
     uint64_t expected_revision;
-    struct mu_worker_policy workers; /* SCALE */
+    struct mu_worker_policy workers;      /* SCALE */
+    const struct mu_amendment *amendment; /* AMEND */
 };
 
 static enum mu_status make_change(struct mu_api *api, struct mu_rpc_call *call, const struct change *change,
@@ -503,6 +486,7 @@ static enum mu_status make_change(struct mu_api *api, struct mu_rpc_call *call, 
     event.request.job = event.request.worker = name; /* the kind says which of them it is */
     event.request.reason = text;
     event.request.workers = change->workers;
+    event.request.amendment = change->amendment;
     api->config.step(api->config.ctx, &event);
     return MU_OK;
 }
@@ -564,6 +548,23 @@ static enum mu_status scale_job(struct mu_api *api, struct mu_rpc_call *call, co
         .id = request->request_id,
         .expected_revision = request->expected_revision,
         .workers = {request->min, request->max, request->optional_spares_case ? request->spares : UINT32_MAX}};
+    return make_change(api, call, &change, err);
+}
+
+static enum mu_status amend_job(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                struct mu_error *err)
+{
+    const Muster__V1__AmendJobRequest *request = (const Muster__V1__AmendJobRequest *)base;
+    struct mu_amendment amendment;
+    if (!request->amendment)
+        return mu_fail(err, MU_ERR_INVALID, "amendment: is missing: what is to be changed");
+    mu_wire_amendment_from_pb(request->amendment, &amendment);
+    const struct change change = {.kind = MU_CE_AMEND,
+                                  .field = "job",
+                                  .name = request->job,
+                                  .id = request->request_id,
+                                  .expected_revision = request->expected_revision,
+                                  .amendment = &amendment};
     return make_change(api, call, &change, err);
 }
 
@@ -676,7 +677,8 @@ static void build_submitted(struct mu_api *api, const struct pending *pending)
         fill_answer(api, pending->answer, &response.base);
 }
 
-static void build_scaled(struct mu_api *api, const struct pending *pending)
+/* An AmendJobResponse looks the same. */
+static void build_changed(struct mu_api *api, const struct pending *pending)
 {
     Muster__V1__ScaleJobResponse response = MUSTER__V1__SCALE_JOB_RESPONSE__INIT;
     struct mu_job_view *view;
@@ -690,8 +692,8 @@ static void build_reply(struct mu_api *api, const struct pending *pending)
     struct answer *answer = pending->answer;
     if (pending->method == MU_METHOD_SUBMIT_JOB) {
         build_submitted(api, pending);
-    } else if (pending->method == MU_METHOD_SCALE_JOB) {
-        build_scaled(api, pending);
+    } else if (pending->method == MU_METHOD_SCALE_JOB || pending->method == MU_METHOD_AMEND_JOB) {
+        build_changed(api, pending);
     } else if (pending->method == MU_METHOD_TRIGGER_CHECKPOINT) {
         Muster__V1__TriggerCheckpointResponse response = MUSTER__V1__TRIGGER_CHECKPOINT_RESPONSE__INIT;
         response.number = pending->reply.checkpoint;
@@ -754,6 +756,7 @@ static const struct {
     [MU_METHOD_ORDER_NODE] = {&muster__v1__order_node_request__descriptor, order_node},
     [MU_METHOD_REPORT_EXIT] = {&muster__v1__report_exit_request__descriptor, report_exit},
     [MU_METHOD_SCALE_JOB] = {&muster__v1__scale_job_request__descriptor, scale_job},
+    [MU_METHOD_AMEND_JOB] = {&muster__v1__amend_job_request__descriptor, amend_job},
 };
 
 void mu_api_call(struct mu_api *api, struct mu_rpc_call *call, const void *data, size_t size_bytes)

@@ -23,6 +23,7 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {SERVICE "ListNodes", MU_RPC_UNARY, MU_METHOD_LIST_NODES, MU_RPC_QUESTION},
     {SERVICE "OrderNode", MU_RPC_UNARY, MU_METHOD_ORDER_NODE, MU_RPC_CHANGE},
     {SERVICE "ScaleJob", MU_RPC_UNARY, MU_METHOD_SCALE_JOB, MU_RPC_CHANGE},
+    {SERVICE "AmendJob", MU_RPC_UNARY, MU_METHOD_AMEND_JOB, MU_RPC_CHANGE},
     {"/grpc.health.v1.Health/Check", MU_RPC_UNARY, MU_METHOD_HEALTH_CHECK, MU_RPC_QUESTION},
     {"/grpc.health.v1.Health/Watch", MU_RPC_SERVER_STREAM, MU_METHOD_HEALTH_WATCH, MU_RPC_QUESTION},
     {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION,
@@ -62,4 +63,21 @@ char *api_put_token(struct mu_wire_arena *arena, uint64_t value)
     if (token)
         snprintf(token, 24, "%llu", (unsigned long long)value);
     return token;
+}
+
+bool api_add_timings(struct mu_wire_arena *arena, const struct mu_coord *coord, uint32_t slot, uint32_t per_worker,
+                     Muster__V1__GetTimingsResponse *response, struct mu_error *err)
+{
+    for (uint32_t back = 0; back < per_worker; back++) {
+        struct mu_timing_view *view = mu_wire_arena_alloc(arena, sizeof *view);
+        if (!view)
+            return false;
+        if (!mu_coord_timing_view(coord, slot, back, view))
+            break;
+        Muster__V1__Timing *timing = mu_view_timing(arena, view, err);
+        if (!timing)
+            return false;
+        response->timings[response->n_timings++] = timing;
+    }
+    return true;
 }

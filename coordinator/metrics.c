@@ -47,7 +47,7 @@ static double state_steps(const struct mu_job_view *v)
 }
 static double state_steps_wanted(const struct mu_job_view *v)
 {
-    return (double)v->record.spec.steps;
+    return (double)mu_job_end(&v->record.spec);
 }
 static double state_tokens(const struct mu_job_view *v)
 {

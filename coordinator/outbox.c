@@ -224,9 +224,21 @@ enum mu_status mu_outbox_forget(struct mu_outbox *outbox, const struct mu_record
     return mu_outbox_delete(outbox, key, key_bytes, err);
 }
 
+/* Nothing more is released and the process ends, before the store's disk costs the memory too. Workers go on stepping.
+ */
+static void give_up(struct mu_outbox *outbox)
+{
+    pthread_mutex_lock(&outbox->lock);
+    mu_fail(&outbox->failure, MU_ERR_LIMIT,
+            "%zu messages wait for the store, which has not been written to for long: its disk is full or hangs; make "
+            "space and start the coordinator again, the workers go on stepping meanwhile",
+            outbox->held);
+    pthread_mutex_unlock(&outbox->lock);
+    atomic_store(&outbox->failed, true);
+}
+
 static void append(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run, bool may_pass)
 {
-    MU_ASSERT(outbox->held < MU_OUTBOX_HELD_MAX);
     *item = (struct mu_outbox_item){
         .run = run, .batch = outbox->submitted + (outbox->batch.op_count > 0), .may_pass = may_pass};
     if (outbox->first)
@@ -234,8 +246,9 @@ static void append(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_out
     else
         outbox->first = item;
     outbox->last = item;
-    outbox->held++;
     outbox->may_pass_count += may_pass;
+    if (++outbox->held == MU_OUTBOX_HELD_MAX)
+        give_up(outbox);
 }
 
 void mu_outbox_hold(struct mu_outbox *outbox, struct mu_outbox_item *item, mu_outbox_fn *run)

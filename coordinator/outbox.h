@@ -23,8 +23,8 @@
 #include "storage/store.h"
 
 enum {
-    MU_OUTBOX_HELD_MAX =
-        1 << 20, /* items waiting; more means that the disk has been full for long while the cluster churns */
+    MU_OUTBOX_HELD_MAX = 1 << 20, /* items waiting; so many mean that the disk has been full for long while the cluster
+                                     churns: a failure */
     MU_OUTBOX_BEHIND_BYTES = 8 << 20,
     MU_OUTBOX_BATCHES_MAX = 256, /* submitted and not durable; later turns are merged into one */
 };

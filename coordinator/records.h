@@ -21,8 +21,8 @@
 
 enum {
     MU_RECORD_VERSION = 1,
-    MU_STORE_FORMAT = 3, /* of all records together: "muster 3". 2: without requests and accounts; 1: without tallies,
-                            deaths and epochs, too */
+    MU_STORE_FORMAT = 4, /* of all records together: "muster 4". 3: without amendments; 2: without requests and
+                            accounts; 1: without tallies, deaths and epochs, too */
     MU_RECORD_KEY_SIZE = 136,
 };
 

@@ -56,6 +56,7 @@ Muster__V1__Job *mu_view_job(struct mu_wire_arena *arena, const struct mu_job_vi
     pb->generations = view->generations;
     pb->replayed_steps = view->replayed_steps;
     pb->revision = view->record.revision;
+    pb->steps = mu_job_end(&view->record.spec);
     pb->created_wall_us = view->record.created_wall_us;
     pb->ended_wall_us = view->record.ended_wall_us;
     pb->weights_sha256 = mu_wire_put_bytes32(view->record.weights_sha256);

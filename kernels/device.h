@@ -60,6 +60,10 @@ struct mu_device_ops {
 struct mu_device {
     const struct mu_device_ops *ops;
     const struct mu_kernel_ops *kernels;
+    /* Called again and again while the host waits for operations in their order; NULL: nothing. Those that would never
+     * end it ends. */
+    void (*watch)(void *ctx);
+    void *watch_ctx;
     size_t page_bytes;              /* of spaces; 0: the system's */
     char name[MU_DEVICE_NAME_SIZE]; /* "cpu", "cuda:0" */
     const struct mu_error *error;   /* status MU_OK until it fails */

@@ -42,16 +42,78 @@ uint32_t mu_job_leaves(const struct mu_job_spec *spec)
     return (uint32_t)(spec->batch.sequences / leaf);
 }
 
+static void amend_terms(struct mu_job_terms *terms, const struct mu_amendment *amendment)
+{
+    const struct mu_job_terms *new = &amendment->terms;
+    terms->lr = amendment->fields & MU_AMEND_LR ? new->lr : terms->lr;
+    terms->min_lr = amendment->fields & MU_AMEND_MIN_LR ? new->min_lr : terms->min_lr;
+    terms->warmup = amendment->fields & MU_AMEND_WARMUP ? new->warmup : terms->warmup;
+    terms->steps = amendment->fields & MU_AMEND_STEPS ? new->steps : terms->steps;
+    terms->every = amendment->fields & MU_AMEND_EVERY ? new->every : terms->every;
+    terms->keep_every = amendment->fields & MU_AMEND_KEEP_EVERY ? new->keep_every : terms->keep_every;
+    terms->keep = amendment->fields & MU_AMEND_KEEP ? new->keep : terms->keep;
+}
+
+struct mu_job_terms mu_job_terms(const struct mu_job_spec *spec, uint64_t step)
+{
+    struct mu_job_terms terms = {.lr = spec->optimizer.lr,
+                                 .min_lr = spec->optimizer.min_lr,
+                                 .warmup = spec->optimizer.warmup,
+                                 .steps = spec->steps,
+                                 .every = spec->checkpoint.every,
+                                 .keep_every = spec->checkpoint.keep_every,
+                                 .keep = spec->checkpoint.keep};
+    for (uint32_t i = 0; i < spec->amendments.count; i++) {
+        if (spec->amendments.list[i].at_step <= step)
+            amend_terms(&terms, &spec->amendments.list[i]);
+    }
+    return terms;
+}
+
+uint64_t mu_job_end(const struct mu_job_spec *spec)
+{
+    uint64_t end = spec->steps;
+    for (uint32_t i = 0; i < spec->amendments.count; i++) {
+        const struct mu_amendment *amendment = &spec->amendments.list[i];
+        if (amendment->at_step > end)
+            break; /* the job is over before it */
+        if (amendment->fields & MU_AMEND_STEPS)
+            end = amendment->terms.steps > amendment->at_step ? amendment->terms.steps : amendment->at_step;
+    }
+    return end;
+}
+
+/* The first range that begins there or later; NULL: none. */
+static const struct mu_amendment *next_skip(const struct mu_job_spec *spec, uint64_t from)
+{
+    const struct mu_amendment *next = NULL;
+    for (uint32_t i = 0; i < spec->amendments.count; i++) {
+        const struct mu_amendment *amendment = &spec->amendments.list[i];
+        if (amendment->fields & MU_AMEND_SKIP && amendment->skip_first >= from &&
+            (!next || amendment->skip_first < next->skip_first))
+            next = amendment;
+    }
+    return next;
+}
+
+/* No range begins before the first sequence of its amendment's step, so what was trained on before is not moved. */
+uint64_t mu_job_position(const struct mu_job_spec *spec, uint64_t n)
+{
+    const struct mu_amendment *skip = next_skip(spec, 0);
+    for (; skip && skip->skip_first <= n; skip = next_skip(spec, skip->skip_first + skip->skip_count))
+        n += skip->skip_count;
+    return n;
+}
+
 double mu_job_learning_rate(const struct mu_job_spec *spec, uint64_t step)
 {
-    double lr = spec->optimizer.lr, min_lr = spec->optimizer.min_lr;
-    uint64_t warmup = spec->optimizer.warmup;
-    if (step < warmup)
-        return lr * (double)(step + 1) / (double)warmup;
-    if (step >= spec->steps)
-        return min_lr;
-    double t = (double)(step - warmup) / (double)(spec->steps - warmup);
-    return min_lr + (lr - min_lr) * (1.0 + mu_fmath_cos(MU_PI * t)) / 2.0;
+    const struct mu_job_terms terms = mu_job_terms(spec, step);
+    if (step < terms.warmup)
+        return terms.lr * (double)(step + 1) / (double)terms.warmup;
+    if (step >= terms.steps)
+        return terms.min_lr;
+    double t = (double)(step - terms.warmup) / (double)(terms.steps - terms.warmup);
+    return terms.min_lr + (terms.lr - terms.min_lr) * (1.0 + mu_fmath_cos(MU_PI * t)) / 2.0;
 }
 
 static void put_field(struct mu_text *text, const char *name, uint64_t value)

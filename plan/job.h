@@ -33,6 +33,7 @@ enum {
     MU_ACCUMULATE_STEPS_MAX = 4096,      /* micro-batches in a leaf */
     MU_SEQUENCES_MAX = 1 << 24,          /* global batch, evaluation set */
     MU_KEEP_MAX = 100000,                /* checkpoints kept */
+    MU_AMENDMENTS_MAX = 64,              /* of one job */
 };
 #define MU_STEPS_MAX  (1ull << 40) /* also the bound of warmup and of every `every` */
 #define MU_EVERY_AUTO UINT64_MAX   /* checkpoint.every: the coordinator chooses it */
@@ -54,6 +55,44 @@ struct mu_model_config {
     float dropout;     /* [0, 1); llama: 0 */
     double rope_base;  /* llama: base of the rotary angles, default 10000; gpt2: 0 */
     uint32_t slices;   /* T: sliced tensors are cut into so many parts; a power of two up to MU_SLICES_MAX */
+};
+
+/* What of a job may be amended while it runs. */
+struct mu_job_terms {
+    double lr, min_lr;
+    uint64_t warmup, steps;
+    uint64_t every, keep_every; /* of checkpoints: these three are policy and change no bit of the result */
+    uint32_t keep;
+};
+
+enum mu_amend_field {
+    MU_AMEND_LR = 1,
+    MU_AMEND_MIN_LR = 2,
+    MU_AMEND_WARMUP = 4,
+    MU_AMEND_STEPS = 8,
+    MU_AMEND_EVERY = 16,
+    MU_AMEND_KEEP = 32,
+    MU_AMEND_KEEP_EVERY = 64,
+    MU_AMEND_SKIP = 128,
+    MU_AMEND_ALL = 255,
+    MU_AMEND_POLICY = MU_AMEND_EVERY | MU_AMEND_KEEP | MU_AMEND_KEEP_EVERY, /* what workers need not know */
+};
+
+/* From the boundary at_step on, the fields that it gives hold. */
+struct mu_amendment {
+    uint32_t version; /* 1, 2, ...: in which they were made */
+    uint32_t fields;  /* enum mu_amend_field */
+    bool settled;     /* at_step is final: a generation steps by it; until then it may become later */
+    uint64_t at_step;
+    struct mu_job_terms terms;       /* what `fields` does not have is 0 */
+    uint64_t skip_first, skip_count; /* of the order of training, these sequences are left out */
+};
+
+/* Ascending by at_step, then version. */
+struct mu_amendments {
+    uint32_t count;
+    uint32_t newest; /* version given last */
+    struct mu_amendment list[MU_AMENDMENTS_MAX];
 };
 
 struct mu_job_spec {
@@ -105,6 +144,7 @@ struct mu_job_spec {
                                     zero; empty = random ones */
         char sha256[MU_SHA256_TEXT_SIZE]; /* of its manifest.json, in lower-case hexadecimal; empty when path is */
     } init;
+    struct mu_amendments amendments; /* all other fields stay as they were submitted: see plan/amend.h */
 };
 
 /* Fills in what is 0: slices 1, kv_heads = heads, hidden = 4 channels (gpt2), rope_base 10000 (llama). */
@@ -126,14 +166,24 @@ enum mu_status mu_job_spec_check(const struct mu_job_spec *spec, struct mu_error
 /* Leaves of a step: sequences / (micro * accumulate). The spec must have passed the check. */
 uint32_t mu_job_leaves(const struct mu_job_spec *spec);
 
-/* Learning rate of the update that makes step `step` + 1 (0-based): linear warm-up lr * (step + 1) / warmup, then
- * min_lr + (lr - min_lr) * (1 + cos(pi * t)) / 2 with t = (step - warmup) / (steps - warmup); min_lr from `steps` on
- * (Loshchilov and Hutter, arXiv 1608.03983, one cycle). Uses the portable cosine. */
+/* The terms at the boundary `step`: those of the spec, and on them the amendments up to there, in their order. */
+struct mu_job_terms mu_job_terms(const struct mu_job_spec *spec, uint64_t step);
+
+/* The boundary at which the job ends: the first one at which it has as many steps as it is to have. */
+uint64_t mu_job_end(const struct mu_job_spec *spec);
+
+/* The position in the order of training of the n-th sequence that is trained on: n, and what is skipped before it. */
+uint64_t mu_job_position(const struct mu_job_spec *spec, uint64_t n);
+
+/* Learning rate of the update that makes step `step` + 1 (0-based), by the terms at `step` as if they had always held:
+ * linear warm-up lr * (step + 1) / warmup, then min_lr + (lr - min_lr) * (1 + cos(pi * t)) / 2 with t = (step - warmup)
+ * / (steps - warmup); min_lr from `steps` on (Loshchilov and Hutter, arXiv 1608.03983, one cycle). Uses the portable
+ * cosine. */
 double mu_job_learning_rate(const struct mu_job_spec *spec, uint64_t step);
 
 /* The identity of the numeric part (model, data without its path, batch, steps, optimizer, eval, numerics, seed, what
- * it starts from without its path): XXH3-64 of a canonical text. Two specs that differ only in name, paths, workers or
- * checkpoint policy have the same hash. */
+ * it starts from without its path), as it was submitted: XXH3-64 of a canonical text. Two specs that differ only in
+ * name, paths, workers or checkpoint policy have the same hash. */
 uint64_t mu_job_spec_hash(const struct mu_job_spec *spec);
 
 #endif

@@ -2,7 +2,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "plan/job.h"
+#include "plan/amend.h"
 #include "plan/layout.h"
 #include "plan/text.h"
 
@@ -560,5 +560,5 @@ enum mu_status mu_job_spec_check(const struct mu_job_spec *given, struct mu_erro
         return mu_fail(err, MU_ERR_INVALID,
                        "numerics: value %d is not allowed: exact or fast; use exact for the same bits on any workers",
                        (int)spec->numerics);
-    return MU_OK;
+    return spec->amendments.count || spec->amendments.newest ? mu_amend_check(spec, err) : MU_OK;
 }

@@ -18,7 +18,7 @@
 #include "plan/reshard.h"
 
 enum {
-    MU_PROTOCOL_VERSION = 5,
+    MU_PROTOCOL_VERSION = 6,
     MU_WORKER_NAME_SIZE = 64, /* with the terminating 0; same characters as a job name */
     MU_ADDRESS_SIZE = 256,    /* data-plane address as its owner reports it */
     MU_TEXT_SIZE = 256,       /* reasons and errors shown to people */
@@ -155,8 +155,9 @@ struct mu_hello {
     uint64_t pid;
     uint32_t threads;
     uint64_t memory_bytes;
-    bool prepared_job;    /* it knows the job record with this uid and has checked data and kernels against it */
-    struct mu_id job_uid; /* zero until it has seen the record */
+    uint32_t nccl_version; /* 22707: 2.27.7; 0: it does not exchange with NCCL */
+    bool prepared_job;     /* it knows the job record with this uid and has checked data and kernels against it */
+    struct mu_id job_uid;  /* zero until it has seen the record */
     struct mu_hash128 numeric_identity;      /* of its kernels at the job's shapes; valid when prepared_job */
     struct mu_identity_parts identity_parts; /* of the same; valid when prepared_job */
     struct mu_hash128 data_hash;             /* content of the data set; valid when prepared_job */
@@ -322,7 +323,9 @@ struct mu_assign {
     char checkpoint_dir[MU_PATH_SIZE];
     const struct mu_holder *holders; /* of a checkpoint of kind local: the ring; NULL: one directory for all */
     uint32_t holder_count;
-    uint64_t command_base; /* commands up to this number are over */
+    uint64_t command_base;                  /* commands up to this number are over */
+    bool nccl;                              /* all working ranks have it, of one version */
+    const struct mu_amendments *amendments; /* what the generation steps by; NULL: none */
 };
 
 /* A planned change prepares while the old generation steps: members (givers) feed a spare that holds nothing, or
@@ -346,7 +349,8 @@ struct mu_feed_order {
     uint32_t next_rank;      /* the taker's */
     struct mu_id other;      /* incarnation of the other side */
     char address[MU_ADDRESS_SIZE];
-    uint8_t secret[32]; /* of their connection */
+    uint8_t secret[32];                     /* of their connection */
+    const struct mu_amendments *amendments; /* what the giver steps by; NULL: none */
 };
 
 enum mu_command_kind { MU_COMMAND_CHECKPOINT = 1, MU_COMMAND_PARK = 2 };

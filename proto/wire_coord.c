@@ -135,12 +135,15 @@ static enum mu_status put_assign(struct mu_wire_arena *arena, const struct mu_as
     }
     pb->checkpoint = assign->checkpoint;
     pb->command_base = assign->command_base;
+    pb->nccl = assign->nccl;
+    pb->newest_amendment = assign->amendments ? assign->amendments->newest : 0;
     enum mu_status status = MU_OK;
     if ((assign->leaf_counts && (status = put_leaf_counts(arena, assign, pb, err))) ||
         (status = mu_wire_layout_to_pb(arena, &assign->layout, "Assign.layout", &pb->layout, err)) ||
         (status = mu_wire_put_string(assign->checkpoint_dir, MU_WIRE_TEXT, "Assign.checkpoint_dir",
                                      sizeof assign->checkpoint_dir, &pb->checkpoint_dir, err)) ||
         (status = put_moves(arena, assign, pb, err)) ||
+        (status = mu_wire_amendments_to_pb(arena, assign->amendments, &pb->n_amendments, &pb->amendments, err)) ||
         (status =
              mu_wire_holders_to_pb(arena, assign->holders, assign->holder_count, &pb->n_holders, &pb->holders, err)))
         return status;
@@ -189,7 +192,10 @@ static enum mu_status put_feed(struct mu_wire_arena *arena, const struct mu_feed
     pb->parts = feed->parts;
     pb->taker = feed->taker;
     pb->next_rank = feed->next_rank;
-    enum mu_status status = mu_wire_layout_to_pb(arena, &feed->layout, "Feed.layout", &pb->layout, err);
+    pb->newest_amendment = feed->amendments ? feed->amendments->newest : 0;
+    enum mu_status status = mu_wire_amendments_to_pb(arena, feed->amendments, &pb->n_amendments, &pb->amendments, err);
+    if (status == MU_OK)
+        status = mu_wire_layout_to_pb(arena, &feed->layout, "Feed.layout", &pb->layout, err);
     if (status == MU_OK)
         status = mu_wire_layout_to_pb(arena, &feed->next, "Feed.next", &pb->next, err);
     if (status)
@@ -437,6 +443,16 @@ static enum mu_status get_rank_and_layout(const Muster__V1__Assign *pb, struct m
     return MU_OK;
 }
 
+static enum mu_status get_amendments(struct mu_wire_arena *arena, size_t count, Muster__V1__Amendment *const *pb,
+                                     uint32_t newest, const struct mu_amendments **ret, struct mu_error *err)
+{
+    struct mu_amendments *amendments = mu_wire_arena_alloc(arena, sizeof *amendments);
+    if (!amendments)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "amendments: no memory");
+    *ret = amendments;
+    return mu_wire_amendments_from_pb(count, pb, newest, amendments, err);
+}
+
 static enum mu_status get_assign(struct mu_wire_arena *arena, const Muster__V1__Assign *pb, struct mu_assign *out,
                                  struct mu_error *err)
 {
@@ -446,6 +462,8 @@ static enum mu_status get_assign(struct mu_wire_arena *arena, const Muster__V1__
         (status = mu_wire_get_enum((int)pb->source, 1, MU_SOURCE_INIT + 1, "Assign.source", &source, err)) ||
         (status = get_leaf_counts(arena, pb, out, err)) || (status = get_peers(arena, pb, out, err)) ||
         (status = get_moves(arena, pb, out, err)) ||
+        (status =
+             get_amendments(arena, pb->n_amendments, pb->amendments, pb->newest_amendment, &out->amendments, err)) ||
         (status = mu_wire_holders_from_pb(arena, pb->n_holders, pb->holders, &out->holders, &out->holder_count, err)) ||
         (status = mu_wire_get_string(pb->checkpoint_dir, MU_WIRE_TEXT, "Assign.checkpoint_dir", out->checkpoint_dir,
                                      sizeof out->checkpoint_dir, err)))
@@ -464,6 +482,7 @@ static enum mu_status get_assign(struct mu_wire_arena *arena, const Muster__V1__
     mu_wire_result_from_pb(pb->roll_forward, &out->roll_forward);
     out->checkpoint = pb->checkpoint;
     out->command_base = pb->command_base;
+    out->nccl = pb->nccl;
     return MU_OK;
 }
 
@@ -509,7 +528,8 @@ static enum mu_status get_feed_rank(uint32_t rank, const struct mu_layout *layou
                    working);
 }
 
-static enum mu_status get_feed(const Muster__V1__Feed *pb, struct mu_feed_order *out, struct mu_error *err)
+static enum mu_status get_feed(struct mu_wire_arena *arena, const Muster__V1__Feed *pb, struct mu_feed_order *out,
+                               struct mu_error *err)
 {
     int role = 0;
     enum mu_status status = mu_wire_get_enum((int)pb->role, MU_FEED_GIVE, MU_FEED_TAKE, "Feed.role", &role, err);
@@ -530,7 +550,9 @@ static enum mu_status get_feed(const Muster__V1__Feed *pb, struct mu_feed_order 
                                   .rank = pb->rank,
                                   .taker = pb->taker,
                                   .next_rank = pb->next_rank};
-    if ((status = mu_wire_layout_from_pb(pb->layout, "Feed.layout", &out->layout, err)) ||
+    if ((status =
+             get_amendments(arena, pb->n_amendments, pb->amendments, pb->newest_amendment, &out->amendments, err)) ||
+        (status = mu_wire_layout_from_pb(pb->layout, "Feed.layout", &out->layout, err)) ||
         (status = mu_wire_layout_from_pb(pb->next, "Feed.next", &out->next, err)) ||
         (status = mu_wire_get_id(pb->other, "Feed.other", &out->other, err)) ||
         (status =
@@ -593,7 +615,7 @@ static enum mu_status get_message(struct mu_wire_arena *arena, const Muster__V1_
                                   sizeof out->release.text, err);
     case MUSTER__V1__COORDINATOR_MESSAGE__KIND_FEED:
         out->kind = MU_CM_FEED;
-        return get_feed(pb->feed, &out->feed, err);
+        return get_feed(arena, pb->feed, &out->feed, err);
     case MUSTER__V1__COORDINATOR_MESSAGE__KIND_KEEP:
         out->kind = MU_CM_KEEP;
         return mu_wire_keep_from_pb(arena, pb->keep, &out->keep, err);

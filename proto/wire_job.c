@@ -120,8 +120,9 @@ enum mu_status mu_wire_spec_to_pb(struct mu_wire_arena *arena, const struct mu_j
     pb->spec.seed = spec->seed;
     if (spec->init.path[0])
         pb->spec.init = &pb->init;
+    pb->spec.newest_amendment = spec->amendments.newest;
     *ret_pb = &pb->spec;
-    return MU_OK;
+    return mu_wire_amendments_to_pb(arena, &spec->amendments, &pb->spec.n_amendments, &pb->spec.amendments, err);
 }
 
 /* Enums of a spec have the same numbers on the wire; zero leaves the default. mu_job_spec_check judges the value. */
@@ -230,7 +231,9 @@ enum mu_status mu_wire_spec_from_pb(const Muster__V1__JobSpec *pb, struct mu_job
         (status = mu_wire_get_string(pb->init ? pb->init->path : "", MU_WIRE_TEXT, "InitSpec.path", spec.init.path,
                                      sizeof spec.init.path, err)) ||
         (status = mu_wire_get_string(pb->init ? pb->init->sha256 : "", MU_WIRE_TEXT, "InitSpec.sha256",
-                                     spec.init.sha256, sizeof spec.init.sha256, err)))
+                                     spec.init.sha256, sizeof spec.init.sha256, err)) ||
+        (status =
+             mu_wire_amendments_from_pb(pb->n_amendments, pb->amendments, pb->newest_amendment, &spec.amendments, err)))
         return status;
     read_model_and_batch(pb, &spec);
     if (pb->data) {

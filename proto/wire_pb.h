@@ -31,6 +31,14 @@ enum mu_status mu_wire_spec_to_pb(struct mu_wire_arena *arena, const struct mu_j
 enum mu_status mu_wire_spec_from_pb(const Muster__V1__JobSpec *pb, struct mu_job_spec *ret_spec,
                                     struct mu_error *err) MU_WARN_UNUSED;
 
+/* Amendments (wire_amend.c). NULL is none. */
+enum mu_status mu_wire_amendments_to_pb(struct mu_wire_arena *arena, const struct mu_amendments *amendments,
+                                        size_t *ret_count, Muster__V1__Amendment ***ret_pb,
+                                        struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_wire_amendments_from_pb(size_t count, Muster__V1__Amendment *const *pb, uint32_t newest,
+                                          struct mu_amendments *ret_amendments, struct mu_error *err) MU_WARN_UNUSED;
+void mu_wire_amendment_from_pb(const Muster__V1__Amendment *pb, struct mu_amendment *ret_amendment);
+
 /* Strings: how a field must look. `field` names it in errors ("Hello.name"). */
 enum mu_wire_string {
     MU_WIRE_TEXT,       /* anything clean, may be empty */

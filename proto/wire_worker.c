@@ -107,6 +107,7 @@ static enum mu_status put_hello(struct mu_wire_arena *arena, const struct mu_hel
     pb->pid = hello->pid;
     pb->threads = hello->threads;
     pb->memory_bytes = hello->memory_bytes;
+    pb->nccl_version = hello->nccl_version;
     pb->prepared_job = hello->prepared_job;
     pb->job_uid = mu_wire_put_id(arena, hello->job_uid);
     pb->numeric_identity = mu_wire_put_hash(arena, hello->numeric_identity);
@@ -392,6 +393,7 @@ static enum mu_status get_hello(const Muster__V1__Hello *pb, struct mu_hello *ou
     out->pid = pb->pid;
     out->threads = pb->threads;
     out->memory_bytes = pb->memory_bytes;
+    out->nccl_version = pb->nccl_version;
     out->prepared_job = pb->prepared_job;
     return get_status(pb->status, &out->status, err);
 }

@@ -134,6 +134,43 @@ static json_t *value_to_json(const struct field *field, const void *at)
     return NULL;
 }
 
+/* Only what it gives. */
+static json_t *amendment_to_json(const struct mu_amendment *one)
+{
+    const struct mu_job_terms *terms = &one->terms;
+    const struct {
+        uint32_t field;
+        const char *key;
+        json_t *value;
+    } given[] = {{MU_AMEND_LR, "lr", json_real(terms->lr)},
+                 {MU_AMEND_MIN_LR, "min_lr", json_real(terms->min_lr)},
+                 {MU_AMEND_WARMUP, "warmup", json_integer((json_int_t)terms->warmup)},
+                 {MU_AMEND_STEPS, "steps", json_integer((json_int_t)terms->steps)},
+                 {MU_AMEND_EVERY, "checkpoint_every",
+                  terms->every == MU_EVERY_AUTO ? json_string("auto") : json_integer((json_int_t)terms->every)},
+                 {MU_AMEND_KEEP, "checkpoint_keep", json_integer(terms->keep)},
+                 {MU_AMEND_KEEP_EVERY, "checkpoint_keep_every", json_integer((json_int_t)terms->keep_every)},
+                 {MU_AMEND_SKIP, "skip_first", json_integer((json_int_t)one->skip_first)},
+                 {MU_AMEND_SKIP, "skip_count", json_integer((json_int_t)one->skip_count)}};
+    json_t *json = json_pack("{sI sI sb}", "version", (json_int_t)one->version, "at_step", (json_int_t)one->at_step,
+                             "settled", one->settled);
+    for (size_t i = 0; i < sizeof given / sizeof given[0]; i++) {
+        if (one->fields & given[i].field)
+            json_object_set(json, given[i].key, given[i].value);
+        json_decref(given[i].value);
+    }
+    return json;
+}
+
+static int add_amendments(json_t *root, const struct mu_amendments *all)
+{
+    json_t *list = json_array();
+    for (uint32_t i = 0; i < all->count; i++)
+        json_array_append_new(list, amendment_to_json(&all->list[i]));
+    return json_object_set_new(root, "amendments",
+                               json_pack("{sI so}", "newest", (json_int_t)all->newest, "list", list));
+}
+
 json_t *mu_job_spec_to_json(const struct mu_job_spec *given)
 {
     struct mu_job_spec resolved = *given, *spec = &resolved;
@@ -154,6 +191,8 @@ json_t *mu_job_spec_to_json(const struct mu_job_spec *given)
         if (json_object_set_new(group, fields[i].key, value_to_json(&fields[i], (const char *)spec + fields[i].offset)))
             goto fail;
     }
+    if (spec->amendments.newest && add_amendments(root, &spec->amendments))
+        goto fail;
     return root;
 fail:
     json_decref(root);
@@ -278,6 +317,8 @@ static enum mu_status refuse_other_keys(const json_t *object, const char *group,
             else
                 known = own && strcmp(own, group) == 0 && strcmp(fields[i].key, key) == 0;
         }
+        if (!known && !group && strcmp(key, "amendments") == 0)
+            continue;
         if (!known)
             return mu_fail(err, MU_ERR_INVALID, "%s%s%.40s: unknown key; written by a newer version?",
                            group ? group : "", group ? "." : "", key);
@@ -287,6 +328,68 @@ static enum mu_status refuse_other_keys(const json_t *object, const char *group,
                 return status;
         }
     }
+    return MU_OK;
+}
+
+static bool take_number(const json_t *json, const char *key, uint64_t *ret_value, size_t *ret_taken)
+{
+    const json_t *value = json_object_get(json, key);
+    bool is_auto = json_is_string(value) && strcmp(json_string_value(value), "auto") == 0;
+    bool good = is_auto || (json_is_integer(value) && json_integer_value(value) >= 0);
+    if (good)
+        *ret_value = is_auto ? MU_EVERY_AUTO : (uint64_t)json_integer_value(value);
+    *ret_taken += good;
+    return good;
+}
+
+static bool take_real(const json_t *json, const char *key, double *ret_value, size_t *ret_taken)
+{
+    const json_t *value = json_object_get(json, key);
+    if (json_is_number(value))
+        *ret_value = json_number_value(value);
+    *ret_taken += json_is_number(value);
+    return json_is_number(value);
+}
+
+static bool amendment_from_json(const json_t *json, struct mu_amendment *out)
+{
+    struct mu_job_terms *terms = &out->terms;
+    uint64_t version = 0, keep = 0;
+    size_t taken = 0;
+    bool whole = take_number(json, "version", &version, &taken) &&
+                 take_number(json, "at_step", &out->at_step, &taken) &&
+                 json_is_boolean(json_object_get(json, "settled"));
+    out->version = (uint32_t)version;
+    out->settled = json_is_true(json_object_get(json, "settled"));
+    out->fields |= take_real(json, "lr", &terms->lr, &taken) ? MU_AMEND_LR : 0;
+    out->fields |= take_real(json, "min_lr", &terms->min_lr, &taken) ? MU_AMEND_MIN_LR : 0;
+    out->fields |= take_number(json, "warmup", &terms->warmup, &taken) ? MU_AMEND_WARMUP : 0;
+    out->fields |= take_number(json, "steps", &terms->steps, &taken) ? MU_AMEND_STEPS : 0;
+    out->fields |= take_number(json, "checkpoint_every", &terms->every, &taken) ? MU_AMEND_EVERY : 0;
+    out->fields |= take_number(json, "checkpoint_keep", &keep, &taken) ? MU_AMEND_KEEP : 0;
+    out->fields |= take_number(json, "checkpoint_keep_every", &terms->keep_every, &taken) ? MU_AMEND_KEEP_EVERY : 0;
+    out->fields |= take_number(json, "skip_count", &out->skip_count, &taken) ? MU_AMEND_SKIP : 0;
+    whole = whole && (take_number(json, "skip_first", &out->skip_first, &taken) || !(out->fields & MU_AMEND_SKIP));
+    terms->keep = keep > MU_KEEP_MAX ? MU_KEEP_MAX + 1 : (uint32_t)keep;
+    return whole && version <= UINT32_MAX && taken + 1 == json_object_size(json);
+}
+
+/* Absent: never amended. */
+static enum mu_status amendments_from_json(const json_t *json, struct mu_amendments *out, struct mu_error *err)
+{
+    const json_t *all = json_object_get(json, "amendments"), *list = json_object_get(all, "list");
+    uint64_t newest = 0;
+    size_t taken = 0, count = json_array_size(list);
+    if (!all)
+        return MU_OK;
+    bool good = json_is_array(list) && take_number(all, "newest", &newest, &taken) && newest <= UINT32_MAX &&
+                json_object_size(all) == 2 && count <= MU_AMENDMENTS_MAX;
+    for (size_t i = 0; i < count && good; i++)
+        good = amendment_from_json(json_array_get(list, i), &out->list[i]);
+    if (!good)
+        return mu_fail(err, MU_ERR_INVALID, "amendments: not as muster writes them");
+    out->count = (uint32_t)count;
+    out->newest = (uint32_t)newest;
     return MU_OK;
 }
 
@@ -315,7 +418,8 @@ enum mu_status mu_job_spec_from_json(const json_t *json, struct mu_job_spec *ret
             return status;
     }
     mu_model_config_resolve(&spec.model);
-    if ((status = refuse_other_keys(json, NULL, err)) || (status = mu_job_spec_check(&spec, err)))
+    if ((status = refuse_other_keys(json, NULL, err)) || (status = amendments_from_json(json, &spec.amendments, err)) ||
+        (status = mu_job_spec_check(&spec, err)))
         return status;
     *ret_spec = spec;
     return MU_OK;

@@ -19,6 +19,7 @@
 #include "common/notify.h"
 #include "proto/wire.h"
 #include "rpc/client.h"
+#include "worker/comm_nccl.h"
 #include "worker/engine.h"
 #include "worker/keeper.h"
 #include "worker/notes.h"
@@ -600,6 +601,7 @@ static enum mu_status start_engine(struct agent *agent, const struct mu_agent_co
     struct mu_engine_config engine = {
         .threads = config->threads == 0 && !mu_device_is_host(config->device) ? 1 : config->threads,
         .device = config->device,
+        .nccl = mu_nccl_ops(),
         .data_addr = config->data_addr,
         .route_to = literal_address(config->coordinator, route_to, sizeof route_to) ? route_to : NULL,
         .host_id = config->host_id,
@@ -633,6 +635,7 @@ static enum mu_status start_core(struct agent *agent, const struct mu_agent_conf
     hello->pid = (uint64_t)getpid();
     hello->threads = mu_engine_threads(agent->engine);
     mu_device_memory(config->device, &free_bytes, &hello->memory_bytes);
+    hello->nccl_version = mu_device_is_host(config->device) || !mu_nccl_ops() ? 0 : mu_nccl_ops()->version();
     worker.incarnation = mu_id_random();
     worker.jitter_seed = mu_id_random().low;
     worker.give_up_ms = config->give_up_ms;

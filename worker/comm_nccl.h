@@ -163,4 +163,40 @@ enum mu_status mu_nccl_all_reduce(struct mu_nccl *nccl, enum mu_nccl_scope scope
                                   float *data, size_t count, struct CUstream_st *stream,
                                   struct mu_error *err) MU_WARN_UNUSED;
 
+/* ---- for who may be linked without NCCL ---- */
+
+/* The functions above. */
+struct mu_nccl_ops {
+    uint32_t (*version)(void); /* 22707: 2.27.7 */
+    struct CUstream_st *(*stream)(struct mu_device *gpu);
+    enum mu_status (*meeting_new)(const struct mu_nccl_meeting_config *config, struct mu_nccl_meeting **ret_meeting,
+                                  struct mu_error *err);
+    enum mu_status (*meeting_run)(struct mu_nccl_meeting *meeting, uint64_t deadline_us, struct mu_error *err);
+    const struct mu_nccl_id *(*meeting_ids)(const struct mu_nccl_meeting *meeting, uint32_t *ret_count);
+    void (*meeting_free)(struct mu_nccl_meeting *meeting);
+    enum mu_status (*open)(const struct mu_nccl_config *config, uint64_t deadline_us, struct mu_nccl **ret_nccl,
+                           struct mu_error *err);
+    enum mu_status (*abort)(struct mu_nccl *nccl, uint64_t deadline_us, struct mu_error *err);
+    void (*free)(struct mu_nccl *nccl);
+    enum mu_status (*progress)(struct mu_nccl *nccl, struct mu_error *err);
+    enum mu_status (*wait)(struct mu_nccl *nccl, struct CUstream_st *stream, uint64_t deadline_us,
+                           struct mu_error *err);
+    enum mu_status (*exchange)(struct mu_nccl *nccl, enum mu_nccl_scope scope, const struct mu_nccl_move *moves,
+                               size_t count, struct CUstream_st *stream, struct mu_error *err);
+    enum mu_status (*all_gather)(struct mu_nccl *nccl, enum mu_nccl_scope scope, void *blocks, size_t block_bytes,
+                                 struct CUstream_st *stream, struct mu_error *err);
+    enum mu_status (*all_to_all)(struct mu_nccl *nccl, enum mu_nccl_scope scope, const void *send, void *recv,
+                                 size_t block_bytes, struct CUstream_st *stream, struct mu_error *err);
+};
+/* NULL in a program without NCCL. */
+const struct mu_nccl_ops *mu_nccl_ops(void);
+
+/* The communicators of a generation, and the stream of the GPU that computes: operations stand in the order of its
+ * kernels. */
+struct mu_nccl_link {
+    const struct mu_nccl_ops *ops;
+    struct mu_nccl *nccl; /* NULL: there are none, exchanges go over the sockets */
+    struct CUstream_st *stream;
+};
+
 #endif

@@ -56,6 +56,7 @@ static void poll_sockets(void *ctx)
     engine->polled_us = now_us;
     engine_feeds_pump(engine);
     engine_take_pump(engine, false);
+    engine_nccl_watch(engine);
     if (engine->now.group && mu_comm_group_progress(engine->now.group, NULL) != MU_OK)
         atomic_store(&engine->cancel, true); /* a peer is gone: the rest of this step is wasted work */
 }
@@ -158,7 +159,14 @@ void engine_park_failed(struct mu_engine *engine, enum mu_status status, const s
 {
     engine->phase = ENGINE_PARKED;
     const char *trouble = mu_device_trouble(engine->device);
-    struct mu_error device_error;
+    struct mu_error device_error, nccl_error = {0};
+    enum mu_status nccl_status = engine_nccl_failure(engine, &nccl_error);
+    if (status != MU_OK && nccl_status == MU_ERR_UNAVAILABLE) { /* whatever came of it later */
+        status = nccl_status;
+        err = &nccl_error;
+        otherwise = MU_PARK_PEER; /* of nobody in particular */
+    }
+    engine_nccl_end(engine, &engine->now);
     if (trouble) { /* with the device went everything that it held */
         memset(&engine->held, 0, sizeof engine->held);
         status = mu_fail(&device_error, MU_ERR_IO, "%s", trouble);
@@ -179,9 +187,12 @@ void engine_park_failed(struct mu_engine *engine, enum mu_status status, const s
 
 /* ---- generations ---- */
 
-void engine_generation_close(struct engine_generation *generation)
+void engine_generation_close(struct mu_engine *engine, struct engine_generation *generation)
 {
+    engine_nccl_end(engine, generation);
     mu_comm_group_close(generation->group);
+    if (generation->meeting)
+        engine->nccl->meeting_free(generation->meeting);
     mu_reduce_free(generation->reduce);
     mu_tensor_comm_free(generation->tensor);
     mu_pipeline_free(generation->pipeline);
@@ -198,9 +209,9 @@ static void do_abort(struct mu_engine *engine, uint64_t generation)
     if (engine->take.given.order.taker != MU_LAYOUT_NOBODY && engine->take.given.generation <= generation)
         engine_take_fail(engine, "the generation that was to be left is over");
     if (engine->now.generation <= generation)
-        engine_generation_close(&engine->now);
+        engine_generation_close(engine, &engine->now);
     if (engine->old.generation <= generation)
-        engine_generation_close(&engine->old);
+        engine_generation_close(engine, &engine->old);
     if (engine->phase == ENGINE_PREPARED && engine->now.generation == 0)
         engine->phase = ENGINE_PARKED;
     post_parked(engine, &(struct mu_parked){.generation = generation, .reason = MU_PARK_REVOKED});
@@ -210,8 +221,8 @@ static void do_forget(struct mu_engine *engine)
 {
     engine_feeds_drop(engine);
     engine_take_drop(engine);
-    engine_generation_close(&engine->now);
-    engine_generation_close(&engine->old);
+    engine_generation_close(engine, &engine->now);
+    engine_generation_close(engine, &engine->old);
     mu_snapshots_abandon(engine->snapshots);
     engine_forget_arrived(engine);
     engine_state_free(&engine->job.incoming);
@@ -255,6 +266,7 @@ static void execute(struct mu_engine *engine, const struct engine_command *comma
         do_snapshot(engine, command);
         break;
     case ENGINE_FEED:
+        engine->job.spec.amendments = command->amendments;
         engine_take(engine, &command->feed);
         break;
     case ENGINE_FORGET:
@@ -304,8 +316,8 @@ static void *engine_main(void *arg)
     }
     engine_feeds_drop(engine);
     engine_take_drop(engine);
-    engine_generation_close(&engine->now);
-    engine_generation_close(&engine->old);
+    engine_generation_close(engine, &engine->now);
+    engine_generation_close(engine, &engine->old);
     return NULL;
 }
 
@@ -336,6 +348,11 @@ enum mu_status mu_engine_new(const struct mu_engine_config *config, struct mu_en
     pthread_mutex_init(&engine->stop_lock, NULL);
     engine->callbacks = config->callbacks;
     engine->device = config->device ? config->device : mu_host_device();
+    engine->nccl = mu_device_is_host(engine->device) ? NULL : config->nccl;
+    if (engine->nccl) {
+        engine->device->watch = engine_nccl_watch;
+        engine->device->watch_ctx = engine;
+    }
     snprintf(engine->host, sizeof engine->host, "%s", config->host ? config->host : "localhost");
     engine->connect_timeout_ms = config->connect_timeout_ms ? config->connect_timeout_ms : MU_ENGINE_CONNECT_TIMEOUT_MS;
     engine->mailbox = mu_queue_new(MU_ENGINE_MAILBOX_MAX);
@@ -406,6 +423,8 @@ void mu_engine_free(struct mu_engine *engine)
         free(left);
     engine_unload(engine);
     mu_pool_free(engine->pool);
+    if (engine->nccl)
+        engine->device->watch = NULL;
     mu_comm_free(engine->comm);
     mu_queue_free(engine->mailbox);
     pthread_mutex_destroy(&engine->stop_lock);
@@ -459,6 +478,9 @@ static void copy_assign(struct engine_command *command, const struct mu_assign *
 {
     char *tail = (char *)command->tail;
     command->assign = *assign;
+    if (assign->amendments)
+        command->amendments = *assign->amendments;
+    command->assign.amendments = NULL;
     if (assign->leaf_counts) {
         size_t bytes = assign->layout.dp * sizeof *assign->leaf_counts;
         command->assign.leaf_counts = memcpy(tail_take(&tail, bytes), assign->leaf_counts, bytes);
@@ -531,6 +553,7 @@ enum mu_status mu_engine_feed(struct mu_engine *engine, uint64_t generation, str
                               const struct mu_feed_order *order)
 {
     struct engine_feed_order given = {.generation = generation, .incarnation = incarnation, .order = *order};
+    given.order.amendments = NULL; /* borrowed; a member steps by them already */
     if (order->role == MU_FEED_GIVE || order->taker != MU_LAYOUT_NOBODY) {
         pthread_mutex_lock(&engine->stop_lock);
         if (engine->feed_order_count < ENGINE_FEED_ORDERS_MAX)
@@ -541,6 +564,8 @@ enum mu_status mu_engine_feed(struct mu_engine *engine, uint64_t generation, str
     struct engine_command *command = command_new(ENGINE_FEED, generation, 0);
     if (command)
         command->feed = given;
+    if (command && order->amendments)
+        command->amendments = *order->amendments;
     return push(engine, command);
 }
 

@@ -33,6 +33,7 @@
 #include "common/id.h"
 #include "common/status.h"
 #include "kernels/device.h"
+#include "worker/comm_nccl.h"
 #include "worker/core/core.h"
 
 enum {
@@ -60,8 +61,9 @@ struct mu_engine_callbacks {
 };
 
 struct mu_engine_config {
-    uint32_t threads;         /* of the compute pool, 0: the affinity mask */
-    struct mu_device *device; /* that computes and holds the state; must outlive the engine. NULL: the host */
+    uint32_t threads;               /* of the compute pool, 0: the affinity mask */
+    struct mu_device *device;       /* that computes and holds the state; must outlive the engine. NULL: the host */
+    const struct mu_nccl_ops *nccl; /* between GPUs, where all members of a generation have it; NULL: sockets alone */
     /* Data plane, see struct mu_comm_config. NULL: its defaults. */
     const char *data_addr, *route_to, *host_id, *unix_dir;
     const char *host;            /* its name, in checkpoints of kind local; NULL: "localhost" */

@@ -16,6 +16,7 @@
 #include "plan/layout.h"
 #include "worker/buddy.h"
 #include "worker/comm.h"
+#include "worker/comm_nccl.h"
 #include "worker/data.h"
 #include "worker/engine.h"
 #include "worker/feed.h"
@@ -32,7 +33,9 @@ enum {
     ENGINE_KINDS = 3,           /* parameters, first and second moments */
     ENGINE_TAKE_LOOK_MS = 100,  /* while a feed is taken: deadlines are looked at so often */
     ENGINE_FEED_ORDERS_MAX = 2 * MU_FEED_PARTS_MAX, /* for a member, not yet looked at */
-    ENGINE_UPDATE_PARTS = 16, /* segments in one update at most, before they are sent to the replicas */
+    ENGINE_NCCL_ABORT_US = 8000000, /* communicators that take longer to give up hang; a revoke is waited for 15 s */
+    ENGINE_NCCL_EXIT = 1,           /* MU_AGENT_EXIT_FAILURE */
+    ENGINE_UPDATE_PARTS = 16,       /* segments in one update at most, before they are sent to the replicas */
 };
 
 enum engine_phase {
@@ -66,8 +69,9 @@ struct engine_command {
     struct mu_job_spec spec; /* LOAD */
     struct mu_id id;         /* LOAD: the job's uid; PREPARE: own incarnation */
     struct mu_snapshot snapshot;
-    struct engine_feed_order feed; /* FEED: not of a giver's, see feed_orders */
-    struct mu_assign assign;       /* PREPARE: its pointers lead to `tail` */
+    struct engine_feed_order feed;   /* FEED: not of a giver's, see feed_orders */
+    struct mu_assign assign;         /* PREPARE: its pointers lead to `tail` */
+    struct mu_amendments amendments; /* PREPARE, FEED */
     max_align_t tail[];
 };
 
@@ -121,7 +125,9 @@ struct engine_generation {
     uint32_t first_leaf, leaf_count;
     bool merged; /* numerics: fast: all own leaves are one, in one gradient buffer */
     uint32_t first_eval_leaf, eval_leaf_count;
-    struct mu_comm_group *group; /* NULL when world is 1 */
+    struct mu_comm_group *group;     /* NULL when world is 1 */
+    struct mu_nccl_link link;        /* not open where exchanges go over the group alone */
+    struct mu_nccl_meeting *meeting; /* of the link; the group may know its requests */
     struct mu_reduce *reduce;
     bool gathering;                /* parameters that other replicas have updated are on their way */
     struct mu_tensor_comm *tensor; /* NULL when tp is 1 or the rank is idle */
@@ -181,6 +187,9 @@ struct mu_engine {
     struct mu_engine_callbacks callbacks;
     uint32_t threads, connect_timeout_ms;
     struct mu_device *device;
+    const struct mu_nccl_ops *nccl; /* NULL: none */
+    uint64_t watched_us;
+    bool nccl_over; /* the communicators of the generation were given up: what the GPU holds of its step is void */
     char host[MU_WORKER_NAME_SIZE];
     struct mu_comm *comm;
     struct mu_queue *mailbox;
@@ -230,7 +239,7 @@ void engine_set_cancellable(struct mu_engine *engine, bool cancellable);
 /* `engine` is a struct mu_engine: also a callback of what waits by itself. */
 void engine_set_waiting(void *engine, bool waiting);
 /* Closes the connections first, then frees what they may have pointed to. */
-void engine_generation_close(struct engine_generation *generation);
+void engine_generation_close(struct mu_engine *engine, struct engine_generation *generation);
 /* Parks and posts PARKED. `text` may be NULL. */
 void engine_park(struct mu_engine *engine, enum mu_park_reason reason, const char *text);
 /* Parks because of `status` (nothing is posted if it was cancelled from outside): a peer's failure, or `otherwise`. */
@@ -279,6 +288,18 @@ enum mu_status engine_reserve_snapshot(struct mu_engine *engine, const struct mu
 enum mu_status engine_build_net(struct mu_engine *engine, const struct mu_layout *layout, uint32_t rank, uint32_t slots,
                                 struct mu_error *err) MU_WARN_UNUSED;
 void engine_net_free(struct mu_engine *engine);
+
+/* ---- engine_nccl.c ---- */
+
+/* Once connected: where the assignment says that all members have NCCL. */
+enum mu_status engine_nccl_open(struct mu_engine *engine, const struct mu_assign *assign,
+                                struct mu_error *err) MU_WARN_UNUSED;
+/* MU_OK while the link works, or there is none. */
+enum mu_status engine_nccl_failure(struct mu_engine *engine, struct mu_error *err) MU_WARN_UNUSED;
+/* Gives the communicators up; afterwards nothing under way touches any memory. If they hang the process ends. */
+void engine_nccl_end(struct mu_engine *engine, struct engine_generation *generation);
+/* The watch of the device (kernels/device.h): on a failure or a revoke nothing may keep the GPU waiting. */
+void engine_nccl_watch(void *engine);
 
 /* ---- engine_prepare.c ---- */
 void engine_prepare(struct mu_engine *engine, const struct engine_command *command);

@@ -160,8 +160,8 @@ void engine_load(struct mu_engine *engine, const struct engine_command *command)
     MU_FAULT("worker.load");
     engine_feeds_drop(engine);
     engine_take_drop(engine);
-    engine_generation_close(&engine->now);
-    engine_generation_close(&engine->old);
+    engine_generation_close(engine, &engine->now);
+    engine_generation_close(engine, &engine->old);
     engine_unload(engine);
     engine_set_cancellable(engine, false); /* the flag may still speak of an older generation */
     event.job_loaded.status = load_job(engine, command, &event, &err);

@@ -34,9 +34,9 @@ static enum mu_status check_assign(const struct mu_engine *engine, const struct 
         return mu_fail(err, MU_ERR_INVALID, "rank %u of %u is not allowed", assign->rank,
                        mu_layout_world(&assign->layout));
     status = check_leaf_counts(job, assign, err);
-    if (status == MU_OK && assign->start_step > job->spec.steps)
+    if (status == MU_OK && assign->start_step > mu_job_end(&job->spec))
         status = mu_fail(err, MU_ERR_INVALID, "start at step %llu is not allowed: the job ends at %llu",
-                         (unsigned long long)assign->start_step, (unsigned long long)job->spec.steps);
+                         (unsigned long long)assign->start_step, (unsigned long long)mu_job_end(&job->spec));
     return status;
 }
 
@@ -52,6 +52,9 @@ static void fill_generation(struct mu_engine *engine, const struct engine_comman
     now->rank = assign->rank;
     now->world = mu_layout_world(&assign->layout);
     now->idle = mu_layout_is_idle(&assign->layout, assign->rank);
+    now->link = (struct mu_nccl_link){.ops = engine->nccl,
+                                      .stream = engine->nccl ? engine->nccl->stream(engine->device) : NULL};
+    engine->nccl_over = false;
     now->merged = engine->job.spec.numerics == MU_NUMERICS_FAST;
     if (now->idle)
         return;
@@ -183,6 +186,7 @@ static enum mu_status new_tensor(struct mu_engine *engine, struct mu_error *err)
                                            .size = size,
                                            .index = now->at.t,
                                            .device = engine->device,
+                                           .link = &now->link,
                                            .waiting = engine_set_waiting,
                                            .waiting_ctx = engine};
     return mu_tensor_comm_new(&config, &now->tensor, err);
@@ -256,7 +260,7 @@ static enum mu_status reserve(struct mu_engine *engine, const struct mu_assign *
     if (status == MU_OK)
         status = engine_tied_new(engine, err);
     if (status == MU_OK)
-        mu_reduce_attach(now->reduce, now->group, job->staging);
+        mu_reduce_attach(now->reduce, now->group, &now->link, job->staging);
     return status;
 }
 
@@ -266,6 +270,7 @@ static enum mu_status prepare(struct mu_engine *engine, const struct engine_comm
                               struct mu_error *err)
 {
     const struct mu_assign *assign = &command->assign;
+    engine->job.spec.amendments = command->amendments;
     enum mu_status status = check_assign(engine, assign, err);
     if (status != MU_OK)
         return status;
@@ -275,6 +280,8 @@ static enum mu_status prepare(struct mu_engine *engine, const struct engine_comm
         status = reserve(engine, assign, err);
     if (status == MU_OK)
         status = wait_connected(engine, err);
+    if (status == MU_OK)
+        status = engine_nccl_open(engine, assign, err);
     if (status == MU_OK)
         status = engine_get_state(engine, assign, ret_bad, err);
     return status;
@@ -288,11 +295,12 @@ void engine_prepare(struct mu_engine *engine, const struct engine_command *comma
     engine_feeds_drop(engine);
     engine_take_assigned(engine, &command->assign);
     /* The newest generation that stepped stays open until Go; one that never did is superseded now. */
+    engine_nccl_end(engine, &engine->now); /* it does not step any more: two sets would take memory of the GPU */
     if (engine->old.generation == 0) {
         engine->old = engine->now;
         memset(&engine->now, 0, sizeof engine->now);
     }
-    engine_generation_close(&engine->now);
+    engine_generation_close(engine, &engine->now);
     engine->now.generation = command->generation;
     engine_set_current(engine, command->generation);
     enum mu_status status = prepare(engine, command, &bad_checkpoint, &err);

@@ -11,7 +11,7 @@ static bool evaluation_due(const struct mu_engine *engine)
 {
     const struct mu_job_spec *spec = &engine->job.spec;
     uint64_t step = engine->held.step;
-    return spec->eval.every > 0 && step > 0 && (step % spec->eval.every == 0 || step == spec->steps);
+    return spec->eval.every > 0 && step > 0 && (step % spec->eval.every == 0 || step == mu_job_end(spec));
 }
 
 /* Held-out sequences of one evaluation leaf, a micro-batch. Where the data ends, targets of -1 do not count. */
@@ -175,7 +175,7 @@ static enum after_step boundary(struct mu_engine *engine)
         engine->times.total_us += engine->times.snapshot_us;
     }
     post_step(engine);
-    if (engine->held.step == engine->job.spec.steps)
+    if (engine->held.step == mu_job_end(&engine->job.spec))
         return FINISHED;
     return decision.park ? PARK_HERE : STEP_ON;
 }
@@ -185,7 +185,7 @@ static enum after_step boundary(struct mu_engine *engine)
 /* Steps until a boundary where the engine is to stop. */
 static enum mu_status run_steps(struct mu_engine *engine, enum after_step *ret_after, struct mu_error *err)
 {
-    enum after_step after = engine->held.step == engine->job.spec.steps ? FINISHED : STEP_ON;
+    enum after_step after = engine->held.step == mu_job_end(&engine->job.spec) ? FINISHED : STEP_ON;
     /* The evaluation of this boundary may have been lost with the generation before; a result counts once per step. */
     enum mu_status status = evaluation_due(engine) ? evaluate(engine, err) : MU_OK;
     while (status == MU_OK && after == STEP_ON) {
@@ -206,7 +206,7 @@ void engine_run(struct mu_engine *engine, uint64_t generation)
     if (engine->phase != ENGINE_PREPARED || engine->now.generation != generation)
         return; /* said twice, or overtaken by a newer assignment */
     MU_FAULT("worker.go");
-    engine_generation_close(&engine->old);
+    engine_generation_close(engine, &engine->old);
     engine_enter_share(engine);
     enum mu_status status = run_steps(engine, &after, &err);
     if (status == MU_OK && after == FINISHED)

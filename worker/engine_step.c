@@ -100,7 +100,7 @@ static enum mu_status fill_batch(struct mu_engine *engine, uint64_t first_sequen
     bool tokens = job->net.part.embedding || job->net.part.head;
     enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < spec->batch.micro && status == MU_OK; i++) {
-        uint64_t global = first_sequence + i;
+        uint64_t global = mu_job_position(spec, first_sequence + i);
         batch.samples[i] = mu_data_order(job->data_info.train_samples, spec->seed, global);
         if (tokens)
             status = mu_data_sample(job->data, spec->seed, global, batch.tokens + (size_t)i * length,

@@ -68,6 +68,7 @@ void mu_reduce_free(struct mu_reduce *reduce)
     free(reduce->input_storage);
     free(reduce->adds);
     free(reduce->requests);
+    free(reduce->moves);
     free(reduce->gathers);
     free(reduce->small_in);
     free(reduce->small_requests);
@@ -79,15 +80,16 @@ uint64_t mu_reduce_staging_bytes(const struct mu_reduce *reduce)
     return (uint64_t)reduce->window * reduce->staging_count * reduce->segment_floats * sizeof(float);
 }
 
-void mu_reduce_attach(struct mu_reduce *reduce, struct mu_comm_group *group, float *staging)
+void mu_reduce_attach(struct mu_reduce *reduce, struct mu_comm_group *group, const struct mu_nccl_link *link,
+                      float *staging)
 {
     MU_ASSERT((group != NULL) == (reduce->world > 1));
     reduce->group = group;
+    reduce->link = link;
     reduce->staging = staging;
 }
 
-/* Where a storage of the segment lies; `turn` is its place in the order of collected segments. */
-static float *storage_at(const struct mu_reduce *reduce, const struct segment *segment, uint32_t storage, uint32_t turn)
+float *reduce_storage(const struct mu_reduce *reduce, const struct segment *segment, uint32_t storage, uint32_t turn)
 {
     if (storage < reduce->stack_count)
         return reduce->stack[storage] + segment->offset;
@@ -95,13 +97,13 @@ static float *storage_at(const struct mu_reduce *reduce, const struct segment *s
     return reduce->staging + slot * reduce->segment_floats;
 }
 
-static uint64_t up_number(const struct mu_reduce *reduce, const struct segment *segment, uint32_t root)
+uint64_t reduce_up_number(const struct mu_reduce *reduce, const struct segment *segment, uint32_t root)
 {
     uint64_t index = (uint64_t)(segment - reduce->segments) << REDUCE_ROOT_BITS | root;
     return exchange_number(reduce->sequence, EXCHANGE_UP, index);
 }
 
-static uint64_t down_number(const struct mu_reduce *reduce, const struct segment *segment)
+uint64_t reduce_down_number(const struct mu_reduce *reduce, const struct segment *segment)
 {
     return exchange_number(reduce->sequence, EXCHANGE_DOWN, (uint64_t)(segment - reduce->segments));
 }
@@ -122,9 +124,10 @@ static enum mu_status post_inputs(struct mu_reduce *reduce, uint32_t turn, struc
     enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < reduce->input_count && status == MU_OK; i++) {
         const struct input *input = &reduce->inputs[i];
-        status = mu_comm_recv(reduce->group, reduce->ranks[input->peer], up_number(reduce, segment, input->number),
-                              storage_at(reduce, segment, reduce->input_storage[i], turn),
-                              segment->size * sizeof(float), &requests[i], err);
+        status =
+            mu_comm_recv(reduce->group, reduce->ranks[input->peer], reduce_up_number(reduce, segment, input->number),
+                         reduce_storage(reduce, segment, reduce->input_storage[i], turn), segment->size * sizeof(float),
+                         &requests[i], err);
     }
     return status;
 }
@@ -134,8 +137,9 @@ static enum mu_status post_down(struct mu_reduce *reduce, struct segment *segmen
     struct segment_counts counts = reduce_counts(reduce, segment);
     if (!counts.down)
         return MU_OK;
-    return mu_comm_recv(reduce->group, reduce->ranks[reduce_parent(reduce, segment)], down_number(reduce, segment),
-                        reduce->stack[0] + segment->offset, segment->size * sizeof(float),
+    return mu_comm_recv(reduce->group, reduce->ranks[reduce_parent(reduce, segment)],
+                        reduce_down_number(reduce, segment), reduce->stack[0] + segment->offset,
+                        segment->size * sizeof(float),
                         &reduce->requests[segment->first_request + counts.inputs + counts.ups], err);
 }
 
@@ -152,7 +156,7 @@ static enum mu_status complete(struct mu_reduce *reduce, struct segment *segment
         uint32_t to = reduce->scatter ? reduce->buddy : reduce->kin.children[i];
         if (reduce->scatter)
             MU_FAULT("worker.buddy.send");
-        status = mu_comm_send(reduce->group, reduce->ranks[to], down_number(reduce, segment),
+        status = mu_comm_send(reduce->group, reduce->ranks[to], reduce_down_number(reduce, segment),
                               reduce->stack[0] + segment->offset, segment->size * sizeof(float), &requests[i], err);
     }
     return status;
@@ -171,24 +175,33 @@ static enum mu_status deliver(struct mu_reduce *reduce, struct segment *segment,
     for (uint32_t i = 0; i < counts.ups && status == MU_OK; i++) {
         uint32_t storage = counts.inputs > 0 ? reduce->results[i] : i;
         MU_FAULT("worker.exchange.send");
-        status =
-            mu_comm_send(reduce->group, reduce->ranks[parent], up_number(reduce, segment, i),
-                         storage_at(reduce, segment, storage, turn), segment->size * sizeof(float), &requests[i], err);
+        status = mu_comm_send(reduce->group, reduce->ranks[parent], reduce_up_number(reduce, segment, i),
+                              reduce_storage(reduce, segment, storage, turn), segment->size * sizeof(float),
+                              &requests[i], err);
     }
     return status;
+}
+
+enum mu_status reduce_add(struct mu_reduce *reduce, const struct segment *segment, uint32_t turn, struct mu_error *err)
+{
+    for (uint32_t i = 0; i < reduce->add_count; i++) {
+        const struct mu_tree_add *add = &reduce->adds[i];
+        enum mu_status status =
+            mu_kernel_add(reduce->pool, segment->size, reduce_storage(reduce, segment, add->into, turn),
+                          reduce_storage(reduce, segment, add->from, turn));
+        if (status != MU_OK)
+            return mu_fail(err, status, "addition of gradients: %s",
+                           status == MU_ERR_CANCELLED ? "cancelled" : mu_device_trouble(mu_pool_device(reduce->pool)));
+    }
+    return MU_OK;
 }
 
 static enum mu_status add_inputs(struct mu_reduce *reduce, uint32_t turn, struct mu_error *err)
 {
     struct segment *segment = &reduce->segments[reduce->collected[turn]];
-    for (uint32_t i = 0; i < reduce->add_count; i++) {
-        const struct mu_tree_add *add = &reduce->adds[i];
-        enum mu_status status = mu_kernel_add(reduce->pool, segment->size, storage_at(reduce, segment, add->into, turn),
-                                              storage_at(reduce, segment, add->from, turn));
-        if (status != MU_OK)
-            return mu_fail(err, status, "addition of gradients: %s",
-                           status == MU_ERR_CANCELLED ? "cancelled" : mu_device_trouble(mu_pool_device(reduce->pool)));
-    }
+    enum mu_status status = reduce_add(reduce, segment, turn, err);
+    if (status != MU_OK)
+        return status;
     MU_FAULT("worker.exchange.partial");
     return deliver(reduce, segment, turn, err);
 }
@@ -250,11 +263,13 @@ enum mu_status mu_reduce_begin(struct mu_reduce *reduce, uint64_t sequence, floa
     for (uint32_t i = 0; i < reduce->segment_count; i++) {
         struct segment *segment = &reduce->segments[i];
         segment->ready = segment->added = segment->complete = false;
+        if (reduce_linked(reduce))
+            continue;
         enum mu_status status = post_down(reduce, segment, err);
         if (status != MU_OK)
             return status;
     }
-    return advance(reduce, err);
+    return reduce_linked(reduce) ? MU_OK : advance(reduce, err);
 }
 
 enum mu_status mu_reduce_cell_ready(struct mu_reduce *reduce, uint32_t cell, struct mu_error *err)
@@ -266,13 +281,13 @@ enum mu_status mu_reduce_cell_ready(struct mu_reduce *reduce, uint32_t cell, str
         struct segment *segment = &reduce->segments[i];
         MU_ASSERT(!segment->ready);
         segment->ready = true;
-        if (reduce_collects(reduce, segment))
+        if (reduce_collects(reduce, segment) || reduce_linked(reduce))
             continue;
         enum mu_status status = deliver(reduce, segment, 0, err);
         if (status != MU_OK)
             return status;
     }
-    return advance(reduce, err);
+    return reduce_linked(reduce) ? MU_OK : advance(reduce, err);
 }
 
 static enum mu_status wait_for(struct mu_reduce *reduce, const struct mu_comm_request *requests, uint32_t count,
@@ -303,6 +318,8 @@ enum mu_status mu_reduce_finish(struct mu_reduce *reduce, struct mu_error *err)
 {
     if (reduce->replicas == 1)
         return MU_OK;
+    if (reduce_linked(reduce))
+        return reduce_nccl_sum(reduce, err);
     enum mu_status status = advance(reduce, err);
     while (status == MU_OK && reduce->next_add < reduce->collected_count) {
         uint32_t turn = reduce->next_add;

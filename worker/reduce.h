@@ -33,6 +33,7 @@
 #include "plan/model_spec.h"
 #include "plan/tree.h"
 #include "worker/comm.h"
+#include "worker/comm_nccl.h"
 
 #define MU_REDUCE_NO_BUDDY UINT32_MAX
 
@@ -70,8 +71,11 @@ void mu_reduce_free(struct mu_reduce *reduce); /* its group must be closed, or n
 /* Staging memory that begin wants, bytes (floats, 64-byte aligned); 0 when this rank receives nothing to add. */
 uint64_t mu_reduce_staging_bytes(const struct mu_reduce *reduce);
 
-/* Connections of the generation, and the memory for the window. NULL group: world is 1. */
-void mu_reduce_attach(struct mu_reduce *reduce, struct mu_comm_group *group, float *staging);
+/* Connections of the generation, and the memory for the window. NULL group: world is 1. `link` NULL, or none open:
+ * everything goes over the group; else the sums and the gather of a mesh go between the GPUs (reduce_nccl.c). The link
+ * may be opened later, but before the first step. */
+void mu_reduce_attach(struct mu_reduce *reduce, struct mu_comm_group *group, const struct mu_nccl_link *link,
+                      float *staging);
 
 /* A step begins: posts what may be received. `sequence` counts steps (and evaluations) of the generation from 0. stack:
  * as many flat buffers as this rank has roots, at least one; stack[0] is the bottom, where the sum arrives. They must

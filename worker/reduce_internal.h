@@ -1,5 +1,5 @@
 /* Shared by reduce.c (exchange of gradients), reduce_plan.c (who sends what to whom), reduce_gather.c (updated
- * parameters) and reduce_small.c (votes, evaluations). */
+ * parameters), reduce_nccl.c (both between GPUs) and reduce_small.c (votes, evaluations). */
 #ifndef MU_WORKER_REDUCE_INTERNAL_H
 #define MU_WORKER_REDUCE_INTERNAL_H
 
@@ -44,6 +44,8 @@ struct mu_reduce {
     const struct mu_model_spec *model;
     struct mu_pool *pool;
     struct mu_comm_group *group;
+    const struct mu_nccl_link *link;
+    struct mu_nccl_move *moves; /* [MU_NCCL_MOVES_MAX]; NULL before the first exchange over the link */
     uint32_t leaves, replicas, index;
     uint32_t *ranks; /* [replicas] */
     bool mesh, sharded;
@@ -116,6 +118,12 @@ static inline int64_t reduce_parent(const struct mu_reduce *reduce, const struct
     return segment->owner == reduce->index ? REDUCE_NOBODY : (int64_t)segment->owner;
 }
 
+/* Between GPUs? Then all of a step's exchange is made by reduce_nccl.c, at its end. */
+static inline bool reduce_linked(const struct mu_reduce *reduce)
+{
+    return reduce->mesh && reduce->replicas > 1 && reduce->link && reduce->link->nccl;
+}
+
 /* How many requests of each kind a segment has on this rank. */
 struct segment_counts {
     uint32_t inputs, ups, down, forwards;
@@ -136,6 +144,19 @@ static inline struct segment_counts reduce_counts(const struct mu_reduce *reduce
                                               : reduce->kin.child_count,
     };
 }
+
+/* ---- reduce.c ---- */
+/* Where a storage of the segment lies; `turn` is its place in the order of collected segments. */
+float *reduce_storage(const struct mu_reduce *reduce, const struct segment *segment, uint32_t storage, uint32_t turn);
+uint64_t reduce_up_number(const struct mu_reduce *reduce, const struct segment *segment, uint32_t root);
+uint64_t reduce_down_number(const struct mu_reduce *reduce, const struct segment *segment);
+/* All that has come and the own roots, in tree order. */
+enum mu_status reduce_add(struct mu_reduce *reduce, const struct segment *segment, uint32_t turn,
+                          struct mu_error *err) MU_WARN_UNUSED;
+
+/* ---- reduce_nccl.c ---- */
+enum mu_status reduce_nccl_sum(struct mu_reduce *reduce, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status reduce_nccl_gather(struct mu_reduce *reduce, struct mu_error *err) MU_WARN_UNUSED;
 
 /* reduce_plan.c: fills everything above "the step under way", and the window. */
 enum mu_status mu_reduce_plan(struct mu_reduce *reduce, const struct mu_reduce_config *config,

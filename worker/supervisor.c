@@ -24,6 +24,7 @@
 #include "worker/cpus.h"
 #include "worker/herald.h"
 #include "worker/notes.h"
+#include "worker/oom.h"
 
 enum {
     ASK_AGAIN_US = 2000000,  /* a drained or quarantined name: may it come back? */
@@ -51,6 +52,7 @@ struct supervisor {
     const struct mu_supervisor_config *config;
     struct slot slots[MU_SLOTS_MAX];
     struct mu_herald *herald;
+    struct mu_oom oom;
     uint32_t telling; /* the slot whose letter the herald has; UINT32_MAX: none */
     int signal_fd, wake_fd;
     uint32_t attached_told; /* to the service manager */
@@ -178,7 +180,17 @@ static void start_due(struct supervisor *self, uint64_t now_us)
 
 /* ---- ends ---- */
 
-static void describe(const siginfo_t *info, struct slot *slot)
+/* After the signal: what it means, where that is known. */
+static const char *meaning(const siginfo_t *info, struct mu_oom *oom)
+{
+    if (info->si_code == CLD_DUMPED)
+        return ", core dumped";
+    if (info->si_status != SIGKILL || !mu_oom_explains(oom))
+        return "";
+    return oom->whole_machine ? ": the machine was out of memory" : ": its cgroup was out of memory (memory.max)";
+}
+
+static void describe(const siginfo_t *info, struct slot *slot, struct mu_oom *oom)
 {
     struct mu_exit_letter *letter = &slot->letter;
     bool exited = info->si_code == CLD_EXITED;
@@ -193,7 +205,7 @@ static void describe(const siginfo_t *info, struct slot *slot)
                  info->si_status ? slot->trouble : "");
     else
         snprintf(letter->text, sizeof letter->text, "was killed by signal %d (SIG%s)%s", info->si_status,
-                 name ? name : "?", info->si_code == CLD_DUMPED ? ", core dumped" : "");
+                 name ? name : "?", meaning(info, oom));
 }
 
 static void over(struct slot *slot, int exit_code)
@@ -226,7 +238,7 @@ static void reap(struct supervisor *self, struct slot *slot)
     close(slot->note_fd);
     slot->pid_fd = slot->note_fd = -1;
     slot->attached = false;
-    describe(&info, slot);
+    describe(&info, slot, &self->oom);
     mu_log(slot->letter.signal || slot->letter.code ? MU_LOG_WARN : MU_LOG_INFO, NULL, "%s (pid %d) %s", slot->name,
            (int)slot->pid, slot->letter.text);
     slot->state = SLOT_TELLING;
@@ -454,6 +466,7 @@ static void init_slots(struct supervisor *self)
 
 static enum mu_status init(struct supervisor *self, struct mu_error *err)
 {
+    mu_oom_init(&self->oom, "");
     sigemptyset(&self->signals);
     sigaddset(&self->signals, SIGTERM);
     sigaddset(&self->signals, SIGINT);

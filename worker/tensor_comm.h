@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "worker/comm.h"
+#include "worker/comm_nccl.h"
 #include "worker/model.h"
 
 struct mu_tensor_comm;
@@ -19,6 +20,7 @@ struct mu_tensor_comm_config {
     const uint32_t *ranks;       /* [size] of the group, by tensor index */
     uint32_t size, index;
     struct mu_device *device;                 /* where the blocks lie; NULL: the host */
+    const struct mu_nccl_link *link;          /* NULL, or none open: over the sockets */
     void (*waiting)(void *ctx, bool waiting); /* around what may wait for a peer; may be NULL */
     void *waiting_ctx;
 };

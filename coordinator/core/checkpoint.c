@@ -320,7 +320,7 @@ void checkpoint_policy(struct mu_coord *coord, struct job *job)
     uint64_t due = job->next_due_step;
     /* Ordered a little ahead, so that every rank has the command before the boundary at which it is due. */
     uint64_t lead = 2 + (job->seconds_per_step > 0 ? (uint64_t)(0.3 / job->seconds_per_step) : 0);
-    if (due >= spec->steps || job->steps_done + lead < due)
+    if (due >= mu_job_end(spec) || job->steps_done + lead < due)
         return; /* the last one is taken when all are parked at the end */
     if (!order_checkpoint(coord, job, due, false))
         event(
@@ -623,9 +623,8 @@ void retain_checkpoints(struct mu_coord *coord, struct job *job)
                                                     .verified = checkpoint->record.verified,
                                                     .quarantined = checkpoint->record.state == MU_CKPT_BAD};
     }
-    const struct mu_retention_policy policy = {.keep = job->record.spec.checkpoint.keep,
-                                               .keep_every = job->record.spec.checkpoint.keep_every,
-                                               .keep_verified = 1};
+    const struct mu_job_terms terms = terms_now(job);
+    const struct mu_retention_policy policy = {.keep = terms.keep, .keep_every = terms.keep_every, .keep_verified = 1};
     size_t chosen_count = mu_retention_select(list, count, &policy, chosen);
     for (size_t i = 0; i < chosen_count; i++)
         start_deleting(coord, job, &job->checkpoints[index[chosen[i]]]);

@@ -262,6 +262,7 @@ void mu_coord_step(struct mu_coord *coord, const struct mu_coord_event *event, c
     case MU_CE_UNDRAIN:
     case MU_CE_CHECKPOINT:
     case MU_CE_SCALE:
+    case MU_CE_AMEND:
     case MU_CE_NODE:
         on_request(coord, event);
         break;

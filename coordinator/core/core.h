@@ -239,7 +239,7 @@ struct mu_request_record {
     uint64_t number;        /* 0, 1, ...; the key is this modulo MU_REQUESTS_KEPT */
     struct mu_id id;        /* as the client drew it */
     struct mu_hash128 body; /* of everything that was asked */
-    struct mu_id job_uid;   /* SUBMIT, SCALE */
+    struct mu_id job_uid;   /* SUBMIT, SCALE, AMEND */
     uint64_t checkpoint;    /* CHECKPOINT */
     bool existed;           /* SUBMIT */
 };
@@ -320,6 +320,7 @@ enum mu_coord_event_kind {
     MU_CE_UNDRAIN, /* lifts drain and quarantine of a worker name */
     MU_CE_CHECKPOINT,
     MU_CE_SCALE,
+    MU_CE_AMEND,
     MU_CE_NODE,   /* an operator's order about a host */
     MU_CE_EXITED, /* a supervisor tells how a process of a worker ended */
 };
@@ -349,11 +350,12 @@ struct mu_coord_once {
 
 struct mu_coord_event {
     enum mu_coord_event_kind kind;
-    uint64_t now_us;            /* monotonic */
-    uint64_t wall_us;           /* display only */
-    struct mu_id random;        /* fresh randomness, for identities and nonces */
-    struct mu_coord_once once;  /* SUBMIT to CHECKPOINT */
-    uint64_t expected_revision; /* SUBMIT, CANCEL, CHECKPOINT, SCALE: refused if the job has another one; 0: any */
+    uint64_t now_us;           /* monotonic */
+    uint64_t wall_us;          /* display only */
+    struct mu_id random;       /* fresh randomness, for identities and nonces */
+    struct mu_coord_once once; /* SUBMIT to CHECKPOINT */
+    uint64_t
+        expected_revision; /* SUBMIT, CANCEL, CHECKPOINT, SCALE, AMEND: refused if the job has another one; 0: any */
     union {
         struct {
             uint64_t session; /* > 0 */
@@ -382,11 +384,12 @@ struct mu_coord_event {
         } submit;
         struct {
             uint64_t cookie;
-            const char *job;    /* CANCEL, CHECKPOINT, SCALE */
+            const char *job;    /* CANCEL, CHECKPOINT, SCALE, AMEND */
             const char *worker; /* DRAIN, UNDRAIN */
             const char *reason;
-            struct mu_worker_policy workers; /* SCALE: min, max: 0: as it is; spares: UINT32_MAX: as it is */
-            const char *node, *by;           /* NODE: which one, and who orders it */
+            struct mu_worker_policy workers;      /* SCALE: min, max: 0: as it is; spares: UINT32_MAX: as it is */
+            const struct mu_amendment *amendment; /* AMEND */
+            const char *node, *by;                /* NODE: which one, and who orders it */
             enum mu_node_order order;
             uint64_t deadline_us; /* NODE, DRAIN: from now; 0: none */
         } request;
@@ -409,7 +412,7 @@ struct mu_coord_reply {
     bool existed;                 /* SUBMIT: the same job was there already */
     enum mu_exit_verdict verdict; /* EXITED; `text` says why the name is not started again */
     uint32_t after_ms;
-    struct mu_id job_uid; /* SUBMIT, SCALE */
+    struct mu_id job_uid; /* SUBMIT, SCALE, AMEND */
 };
 
 enum mu_coord_action_kind {

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "plan/amend.h"
+
 /* ---- leaving ---- */
 
 /* Workers that are on their way out and belong to no generation any more. What they hold is free to go once a
@@ -24,8 +26,10 @@ bool has_finished(const struct job *job, const struct worker *worker)
 {
     if (worker->status.phase != MU_PHASE_PARKED || worker->status.park_reason != MU_PARK_FINISHED)
         return false;
+    if (mu_amend_pending(&job->record.spec))
+        return false; /* there may be more steps, or fewer */
     bool idle = job->has_generation && worker->rank != NONE && mu_layout_is_idle(&job->layout, worker->rank);
-    return idle || (worker->status.held.has_state && worker->status.held.step >= job->record.spec.steps);
+    return idle || (worker->status.held.has_state && worker->status.held.step >= mu_job_end(&job->record.spec));
 }
 
 bool all_finished(struct mu_coord *coord, const struct job *job)
@@ -47,9 +51,9 @@ bool final_state_is_safe(struct mu_coord *coord, const struct job *job)
 {
     bool any;
     const struct checkpoint *newest = newest_committed(job);
-    if (job->record.spec.checkpoint.path[0] == 0 || (newest && newest->record.step >= job->record.spec.steps))
+    if (job->record.spec.checkpoint.path[0] == 0 || (newest && newest->record.step >= mu_job_end(&job->record.spec)))
         return true;
-    return newest_whole_step(coord, job, &any) >= job->record.spec.steps;
+    return newest_whole_step(coord, job, &any) >= mu_job_end(&job->record.spec);
 }
 
 void finish_job(struct mu_coord *coord, struct job *job, enum mu_job_state state, uint32_t exit_code, const char *text)
@@ -101,7 +105,7 @@ void finalize(struct mu_coord *coord, struct job *job)
         sha256 = worker->status.weights_sha256;
     }
     memcpy(job->record.weights_sha256, sha256, 32);
-    job->steps_done = job->record.spec.steps;
+    job->steps_done = mu_job_end(&job->record.spec);
     set_phase(coord, job, MU_JP_FINALIZING);
     for (uint32_t rank = 0; MU_MUTANT(MU_MUT_RELEASE_EARLY) && rank < job->world; rank++) {
         if (member_at(coord, job, rank))
@@ -121,7 +125,7 @@ static uint64_t checkpoint_pause_us(const struct job *job)
 void finalizing_tick(struct mu_coord *coord, struct job *job)
 {
     const struct checkpoint *newest = newest_committed(job);
-    bool saved = newest && newest->record.step >= job->record.spec.steps;
+    bool saved = newest && newest->record.step >= mu_job_end(&job->record.spec);
     if (saved && discards_pending(job))
         return; /* by those who leave next */
     if (job->record.spec.checkpoint.path[0] == 0 || saved) {
@@ -131,7 +135,7 @@ void finalizing_tick(struct mu_coord *coord, struct job *job)
     if (job->intent || lease_now(coord) < job->checkpoint_retry_us)
         return;
     job->checkpoint_retry_us = lease_now(coord) + checkpoint_pause_us(job);
-    if (order_checkpoint(coord, job, job->record.spec.steps, true))
+    if (order_checkpoint(coord, job, mu_job_end(&job->record.spec), true))
         return;
     job->checkpoint_failures++;
     event(coord, MU_EVENT_WARNING, "checkpoint_failed", job, NULL,

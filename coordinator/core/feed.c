@@ -172,8 +172,11 @@ static void order_feed(struct mu_coord *coord, struct job *job, const struct nee
 {
     struct worker *taker = need->taker, *giver = NULL;
     uint32_t at = 0;
-    struct mu_feed_order order = {
-        .layout = job->layout, .taker = taker->rank, .next = *need->feeding.to, .next_rank = need->feeding.rank};
+    struct mu_feed_order order = {.layout = job->layout,
+                                  .taker = taker->rank,
+                                  .next = *need->feeding.to,
+                                  .next_rank = need->feeding.rank,
+                                  .amendments = MU_MUTANT(MU_MUT_FEED_OLD_TERMS) ? NULL : &job->record.spec.amendments};
     uint64_t number = (coord->random.low + (uint64_t)(taker - coord->workers)) * MU_FEED_PARTS_MAX;
     order.number = MU_FEED_BIT | number;
     memcpy(order.secret, secret, sizeof order.secret);

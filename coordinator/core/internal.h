@@ -40,6 +40,7 @@ struct worker {
     uint8_t files_secret[32];
     uint64_t host_id;
     uint64_t pid, memory_bytes;
+    uint32_t nccl_version; /* 0: none */
     uint32_t threads;
     struct mu_id incarnation;
     uint64_t session;        /* 0: its stream is down */
@@ -520,6 +521,13 @@ void speeds_end(struct mu_coord *coord, struct job *job);   /* before members an
 void speeds_begin(struct mu_coord *coord, struct job *job); /* a generation goes */
 /* A trial plan saves enough of each step to be worth a generation; says so. */
 bool speeds_change_pays(struct mu_coord *coord, struct job *job, const struct mu_plan *plan);
+
+/* amend.c */
+struct mu_job_terms terms_now(const struct job *job);
+void amend_job(struct mu_coord *coord, struct job *job, const struct mu_amendment *amendment, struct answer *answer);
+void place_amendments(struct mu_coord *coord, struct job *job);  /* a generation is assigned */
+void settle_amendments(struct mu_coord *coord, struct job *job); /* it goes */
+void amendments_tick(struct mu_coord *coord, struct job *job);   /* STEPPING: a change that is not made yet */
 
 /* requests.c */
 void on_request(struct mu_coord *coord, const struct mu_coord_event *request); /* SUBMIT to SCALE */

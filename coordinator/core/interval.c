@@ -16,7 +16,7 @@ static const double TOLD_CHANGE = 0.1;   /* smaller changes of the interval are 
 
 bool interval_is_auto(const struct job *job)
 {
-    return job->record.spec.checkpoint.every == MU_EVERY_AUTO;
+    return terms_now(job).every == MU_EVERY_AUTO;
 }
 
 static uint64_t steps_in(const struct job *job, double seconds)
@@ -35,7 +35,7 @@ static uint64_t steps_in(const struct job *job, double seconds)
 uint64_t interval_steps(const struct job *job)
 {
     if (!interval_is_auto(job))
-        return job->record.spec.checkpoint.every;
+        return terms_now(job).every;
     return job->interval.steps ? job->interval.steps : steps_in(job, FIRST_S);
 }
 

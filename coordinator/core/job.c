@@ -304,6 +304,7 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
               job->plan_checkpoint ? "newest checkpoint or holder" : "from the seed");
     }
     job->steps_done = plan->start_step;
+    place_amendments(coord, job);
     install_members(coord, job, plan);
     if (!MU_MUTANT(MU_MUT_REUSE_GENERATION) || job->go || job->record.generation == 0)
         job->record.generation++;
@@ -464,6 +465,22 @@ static void tell_go(struct mu_coord *coord, struct job *job)
     job->broken_text[0] = 0;
 }
 
+/* One rotation for all, the best there is: where hosts are too unequal, or stand in too odd an order, it leaves some.
+ */
+static void tell_buddies(struct mu_coord *coord, const struct job *job)
+{
+    uint32_t together = 0, working = mu_layout_working(&job->layout);
+    for (uint32_t rank = 0; rank < working && job->layout.buddy_shift > 0; rank++) {
+        const struct worker *worker = member_at(coord, job, rank),
+                            *buddy = member_at(coord, job, mu_layout_buddy(&job->layout, rank));
+        together += worker && buddy && strcmp(worker->host, buddy->host) == 0;
+    }
+    if (together > 0)
+        event(coord, MU_EVENT_INFO, "buddies_together", job, NULL,
+              "%u of %u workers have their buddy on their own host: if it vanishes, the job goes back to a checkpoint",
+              together, working);
+}
+
 static void go(struct mu_coord *coord, struct job *job)
 {
     job->go = true;
@@ -473,6 +490,7 @@ static void go(struct mu_coord *coord, struct job *job)
     set_phase(coord, job, MU_JP_STEPPING);
     speeds_begin(coord, job);
     job->progress_us = lease_now(coord);
+    settle_amendments(coord, job);
     persist_job(coord, job);
     persist_generation(coord, job);
     struct checkpoint *start = find_checkpoint(job, job->plan_checkpoint);
@@ -491,6 +509,7 @@ static void go(struct mu_coord *coord, struct job *job)
     if (loaded && start->record.state == MU_CKPT_COMMITTED)
         note_verified(coord, start);
     tell_go(coord, job);
+    tell_buddies(coord, job);
     release_drained(coord, job, true);
     settle(coord, job);
     checkpoint_policy(coord, job);
@@ -719,6 +738,7 @@ void job_tick(struct mu_coord *coord, struct job *job)
             settle(coord, job); /* scaled down while the generation was made, or before a restart */
         checkpoint_policy(coord, job);
         feed_tick(coord, job);
+        amendments_tick(coord, job);
         break;
     case MU_JP_PARKING:
         parked_waits_no_more(coord, job);

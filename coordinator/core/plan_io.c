@@ -408,6 +408,19 @@ static void note_assigned(const struct job *job, struct worker *worker)
     worker->assigned_session = worker->session;
 }
 
+/* The same answer for all of them: of who is there, which stays while the generation lasts. */
+static bool all_have_nccl(struct mu_coord *coord, const struct job *job)
+{
+    uint32_t working = job->world - job->layout.idle, version = 0;
+    for (uint32_t rank = 0; rank < working; rank++) {
+        const struct worker *member = member_at(coord, job, rank);
+        if (!member || member->nccl_version == 0 || (version && member->nccl_version != version))
+            return false;
+        version = member->nccl_version;
+    }
+    return true;
+}
+
 /* Also sent again when a worker re-attaches that never got it. */
 void send_assign(struct mu_coord *coord, struct job *job, struct worker *worker)
 {
@@ -446,6 +459,9 @@ void send_assign(struct mu_coord *coord, struct job *job, struct worker *worker)
         }
     }
     assign->command_base = job->command_base;
+    assign->nccl = worker->nccl_version && all_have_nccl(coord, job);
+    if (!MU_MUTANT(MU_MUT_AMEND_NOT_ALL) || worker->rank == 0)
+        assign->amendments = &job->record.spec.amendments;
     note_assigned(job, worker);
     send_to(coord, worker, &message);
 }

@@ -7,12 +7,13 @@
 
 #include <string.h>
 
-/* As it was submitted, also if it was scaled since. */
+/* As it was submitted, also if it was scaled or amended since. */
 static bool same_spec(const struct mu_job_record *record, const struct mu_job_spec *spec)
 {
     struct mu_job_spec submitted;
     memcpy(&submitted, &record->spec, sizeof submitted);
     submitted.workers = record->submitted_workers;
+    memset(&submitted.amendments, 0, sizeof submitted.amendments);
     /* specs start as zeros and strings are copied whole: no stray bytes */
     return memcmp(&submitted, spec, sizeof submitted) == 0;
 }
@@ -103,6 +104,11 @@ static void submit(struct mu_coord *coord, const struct mu_coord_event *request,
     const struct mu_job_spec *spec = request->submit.spec;
     if (mu_job_spec_check(spec, &err) != MU_OK) {
         refuse(answer, MU_ERR_INVALID, err.reason, "%s", err.text);
+        return;
+    }
+    if (spec->amendments.count || spec->amendments.newest) {
+        refuse(answer, MU_ERR_INVALID, MU_REASON_FIELD_INVALID,
+               "amendments: are not allowed in a new job: submit it as it is to begin, and amend it");
         return;
     }
     struct job *job = find_job(coord, spec->name);
@@ -273,6 +279,8 @@ static void change_job(struct mu_coord *coord, const struct mu_coord_event *requ
         cancel(coord, job, request->request.reason, answer);
     else if (request->kind == MU_CE_CHECKPOINT)
         checkpoint_now(coord, job, answer);
+    else if (request->kind == MU_CE_AMEND)
+        amend_job(coord, job, request->request.amendment, answer);
     else
         scale(coord, job, &request->request.workers, answer);
 }

@@ -13,6 +13,8 @@ static enum mu_status restore_job(struct mu_coord *coord, const struct mu_job_re
         return mu_fail(err, MU_ERR_LIMIT, "more than --max-jobs %u jobs are recorded: raise it",
                        coord->config.max_jobs);
     job->record = *record;
+    if (MU_MUTANT(MU_MUT_FORGET_AMENDMENTS))
+        job->record.spec.amendments.count = 0;
     job->leaves = mu_job_leaves(&record->spec);
     mu_model_spec_init(&job->model, &record->spec.model);
     job->steps_done = record->steps_done;

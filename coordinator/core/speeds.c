@@ -183,7 +183,7 @@ static struct worker *slowest_member(struct mu_coord *coord, const struct job *j
 
 static bool repays(const struct job *job, double saved_s)
 {
-    uint64_t left = job->record.spec.steps > job->steps_done ? job->record.spec.steps - job->steps_done : 0;
+    uint64_t end = mu_job_end(&job->record.spec), left = end > job->steps_done ? end - job->steps_done : 0;
     double change_s = job->change_s > 0 ? job->change_s : CHANGE_S;
     return saved_s > 0 && saved_s * (double)left > change_s;
 }

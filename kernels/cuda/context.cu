@@ -5,12 +5,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "kernels/cuda/memory.h"
 #include "kernels/cuda/plan.h"
 extern "C" {
 #include "kernels/identity.h"
 }
+
+enum { WATCH_LOOKS = 64, WATCH_NAP_NS = 20000 }; /* a wait with a watch: looks before it sleeps, and how long */
 
 static enum mu_status failed(struct mu_error *err, int device, const char *what, cudaError_t error)
 {
@@ -81,9 +84,44 @@ void mu_cuda_fini(struct mu_cuda *cuda)
     *cuda = empty;
 }
 
+/* cudaErrorNotReady would be reported by the next launch. */
+static cudaError_t not_ready(const struct mu_cuda *cuda, uint32_t *looks, cudaError_t state)
+{
+    const struct timespec nap = {0, WATCH_NAP_NS};
+    if (state != cudaErrorNotReady)
+        return state;
+    (void)cudaGetLastError();
+    cuda->base.watch(cuda->base.watch_ctx);
+    if (++*looks > WATCH_LOOKS)
+        nanosleep(&nap, NULL);
+    return state;
+}
+
+cudaError_t mu_cuda_await_stream(const struct mu_cuda *cuda, cudaStream_t stream)
+{
+    uint32_t looks = 0;
+    cudaError_t state;
+    if (!cuda->base.watch)
+        return cudaStreamSynchronize(stream);
+    while ((state = not_ready(cuda, &looks, cudaStreamQuery(stream))) == cudaErrorNotReady)
+        ;
+    return state;
+}
+
+cudaError_t mu_cuda_await_event(const struct mu_cuda *cuda, cudaEvent_t event)
+{
+    uint32_t looks = 0;
+    cudaError_t state;
+    if (!cuda->base.watch)
+        return cudaEventSynchronize(event);
+    while ((state = not_ready(cuda, &looks, cudaEventQuery(event))) == cudaErrorNotReady)
+        ;
+    return state;
+}
+
 enum mu_status mu_cuda_wait(struct mu_cuda *cuda)
 {
-    cudaError_t error = cudaStreamSynchronize(cuda->stream);
+    cudaError_t error = mu_cuda_await_stream(cuda, cuda->stream);
     if (error == cudaSuccess)
         return MU_OK;
     return mu_fail(cuda->error.status == MU_OK ? &cuda->error : NULL, MU_ERR_IO, "GPU %d failed: %s", cuda->device,

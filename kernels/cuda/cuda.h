@@ -76,6 +76,10 @@ void mu_cuda_fini(struct mu_cuda *cuda);
 /* The GPU that a pool is bound to; NULL when it computes on the CPU. */
 struct mu_cuda *mu_pool_cuda(struct mu_pool *pool);
 
+/* cudaStreamSynchronize and cudaEventSynchronize, with the device's watch. */
+cudaError_t mu_cuda_await_stream(const struct mu_cuda *cuda, cudaStream_t stream);
+cudaError_t mu_cuda_await_event(const struct mu_cuda *cuda, cudaEvent_t event);
+
 /* Waits until everything enqueued is done. MU_ERR_IO with the reason in cuda->error when the GPU failed. */
 enum mu_status mu_cuda_wait(struct mu_cuda *cuda) MU_WARN_UNUSED;
 

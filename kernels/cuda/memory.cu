@@ -129,7 +129,7 @@ static enum mu_status gpu_back(struct mu_device *device, void *memory, size_t si
     if (result == CUDA_SUCCESS) {
         cudaError_t error = cudaMemsetAsync(memory, 0, size, cuda->stream);
         if (error == cudaSuccess)
-            error = cudaStreamSynchronize(cuda->stream);
+            error = mu_cuda_await_stream(cuda, cuda->stream);
         return error == cudaSuccess ? MU_OK : mu_fail(err, gpu_failed(cuda, "memory", error), "%s", cuda->error.text);
     }
     unmap_pieces(cuda, at, done);
@@ -141,7 +141,7 @@ static enum mu_status gpu_back(struct mu_device *device, void *memory, size_t si
 static bool gpu_unback(struct mu_device *device, void *memory, size_t size)
 {
     struct mu_cuda *cuda = cuda_of(device);
-    (void)cudaStreamSynchronize(cuda->stream);
+    (void)mu_cuda_await_stream(cuda, cuda->stream);
     unmap_pieces(cuda, (CUdeviceptr)(uintptr_t)memory, size);
     return true;
 }
@@ -186,12 +186,13 @@ static enum mu_status gpu_copy(struct mu_device *device, void *to, const void *f
     return error == cudaSuccess ? MU_OK : gpu_failed(cuda_of(device), "copy", error);
 }
 
-/* On a stream, and waited for. */
+/* On a stream, and waited for. Beside the order there is nothing to watch: such copies wait for nobody, and the sockets
+ * that a watch would look at make them themselves. */
 static enum mu_status copy_now(struct mu_cuda *cuda, void *to, const void *from, size_t size, cudaStream_t stream)
 {
     cudaError_t error = cudaMemcpyAsync(to, from, size, cudaMemcpyDefault, stream);
     if (error == cudaSuccess)
-        error = cudaStreamSynchronize(stream);
+        error = stream == cuda->side ? cudaStreamSynchronize(stream) : mu_cuda_await_stream(cuda, stream);
     return error == cudaSuccess ? MU_OK : gpu_failed(cuda, "copy", error);
 }
 
@@ -227,7 +228,7 @@ static enum mu_status gpu_await(struct mu_device *device, uint64_t mark)
     struct mu_cuda *cuda = cuda_of(device);
     if (mark <= cuda->marks_passed)
         return MU_OK;
-    cudaError_t error = cudaEventSynchronize(cuda->events[mark % MU_CUDA_MARKS]);
+    cudaError_t error = mu_cuda_await_event(cuda, cuda->events[mark % MU_CUDA_MARKS]);
     if (error != cudaSuccess)
         return gpu_failed(cuda, "waiting", error);
     cuda->marks_passed = mark;

@@ -220,6 +220,7 @@ class Cluster:
         if name:
             argv += ["--name", name]
         worker = Process(self, f"worker{self.count}", argv, self.fault_env(fault, env))
+        worker.held = bool(fault) and fault.endswith(",stop")  # it stops itself: slowed() must not continue it
         self.workers.append(worker)
         return worker
 

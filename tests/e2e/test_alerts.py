@@ -92,6 +92,7 @@ def test_prometheus_scrapes_a_job_and_evaluates_the_rules():
     tool("prometheus")
     with serving(workers=2) as (cluster, address):
         cluster.submit(tiny_job(cluster, steps=1000000, eval__every=0))
+        cluster.wait_together(2)
         cluster.wait_event("checkpoint_committed")
         cluster.workers[1].kill()
         cluster.wait_event("worker_lost")

@@ -15,7 +15,7 @@ from harness import BUILD, FAST, SLOW, Cluster, api, check, main, needs_mounts, 
 
 MUSTER = os.path.join(BUILD, "cli/muster")
 STEPS = 150
-LONG = 1200  # for what has to happen while the job runs
+STORE_STEPS = 600  # slowed, enough for two restarts of the coordinator
 MIB = 1 << 20
 CALM = []  # musterd's own liveness limits, where nobody is to be lost however loaded the machine is
 
@@ -258,19 +258,20 @@ def test_bad_data_ends_the_worker_and_the_job_waits():
 def test_data_changed_in_use_is_noticed_and_the_job_goes_on_when_it_is_back():
     with Cluster() as cluster:
         cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster, steps=STEPS * 2, checkpoint_every=20))
-        worker = cluster.start_worker()
-        cluster.wait_event("checkpoint_committed")
-        with open(cluster.data, "r+b") as file:
-            good = file.read()
-            file.seek(0)
-            file.write(good.replace(b"lazy", b"busy"))
-        cluster.wait_event(lambda e: e.kind == "worker_lost" and "changed while in use" in e.text and cluster.data in e.text)
+        cluster.submit(tiny_job(cluster, steps=STEPS, checkpoint_every=20))
+        with cluster.slowed():
+            worker = cluster.start_worker()
+            cluster.wait_event("checkpoint_committed")
+            with open(cluster.data, "r+b") as file:
+                good = file.read()
+                file.seek(0)
+                file.write(good.replace(b"lazy", b"busy"))
+            cluster.wait_event(lambda e: e.kind == "worker_lost" and "changed while in use" in e.text and cluster.data in e.text)
         worker.kill()
         with open(cluster.data, "wb") as file:
             file.write(good)
         cluster.start_worker()
-        check(cluster.wait_finished() == reference(steps=STEPS * 2), "weights differ")
+        check(cluster.wait_finished() == reference(steps=STEPS), "weights differ")
 
 
 def test_a_job_that_does_not_fit_into_memory_waits_and_says_what_is_short():
@@ -296,22 +297,23 @@ def manifests(path):
 
 @needs_mounts
 def test_a_full_disk_fails_checkpoints_and_nothing_else():
-    steps = LONG
+    steps = 240
     with Cluster() as cluster, Disk(os.path.join(cluster.dir, "ckpt-tiny"), 8) as disk:
         disk.fill(leave=64 << 10)
         cluster.start_coordinator(flags=CALM)
-        cluster.submit(tiny_job(cluster, steps=steps, checkpoint_every=300))
+        cluster.submit(tiny_job(cluster, steps=steps, checkpoint_every=60))
         cluster.start_worker()
         cluster.start_worker()
-        failed = cluster.wait_event("checkpoint_failed")
-        check(disk.path in failed.text and "No space left" in failed.text and failed.severity == pb.EVENT_SEVERITY_ERROR, failed.text)
-        cluster.wait_step(cluster.job().steps_done + 50)
-        check(not committed(cluster) and not manifests(disk.path), "a partial checkpoint is listed")
-        disk.empty()
-        saved = cluster.wait_event("checkpoint_committed")
-        (first, *_) = committed(cluster)
-        run(cluster, "checkpoint", "verify", first.dir, code=0)
-        disk.fill(leave=64 << 10)
+        with cluster.slowed():
+            failed = cluster.wait_event("checkpoint_failed")
+            check(disk.path in failed.text and "No space left" in failed.text and failed.severity == pb.EVENT_SEVERITY_ERROR, failed.text)
+            cluster.wait_step(cluster.job().steps_done + 10)
+            check(not committed(cluster) and not manifests(disk.path), "a partial checkpoint is listed")
+            disk.empty()
+            saved = cluster.wait_event("checkpoint_committed")
+            (first, *_) = committed(cluster)
+            run(cluster, "checkpoint", "verify", first.dir, code=0)
+            disk.fill(leave=64 << 10)
         # The last one cannot be saved: the job has done its steps, says so, and waits for room.
         cluster.wait_until(lambda: cluster.job().phase == pb.JOB_PHASE_FINALIZING, 60, "it did not come to its end")
         cluster.wait_event(lambda e: e.kind == "checkpoint_failed" and e.number > saved.number and "No space left" in e.text and
@@ -331,17 +333,18 @@ def test_a_read_only_disk_fails_checkpoints_and_nothing_else():
     with Cluster() as cluster, Disk(os.path.join(cluster.dir, "ckpt-tiny"), 16) as disk:
         disk.remount("ro")
         cluster.start_coordinator(flags=CALM)
-        cluster.submit(tiny_job(cluster, steps=LONG, checkpoint_every=300))
+        cluster.submit(tiny_job(cluster, steps=STEPS, checkpoint_every=40))
         cluster.start_worker()
-        failed = cluster.wait_event("checkpoint_failed")
-        check(disk.path in failed.text and "Read-only file system" in failed.text, failed.text)
-        run(cluster, "checkpoint", "tiny", code=0)
-        again = cluster.wait_event("checkpoint_failed", after=failed.number)
-        cluster.wait_step(cluster.job().steps_done + 20)
-        check(not committed(cluster), "a checkpoint is listed")
-        disk.remount("rw")
-        cluster.wait_event("checkpoint_committed", after=again.number)
-        check(cluster.wait_finished() == reference(steps=LONG), "weights differ")
+        with cluster.slowed():
+            failed = cluster.wait_event("checkpoint_failed")
+            check(disk.path in failed.text and "Read-only file system" in failed.text, failed.text)
+            run(cluster, "checkpoint", "tiny", code=0)
+            again = cluster.wait_event("checkpoint_failed", after=failed.number)
+            cluster.wait_step(cluster.job().steps_done + 20)
+            check(not committed(cluster), "a checkpoint is listed")
+            disk.remount("rw")
+            cluster.wait_event("checkpoint_committed", after=again.number)
+        check(cluster.wait_finished() == reference(steps=STEPS), "weights differ")
 
 
 def test_a_checkpoint_path_that_is_no_directory_is_told():
@@ -365,12 +368,12 @@ def job_with_checkpoints(cluster, count):
     """A job killed, with its coordinator, when it has `count` checkpoints; newest last."""
     cluster.start_coordinator()
     cluster.submit(tiny_job(cluster, steps=STEPS, checkpoint_every=20, checkpoint__keep=10))
-    workers = [cluster.start_worker(), cluster.start_worker()]
-    cluster.wait_until(lambda: len(committed(cluster)) >= count, 30, "there were never enough checkpoints")
-    for process in [*workers, cluster.coordinator]:
-        process.kill()
-    for process in [*workers, cluster.coordinator]:
-        process.wait()
+    with cluster.slowed():
+        workers = [cluster.start_worker(), cluster.start_worker()]
+        cluster.wait_until(lambda: len(committed(cluster)) >= count, 30, "there were never enough checkpoints")
+        for process in [*workers, cluster.coordinator]:
+            process.kill()
+            process.wait()
     cluster.start_coordinator()
     return committed(cluster)
 
@@ -438,7 +441,7 @@ def test_a_bit_that_flips_later_is_found_without_anybody_loading_it():
     """Re-reading in the background finds it, tells it, and has the newest one replaced."""
     with Cluster() as cluster:
         cluster.start_coordinator(flags=[*FAST, "--scrub-again-s", "1"])
-        cluster.submit(tiny_job(cluster, steps=100 * LONG, checkpoint_every=0, checkpoint__keep=10))
+        cluster.submit(tiny_job(cluster, steps=1000000, checkpoint_every=0, checkpoint__keep=10))
         cluster.start_worker()
         cluster.wait_step(5)
         for number in (1, 2):
@@ -463,38 +466,39 @@ def test_a_full_store_refuses_changes_and_training_goes_on():
     with Cluster() as cluster, Disk(os.path.join(cluster.dir, "store"), 128) as disk:
         flags = ["--reserve-mib", "32"]
         cluster.start_coordinator(flags=flags)
-        cluster.submit(tiny_job(cluster, steps=LONG, checkpoint_every=0))
+        cluster.submit(tiny_job(cluster, steps=STORE_STEPS, checkpoint_every=0))
         cluster.submit(tiny_job(cluster, name="other"))
-        cluster.start_worker()
-        cluster.wait_step(5)
-        disk.fill(leave=8 * MIB)
-        cluster.wait_step(cluster.job().steps_done + 20)
-        job = os.path.join(cluster.dir, "job.yaml")
-        with open(job, "w") as file:
-            file.write(GOOD.replace("job: tiny", "job: third"))
-        for args in (["submit", job], ["cancel", "other"], ["drain", "w0", "--reason", "x"], ["checkpoint", "tiny"]):
-            run(cluster, *args, code=6, fragments=["refused", disk.path, "MiB free", "reserve of 32.0 MiB"])
-        check(cluster.job("other").state == pb.JOB_STATE_PENDING, "something was changed")
-        # SIGKILL and a start on the full disk: it serves, or says in one line why it does not; what it knew is known.
-        cluster.coordinator.kill()
-        cluster.coordinator.wait()
-        cluster.start_coordinator(flags=flags)
-        check(cluster.job("other").state == pb.JOB_STATE_PENDING and cluster.job().spec.steps == LONG, "something was lost")
-        run(cluster, "cancel", "other", code=6, fragments=["reserve"])
-        # Not one byte left: it runs on; once killed it cannot open its store, and says so instead of dying half-way.
-        disk.fill(leave=0)
-        cluster.wait_step(cluster.job().steps_done + 5)
-        cluster.coordinator.kill()
-        cluster.coordinator.wait()
-        done = subprocess.run([os.path.join(BUILD, "coordinator/musterd"), "--data-dir", disk.path, "--listen", "127.0.0.1:0", *flags[-2:]],
-                              capture_output=True, text=True, timeout=20 * SLOW)
-        check(done.returncode == 1 and disk.path in done.stderr and "0.0 MiB free" in done.stderr and done.stderr.count("\n") == 1,
-              f"exit {done.returncode}: {done.stderr}")
-        disk.empty()
-        cluster.start_coordinator(flags=flags)
-        run(cluster, "submit", job, code=0)
-        run(cluster, "cancel", "other", code=0)
-        check(cluster.wait_finished() == reference(steps=LONG), "weights differ")
+        with cluster.slowed():
+            cluster.start_worker()
+            cluster.wait_step(5)
+            disk.fill(leave=8 * MIB)
+            cluster.wait_step(cluster.job().steps_done + 20)
+            job = os.path.join(cluster.dir, "job.yaml")
+            with open(job, "w") as file:
+                file.write(GOOD.replace("job: tiny", "job: third"))
+            for args in (["submit", job], ["cancel", "other"], ["drain", "w0", "--reason", "x"], ["checkpoint", "tiny"]):
+                run(cluster, *args, code=6, fragments=["refused", disk.path, "MiB free", "reserve of 32.0 MiB"])
+            check(cluster.job("other").state == pb.JOB_STATE_PENDING, "something was changed")
+            # SIGKILL and a start on the full disk: it serves, or says in one line why it does not; what it knew is known.
+            cluster.coordinator.kill()
+            cluster.coordinator.wait()
+            cluster.start_coordinator(flags=flags)
+            check(cluster.job("other").state == pb.JOB_STATE_PENDING and cluster.job().spec.steps == STORE_STEPS, "something was lost")
+            run(cluster, "cancel", "other", code=6, fragments=["reserve"])
+            # Not one byte left: it runs on; once killed it cannot open its store, and says so instead of dying half-way.
+            disk.fill(leave=0)
+            cluster.wait_step(cluster.job().steps_done + 5)
+            cluster.coordinator.kill()
+            cluster.coordinator.wait()
+            done = subprocess.run([os.path.join(BUILD, "coordinator/musterd"), "--data-dir", disk.path, "--listen", "127.0.0.1:0", *flags[-2:]],
+                                  capture_output=True, text=True, timeout=20 * SLOW)
+            check(done.returncode == 1 and disk.path in done.stderr and "0.0 MiB free" in done.stderr and done.stderr.count("\n") == 1,
+                  f"exit {done.returncode}: {done.stderr}")
+            disk.empty()
+            cluster.start_coordinator(flags=flags)
+            run(cluster, "submit", job, code=0)
+            run(cluster, "cancel", "other", code=0)
+        check(cluster.wait_finished() == reference(steps=STORE_STEPS), "weights differ")
         check(cluster.job().workers_lost == 0, "the worker suffered")
 
 

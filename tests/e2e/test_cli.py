@@ -20,6 +20,7 @@ from harness import BUILD, FAST, ROOT, SLOW, Cluster, Failure, check, main, pb, 
 
 MUSTER = os.path.join(BUILD, "cli/muster")
 OK, FAILURE, USAGE, CONNECT, NOT_FOUND, CONFLICT = 0, 1, 2, 3, 4, 5
+LONG = 1000000  # steps that no machine makes while a test looks at them
 
 JOB_FILE = """\
 job: {name}
@@ -79,7 +80,11 @@ def start(cluster, workers=1, steps=30, **changes):
     spec = tiny_job(cluster, steps=steps, **changes)
     cluster.submit(spec)
     started = [cluster.start_worker() for _ in range(workers)]
-    cluster.wait_until(lambda: cluster.job().world == workers and cluster.job().steps_done > 0, 20, "the workers did not start")
+
+    def stepping():
+        job = cluster.job()
+        return (job.world == workers and job.steps_done > 0) or job.state == pb.JOB_STATE_FINISHED
+    cluster.wait_until(stepping, 20, "the workers did not start")
     return started
 
 
@@ -225,7 +230,7 @@ def test_the_address_comes_from_the_environment_and_the_option_wins():
 
 def test_workers_timings_events_and_checkpoints_of_a_running_job():
     with Cluster() as cluster:
-        start(cluster, workers=2, steps=2000, checkpoint_every=0, eval__every=0)
+        start(cluster, workers=2, steps=LONG, checkpoint_every=0, eval__every=0)
         address = ["--coordinator", cluster.address]
 
         rows = cells(run(*address, "workers"))
@@ -322,7 +327,7 @@ def test_a_bundle_has_everything_but_secrets():
 
 def test_drain_and_undrain():
     with Cluster() as cluster:
-        workers = start(cluster, workers=2, steps=5000, checkpoint_every=0, eval__every=0)
+        workers = start(cluster, workers=2, steps=LONG, checkpoint_every=0, eval__every=0)
         address = ["--coordinator", cluster.address]
         refused(NOT_FOUND, ["'w7'"], *address, "drain", "w7", "--reason", "x")
         refused(NOT_FOUND, ["'w0'"], *address, "undrain", "w0")
@@ -360,7 +365,7 @@ def test_watch_writes_plain_lines_into_a_file_and_ends_with_the_job():
 
 def test_watch_shows_progress_now_and_then_and_tells_a_bad_end():
     with Cluster() as cluster:
-        start(cluster, steps=1000000, checkpoint_every=0, eval__every=0)
+        start(cluster, steps=LONG, checkpoint_every=0, eval__every=0)
         watch = subprocess.Popen([MUSTER, "watch", "tiny", "--coordinator", cluster.address], stdout=subprocess.PIPE, text=True)
         progress = next(line for line in watch.stdout if " tokens/s" in line)
         check(re.match(r"\[ *\d+\.\d\d s\] tiny step \d+/1000000  loss \d\.\d{4}  \S+ tokens/s  1 workers  generation \d+", progress), progress)
@@ -369,39 +374,41 @@ def test_watch_shows_progress_now_and_then_and_tells_a_bad_end():
         check(watch.wait(10 * SLOW) == FAILURE and "cancelled" in rest and "enough" in rest, rest)
 
 
+def read_terminal(master, enough=lambda text: False):
+    """What is written there until it is enough, or the other side is closed."""
+    text, deadline = b"", time.monotonic() + 60 * SLOW
+    while not enough(text) and select.select([master], [], [], max(0, deadline - time.monotonic()))[0]:
+        try:
+            part = os.read(master, 65536)
+        except OSError:  # the terminal's other side is closed
+            part = b""
+        if not part:
+            break
+        text += part
+    return text
+
+
 def test_watch_keeps_a_live_line_on_a_terminal():
     with Cluster() as cluster:
-        start(cluster, steps=400, checkpoint_every=0, eval__every=0)
         master, slave = pty.openpty()
-        watch = subprocess.Popen([MUSTER, "watch", "tiny", "--coordinator", cluster.address], stdout=slave, stderr=slave)
-        os.close(slave)
-        text = b""
-        deadline = time.monotonic() + 60 * SLOW
-        while time.monotonic() < deadline and select.select([master], [], [], max(0, deadline - time.monotonic()))[0]:
-            try:
-                part = os.read(master, 65536)
-            except OSError:  # the terminal's other side is closed
-                part = b""
-            if not part:
-                break
-            text += part
+        live = rb"\r\x1b\[Ktiny step \d+/400"
+        with cluster.slowed():
+            start(cluster, steps=400, checkpoint_every=0, eval__every=0)
+            watch = subprocess.Popen([MUSTER, "watch", "tiny", "--coordinator", cluster.address], stdout=slave, stderr=slave)
+            os.close(slave)
+            text = read_terminal(master, lambda text: len(re.findall(live, text)) >= 2)
+        text += read_terminal(master)
         os.close(master)
         check(watch.wait(10 * SLOW) == OK, f"exit {watch.returncode}: {text}")
-        check(len(re.findall(rb"\r\x1b\[Ktiny step \d+/400", text)) >= 2, f"no live line: {text}")
+        check(len(re.findall(live, text)) >= 2, f"no live line: {text}")
         check(re.search(rb"\r\x1b\[K\[ *\d+\.\d\d s\] job tiny finished at step 400\r\n", text), "events stand in lines of their own")
 
 
-def follow_over_restarts(cluster, sig):
+def follow_over_restarts(cluster, sig, workers):
     """The coordinator is stopped and started twice while `events -f` and `watch` look on."""
-    follow = subprocess.Popen([MUSTER, "events", "-f", "-o", "json", "--coordinator", cluster.address], stdout=subprocess.PIPE, text=True)
-    watch = subprocess.Popen([MUSTER, "watch", "tiny", "-o", "json", "--coordinator", cluster.address], stdout=subprocess.PIPE, text=True)
-    first = json.loads(follow.stdout.readline())
-    check(first["number"] == 1, f"{first}")
-    for _ in range(2):
-        cluster.wait_step(cluster.job().steps_done + 50)
-        cluster.coordinator.kill(sig)
-        cluster.coordinator.wait()
-        cluster.start_coordinator()
+    with cluster.slowed():
+        start(cluster, workers, steps=600, checkpoint_every=0, eval__every=0)
+        follow, watch = stop_while_followed(cluster, sig)
     cluster.wait_finished()
     numbers = [1]
     for line in follow.stdout:
@@ -419,16 +426,27 @@ def follow_over_restarts(cluster, sig):
     check(sorted(set(numbers)) == numbers and events[-1]["kind"] == "job_finished", f"{numbers}")
 
 
+def stop_while_followed(cluster, sig):
+    follow = subprocess.Popen([MUSTER, "events", "-f", "-o", "json", "--coordinator", cluster.address], stdout=subprocess.PIPE, text=True)
+    watch = subprocess.Popen([MUSTER, "watch", "tiny", "-o", "json", "--coordinator", cluster.address], stdout=subprocess.PIPE, text=True)
+    first = json.loads(follow.stdout.readline())
+    check(first["number"] == 1, f"{first}")
+    for _ in range(2):
+        cluster.wait_step(cluster.job().steps_done + 10)
+        cluster.coordinator.kill(sig)
+        cluster.coordinator.wait()
+        cluster.start_coordinator()
+    return follow, watch
+
+
 def test_followers_outlive_a_killed_coordinator():
     with Cluster() as cluster:
-        start(cluster, workers=2, steps=1200, checkpoint_every=0, eval__every=0)
-        follow_over_restarts(cluster, signal.SIGKILL)
+        follow_over_restarts(cluster, signal.SIGKILL, workers=2)
 
 
 def test_followers_outlive_a_coordinator_that_is_stopped_in_good_order():
     with Cluster() as cluster:
-        start(cluster, workers=1, steps=1200, checkpoint_every=0, eval__every=0)
-        follow_over_restarts(cluster, signal.SIGTERM)
+        follow_over_restarts(cluster, signal.SIGTERM, workers=1)
 
 
 # ---- up ----
@@ -506,7 +524,7 @@ def test_the_tiny_job_has_the_hash_that_the_documents_show():
 
 def test_up_is_interrupted_in_good_order_and_goes_on():
     with Cluster() as cluster:
-        up = Up(cluster, "mu-up-interrupted", 3000, "--workers", "2", every=50)
+        up = Up(cluster, "mu-up-interrupted", LONG, "--workers", "2", every=50)
         up.wait_children(cluster, 2)
         checkpoints = os.path.join(cluster.dir, "ckpt-mu-up-interrupted")
         cluster.wait_until(lambda: os.path.isdir(checkpoints) and os.listdir(checkpoints), 30, "no checkpoint was begun")
@@ -515,7 +533,7 @@ def test_up_is_interrupted_in_good_order_and_goes_on():
         check("interrupted; the job goes on where it stopped with: muster up" in out and up.folder in out, out)
         with open(os.path.join(up.folder, "musterd.log")) as file:
             last = max(int(number) for number in re.findall(r" event=(\d+) ", file.read()))
-        again = Up(cluster, "mu-up-interrupted", 3000, "--workers", "1", every=50)
+        again = Up(cluster, "mu-up-interrupted", LONG, "--workers", "1", every=50)
         again.wait_children(cluster, 1)
         address = open(os.path.join(again.folder, "address")).read().strip()
 
@@ -530,22 +548,29 @@ def test_up_is_interrupted_in_good_order_and_goes_on():
 
 def test_up_starts_again_what_is_killed():
     with Cluster() as cluster:
-        up = Up(cluster, "mu-up-killed", 600, "--workers", "2", every=0)
+        up = Up(cluster, "mu-up-killed", LONG, "--workers", "2", every=0)
         daemon, workers = up.wait_children(cluster, 2)
         address = open(os.path.join(up.folder, "address")).read().strip()
         cluster.wait_until(lambda: '"phase": "stepping"' in run("status", "mu-up-killed", "-o", "json", "--coordinator", address), 20,
                            "it did not step")
+        before = objects(run("events", "-o", "json", "--coordinator", address))[-1]["number"]
         os.kill(workers[0], signal.SIGKILL)
         os.kill(daemon, signal.SIGKILL)
         again, _ = up.wait_children(cluster, 2)
         cluster.wait_until(lambda: up.children()[0] not in ([], [daemon]), 10, "musterd was not started again")
-        out, _ = up.end(OK)
-        check("finished at step 600" in out, out)
+
+        def goes_on():
+            done = subprocess.run([MUSTER, "events", "-o", "json", "--after", str(before), "--coordinator", address], capture_output=True, text=True)
+            return done.returncode == OK and any(e["kind"] == "generation_go" and "at step 0" not in e["text"] for e in objects(done.stdout))
+        cluster.wait_until(goes_on, 20, "the job does not go on")
+        run("cancel", "mu-up-killed", "--reason", "seen enough", "--coordinator", address)
+        out, _ = up.end(FAILURE)
+        check("seen enough" in out, out)
 
 
 def test_the_children_of_a_killed_up_die_with_it():
     with Cluster() as cluster:
-        up = Up(cluster, "mu-up-orphans", 1000000, "--workers", "2", every=0)
+        up = Up(cluster, "mu-up-orphans", LONG, "--workers", "2", every=0)
         _, workers = up.wait_children(cluster, 2)
         os.kill(workers[0], signal.SIGKILL)  # one that was started again has the same fate
         cluster.wait_until(lambda: len(up.children()[1]) == 2 and workers[0] not in up.children()[1], 10, "it was not started again")

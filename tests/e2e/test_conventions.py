@@ -136,7 +136,8 @@ def test_failures_are_read_by_the_usual_library():
         check(found["BadRequest"].field_violations[0].field == "steps", f"{found}")
         found = details_of(lambda: cluster.call("CancelJob", api.CancelJobRequest(name="tiny", expected_revision=77), api.CancelJobResponse))
         check(dict(found["ErrorInfo"].metadata)["revision"] == str(cluster.job().revision), f"{found}")
-        check(details_of(cluster.checkpoint)["RetryInfo"].retry_delay.ToMilliseconds() == 1000, "again after a second")
+        order = lambda: cluster.call("TriggerCheckpoint", api.TriggerCheckpointRequest(job="tiny"), api.TriggerCheckpointResponse)  # noqa: E731
+        check(details_of(order)["RetryInfo"].retry_delay.ToMilliseconds() == 1000, "again after a second")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
 #!/usr/bin/python3
 """Workers that compute on a GPU, an emulated one (muster-worker-sim): in fp32 the weights are those of workers on the CPU."""
 
-from harness import Cluster, check, log_of, main, pb, refused_worker, run, tiny_job, undisturbed
+import os
+
+from harness import BUILD, Cluster, check, log_of, main, pb, refused_worker, run, tiny_job, undisturbed
 
 SMALL = dict(steps=4, optimizer__warmup=2, leaves=4, checkpoint_every=2, model__slices=2, batch__length=16, eval__every=2, eval__sequences=2)
 SIM = "worker/muster-worker-sim"
 REFERENCES = {}
 
 
-def start_gpu_worker(cluster, device="cuda:0", env=None):
-    return cluster.start_worker(program=SIM, flags=("--device", device), env={"CUDASIM_DELAY_US": "100", **(env or {})})
+def start_gpu_worker(cluster, device=None, env=None):
+    """On a GPU of its own, unless `device` says which."""
+    env = {"CUDASIM_DELAY_US": "100", **({} if device else {"CUDASIM_DEVICES": "16"}), **(env or {})}
+    cluster.gpus = getattr(cluster, "gpus", -1) + 1
+    return cluster.start_worker(program=SIM, flags=("--device", device or f"cuda:{cluster.gpus}"), env=env)
 
 
 def start(cluster, workers, **changes):
@@ -38,11 +43,82 @@ def test_layouts_have_the_bits_of_the_cpu():
 
 def test_a_killed_worker_is_survived():
     with Cluster() as cluster:
-        workers = start(cluster, 2, workers__min=1, steps=30)
-        cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done >= 1, 30, "two workers did not step together")
-        workers[0].kill()
-        cluster.wait_event(lambda e: e.kind == "generation_go" and "lost" in e.text)
+        with cluster.slowed():
+            workers = start(cluster, 2, workers__min=1, steps=30)
+            cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done >= 1, 30, "two workers did not step together")
+            workers[0].kill()
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "lost" in e.text)
         expect_equal(cluster, steps=30)
+
+
+def has_nccl():
+    """Where nccl.h was found, the emulation has NCCL."""
+    with open(os.path.join(BUILD, SIM), "rb") as file:
+        return b"nccl stall" in file.read()
+
+
+def with_nccl(test):
+    def tested():
+        if has_nccl():
+            test()
+        else:
+            print(f"{test.__name__} left out: built without nccl.h")
+    tested.__name__ = test.__name__
+    return tested
+
+
+def over_nccl(worker):
+    return "GPUs exchange with NCCL" in log_of(worker)
+
+
+@with_nccl
+def test_exchanges_between_gpus_go_over_nccl():
+    for workers, changes in ((2, {}), (3, {"parallel__optimizer_sharding": True}), (4, {"parallel__tp": 2})):
+        with Cluster() as cluster:
+            processes = start(cluster, workers, **changes)
+            expect_equal(cluster)
+            for process in processes:
+                check(over_nccl(process), f"{process.name} did not exchange over NCCL:\n{log_of(process)}")
+
+
+@with_nccl
+def test_growth_and_a_hang_over_nccl():
+    """A second worker joins; it stands still inside an exchange: the other one's communicators are given up, and it goes on alone."""
+    with Cluster() as cluster:
+        slow = {"CUDASIM_DELAY_US": "1000"}  # before each kernel: the job outlasts what is done to it
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1, "steps": 24}))
+        first = start_gpu_worker(cluster, env=slow)
+        cluster.wait_until(lambda: cluster.job().steps_done >= 1, 30, "no step")
+        second = start_gpu_worker(cluster, env=slow)
+        grown = cluster.wait_event(lambda e: e.kind == "generation_go" and cluster.job().world == 2)
+        cluster.wait_until(lambda: over_nccl(first) and over_nccl(second), 10, "no NCCL between the two")
+        second.pause(True)
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "lost" in e.text, after=grown.number)
+        second.kill()
+        expect_equal(cluster, steps=24)
+        check(first.wait() == 0, log_of(first))
+
+
+@with_nccl
+def test_an_error_of_nccl_loses_nobody():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 2}))
+        start_gpu_worker(cluster)
+        broken = start_gpu_worker(cluster, env={"CUDASIM_FAIL": "nccl async:9"})
+        expect_equal(cluster)
+        check("NCCL during" in log_of(broken), log_of(broken))
+        check(not any(e.kind == "worker_lost" for e in cluster.events), "a worker was lost")
+
+
+@with_nccl
+def test_versions_of_nccl_must_be_the_same():
+    with Cluster() as cluster:
+        start(cluster, 1, steps=100000)
+        cluster.wait_until(lambda: cluster.job().steps_done >= 1, 30, "no step")
+        other = start_gpu_worker(cluster, env={"CUDASIM_NCCL_VERSION": "20505"})
+        refused_worker(other, "NCCL 2.5.5", "install the same libnccl.so.2")
 
 
 def test_a_gpu_that_fails_takes_only_its_worker_along():
@@ -52,8 +128,8 @@ def test_a_gpu_that_fails_takes_only_its_worker_along():
         start_gpu_worker(cluster)
         broken = start_gpu_worker(cluster, env={"CUDASIM_FAIL": "kernel:600"})
         lost = cluster.wait_event("worker_lost")
-        check("GPU 0" in lost.text and "illegal memory access" in lost.text, lost.text)
-        refused_worker(broken, "GPU 0", "illegal memory access")
+        check("GPU 1" in lost.text and "illegal memory access" in lost.text, lost.text)
+        refused_worker(broken, "GPU 1", "illegal memory access")
         start_gpu_worker(cluster)
         expect_equal(cluster)
 
@@ -64,12 +140,12 @@ def test_checkpoints_pass_between_cpu_and_gpu():
         with Cluster() as cluster:
             cluster.start_coordinator()
             cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 2, "steps": 20}))
-            workers = [first(cluster), first(cluster)]
-            cluster.wait_event("checkpoint_committed")
-            for worker in workers:
-                worker.kill()
-            for worker in workers:
-                worker.wait()
+            with cluster.slowed():
+                workers = [first(cluster), first(cluster)]
+                cluster.wait_event("checkpoint_committed")
+                for worker in workers:
+                    worker.kill()
+                    worker.wait()
             newest = max((c for c in cluster.checkpoints() if c.state == pb.CHECKPOINT_STATE_COMMITTED), key=lambda c: c.step)
             run(cluster, "checkpoint", "verify", newest.dir, code=0)
             second(cluster)
@@ -99,5 +175,6 @@ def test_what_cannot_compute_says_why_in_one_line():
         check(worker.wait() in (1, 2) and "cuda:1" in log_of(worker), log_of(worker))
 
 
-main([test_layouts_have_the_bits_of_the_cpu, test_a_killed_worker_is_survived, test_a_gpu_that_fails_takes_only_its_worker_along,
+main([test_layouts_have_the_bits_of_the_cpu, test_a_killed_worker_is_survived, test_exchanges_between_gpus_go_over_nccl,
+      test_growth_and_a_hang_over_nccl, test_an_error_of_nccl_loses_nobody, test_versions_of_nccl_must_be_the_same, test_a_gpu_that_fails_takes_only_its_worker_along,
       test_checkpoints_pass_between_cpu_and_gpu, test_what_cannot_compute_says_why_in_one_line])

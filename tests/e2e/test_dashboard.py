@@ -93,7 +93,7 @@ def keys_reach_everything(browser):
 def test_a_failing_job_is_shown_as_it_is():
     with watched(3) as (cluster, browser, address):
         cluster.submit(tiny_job(cluster, steps=10000000, eval__every=0, checkpoint_every=200))
-        cluster.wait_step(20)
+        cluster.wait_together(3)
         cluster.workers[1].kill()
         lost = cluster.wait_event("worker_lost")
         go = cluster.wait_event("generation_go", after=lost.number)

@@ -53,12 +53,10 @@ def test_the_same_layout_gives_the_same_bits():
 
 def test_a_lost_worker_costs_nothing_but_the_bits():
     with Cluster() as cluster:
-        cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster, steps=200, numerics=pb.NUMERICS_FAST, **GPT2))
-        workers = [cluster.start_worker() for _ in range(3)]
-        cluster.wait_step(20)
-        workers[0].kill()
-        cluster.start_worker()
+        with cluster.running(3, steps=200, numerics=pb.NUMERICS_FAST, **GPT2) as workers:
+            workers[0].kill()
+            cluster.start_worker()
+            cluster.wait_event("worker_lost")
         cluster.wait_finished()
         fast = cluster.job()
         check(fast.replayed_steps == 0, f"{fast.replayed_steps} steps were done again")

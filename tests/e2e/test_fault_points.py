@@ -6,6 +6,7 @@ coordinator: the weights are always those of the undisturbed run. The points com
     test_fault_points.py --full     all, each also at its second and third passage
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -43,126 +44,123 @@ def finish(cluster, reference):
 
 
 class NotReached(Failure):
-    """The job may have been over before the faulty worker had started: worth another try."""
+    """The job may have been over before the faulty worker had started: worth another try, of a slower job."""
 
 
 def patiently(scenario, *args):
     for attempt in range(4):
         try:
-            return scenario(*args)
+            with Cluster() as cluster, cluster.slowed() if attempt else contextlib.nullcontext():
+                return scenario(cluster, *args)
         except NotReached:
             if attempt == 3:
                 raise
 
 
-def worker_scenario(point, reference, stop):
+def worker_scenario(cluster, point, reference, stop):
     """Two healthy workers; the faulty one joins (it gets its state while they step), steps, saves, and lives through two further changes."""
-    with Cluster() as cluster:
-        cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster, **JOB))
-        fault = point + (",stop" if stop else "")
-        if point.startswith(FIRST):  # who is dialled, who gives: the one that was there first
-            faulty = cluster.start_worker(fault=fault)
-            cluster.wait_step(1)
-            cluster.start_worker()
-        else:
-            cluster.start_worker()
-            cluster.start_worker()
-            cluster.wait_step(3)
-            faulty = cluster.start_worker(fault=fault)
-        extra = []
-
-        def reached():
-            return cluster.faults_reached() or cluster.job().state > 2
-
-        # Points of parking need a change of membership while the faulty one is in: a loss, which waits for nobody to be fed.
-        deadline = time.monotonic() + 30 * SLOW
-        while not reached():
-            if not extra and cluster.job().world == 3:
-                extra.append(cluster.workers[0].kill() if point.startswith("worker.parked") else cluster.start_worker())
-            if time.monotonic() > deadline:
-                raise Failure("the point was never reached and the job does not end")
-            time.sleep(0.005)
-        if not cluster.faults_reached():
-            raise NotReached("no scenario reaches this point")
-        if stop:
-            finished = lambda e: e.kind == "job_finished"  # noqa: E731: it may hold nobody up any more
-            cluster.wait_event(lambda e: (e.kind == "worker_lost") or finished(e) or e.kind == "worker_left", limit_s=20)
-            faulty.kill(signal.SIGCONT)
-        finish(cluster, reference)
-        if stop:
-            check(faulty.wait() in (0, 1), f"the stopped worker ended with {faulty.popen.returncode}")
-
-
-def transfer_scenario(point, reference, stop):
-    """State moves while others stand still where somebody is lost: the faulty worker, a spare until then, takes its place."""
-    with Cluster() as cluster:
-        cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster, **JOB, workers__max=2))
-        lost = cluster.start_worker()
+    cluster.start_coordinator()
+    cluster.submit(tiny_job(cluster, **JOB))
+    fault = point + (",stop" if stop else "")
+    if point.startswith(FIRST):  # who is dialled, who gives: the one that was there first
+        faulty = cluster.start_worker(fault=fault)
+        cluster.wait_step(1)
+        cluster.start_worker()
+    else:
+        cluster.start_worker()
         cluster.start_worker()
         cluster.wait_step(3)
-        faulty = cluster.start_worker(name="faulty", fault=point + (",stop" if stop else ""))
+        faulty = cluster.start_worker(fault=fault)
+    extra = []
 
-        def over():
-            return cluster.faults_reached() or cluster.job().state > 2
-        cluster.wait_until(lambda: over() or any(w.name == "faulty" and w.state == pb.WORKER_STATE_SPARE for w in cluster.list_workers()), 30, "no spare")
-        lost.kill()
-        cluster.wait_until(over, 60, "the point was never reached and the job does not end")
-        if not cluster.faults_reached():
-            raise NotReached("no scenario reaches this point")
-        if stop:
-            cluster.wait_event(lambda e: (e.kind in ("worker_lost", "worker_left") and e.worker == "faulty") or e.kind == "job_finished", limit_s=20)
-            faulty.kill(signal.SIGCONT)
-        finish(cluster, reference)
-        if stop:
-            check(faulty.wait() in (0, 1), f"the stopped worker ended with {faulty.popen.returncode}")
+    def reached():
+        return cluster.faults_reached() or cluster.job().state > 2
+
+    # Points of parking need a change of membership while the faulty one is in: a loss, which waits for nobody to be fed.
+    deadline = time.monotonic() + 30 * SLOW
+    while not reached():
+        if not extra and cluster.job().world == 3:
+            extra.append(cluster.workers[0].kill() if point.startswith("worker.parked") else cluster.start_worker())
+        if time.monotonic() > deadline:
+            raise Failure("the point was never reached and the job does not end")
+        time.sleep(0.005)
+    if not cluster.faults_reached():
+        raise NotReached("no scenario reaches this point")
+    if stop:
+        finished = lambda e: e.kind == "job_finished"  # noqa: E731: it may hold nobody up any more
+        cluster.wait_event(lambda e: (e.kind == "worker_lost") or finished(e) or e.kind == "worker_left", limit_s=20)
+        faulty.kill(signal.SIGCONT)
+    finish(cluster, reference)
+    if stop:
+        check(faulty.wait() in (0, 1), f"the stopped worker ended with {faulty.popen.returncode}")
 
 
-def grid_scenario(point, reference, stop, workers, layout):
+def transfer_scenario(cluster, point, reference, stop):
+    """State moves while others stand still where somebody is lost: the faulty worker, a spare until then, takes its place."""
+    cluster.start_coordinator()
+    cluster.submit(tiny_job(cluster, **JOB, workers__max=2))
+    lost = cluster.start_worker()
+    cluster.start_worker()
+    cluster.wait_step(3)
+    faulty = cluster.start_worker(name="faulty", fault=point + (",stop" if stop else ""))
+
+    def over():
+        return cluster.faults_reached() or cluster.job().state > 2
+    cluster.wait_until(lambda: over() or any(w.name == "faulty" and w.state == pb.WORKER_STATE_SPARE for w in cluster.list_workers()), 30, "no spare")
+    lost.kill()
+    cluster.wait_until(over, 60, "the point was never reached and the job does not end")
+    if not cluster.faults_reached():
+        raise NotReached("no scenario reaches this point")
+    if stop:
+        cluster.wait_event(lambda e: (e.kind in ("worker_lost", "worker_left") and e.worker == "faulty") or e.kind == "job_finished", limit_s=20)
+        faulty.kill(signal.SIGCONT)
+    finish(cluster, reference)
+    if stop:
+        check(faulty.wait() in (0, 1), f"the stopped worker ended with {faulty.popen.returncode}")
+
+
+def grid_scenario(cluster, point, reference, stop, workers, layout):
     """What only happens between the ranks of a layout: the faulty worker is one of them, and then another one takes its place."""
-    with Cluster() as cluster:
-        cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster, **GRID, **layout, workers__min=workers))
-        faulty = cluster.start_worker(fault=point + (",stop" if stop else ""))
-        for _ in range(workers - 1):
-            cluster.start_worker()
-        cluster.wait_until(lambda: cluster.faults_reached() or cluster.job().state > 2, 60, "the point was never reached and the job does not end")
-        if not cluster.faults_reached():
-            raise NotReached("no scenario reaches this point")
-        if stop:
-            cluster.wait_event(lambda e: e.kind in ("worker_lost", "job_finished", "worker_left"), limit_s=20)
-            faulty.kill(signal.SIGCONT)
-        else:
-            cluster.start_worker()
-        finish(cluster, reference)
-        if layout is BUDDIES:
-            check(cluster.job().replayed_steps == 0, "steps were replayed although the other one has everything")
-        if stop:
-            check(faulty.wait() in (0, 1), f"the stopped worker ended with {faulty.popen.returncode}")
+    cluster.start_coordinator()
+    cluster.submit(tiny_job(cluster, **GRID, **layout, workers__min=workers))
+    faulty = cluster.start_worker(fault=point + (",stop" if stop else ""))
+    for _ in range(workers - 1):
+        cluster.start_worker()
+    cluster.wait_until(lambda: cluster.faults_reached() or cluster.job().state > 2, 60, "the point was never reached and the job does not end")
+    if not cluster.faults_reached():
+        raise NotReached("no scenario reaches this point")
+    if stop:
+        cluster.wait_event(lambda e: e.kind in ("worker_lost", "job_finished", "worker_left"), limit_s=20)
+        faulty.kill(signal.SIGCONT)
+    else:
+        cluster.start_worker()
+    finish(cluster, reference)
+    if layout is BUDDIES:
+        check(cluster.job().replayed_steps == 0, "steps were replayed although the other one has everything")
+    if stop:
+        check(faulty.wait() in (0, 1), f"the stopped worker ended with {faulty.popen.returncode}")
 
 
-def local_scenario(point, reference, stop):
+def local_scenario(cluster, point, reference, stop):
     """Three hosts with disks of their own; the first one's worker, or the coordinator, is faulty; another worker comes to that host."""
     fault, of_worker = point + (",stop" if stop else ""), point.startswith("worker.")
-    with Cluster() as cluster:
-        cluster.start_coordinator(fault=None if of_worker else fault)
-        if not of_worker:
-            cluster.keep_coordinator()
-            if stop:
-                wake_later(cluster)
-        job = tiny_job(cluster, **JOB, checkpoint__kind=pb.CHECKPOINT_KIND_LOCAL, checkpoint__path=os.path.join(cluster.dir, "disk-%h"))
-        cluster.retry(lambda: cluster.submit(job))
-        workers = [cluster.start_worker(flags=["--host-id", host], fault=fault if of_worker and host == "a" else None) for host in "abc"]
-        cluster.wait_until(lambda: cluster.faults_reached() or cluster.retry(cluster.job).state > 2, 60, "the point was never reached and the job does not end")
-        if not cluster.faults_reached():
-            raise NotReached("no scenario reaches this point")
-        if of_worker and stop:
-            cluster.wait_event(lambda e: e.kind in ("worker_lost", "job_finished", "worker_left"), limit_s=20)
-            workers[0].kill(signal.SIGCONT)
-        elif of_worker:
-            cluster.start_worker(flags=["--host-id", "a"])
-        finish(cluster, reference)
+    cluster.start_coordinator(fault=None if of_worker else fault)
+    if not of_worker:
+        cluster.keep_coordinator()
+        if stop:
+            wake_later(cluster)
+    job = tiny_job(cluster, **JOB, checkpoint__kind=pb.CHECKPOINT_KIND_LOCAL, checkpoint__path=os.path.join(cluster.dir, "disk-%h"))
+    cluster.retry(lambda: cluster.submit(job))
+    workers = [cluster.start_worker(flags=["--host-id", host], fault=fault if of_worker and host == "a" else None) for host in "abc"]
+    cluster.wait_until(lambda: cluster.faults_reached() or cluster.retry(cluster.job).state > 2, 60, "the point was never reached and the job does not end")
+    if not cluster.faults_reached():
+        raise NotReached("no scenario reaches this point")
+    if of_worker and stop:
+        cluster.wait_event(lambda e: e.kind in ("worker_lost", "job_finished", "worker_left"), limit_s=20)
+        workers[0].kill(signal.SIGCONT)
+    elif of_worker:
+        cluster.start_worker(flags=["--host-id", "a"])
+    finish(cluster, reference)
 
 
 def corrupt(cluster):
@@ -188,53 +186,52 @@ def wake_later(cluster):
     threading.Thread(target=wake, daemon=True).start()
 
 
-def coordinator_scenario(point, reference, stop=False):
+def coordinator_scenario(cluster, point, reference, stop=False):
     """Attach, growth, a death, a drain, checkpoints and their deletion, a bad checkpoint: the coordinator dies, or stops, once on the way."""
-    with Cluster() as cluster:
-        cluster.start_coordinator(fault=point + (",stop" if stop else ""))
-        cluster.keep_coordinator()
-        if stop:
-            wake_later(cluster)
-        job = tiny_job(cluster, **{**JOB, "checkpoint__keep": 2})
-        cluster.retry(lambda: cluster.submit(job))
-        workers = [cluster.start_worker(name="a"), cluster.start_worker(name="b")]
-        cluster.wait_step(3)
-        workers.append(cluster.start_worker(name="c"))
-        cluster.wait_step(12)
-        if point.startswith("coord.send.feed"):  # before a death makes the growth part of a recovery
-            cluster.wait_until(lambda: cluster.faults_reached() or cluster.retry(cluster.job).state > 2, 20, "nobody is fed")
-        # Killed, a worker's death is seen by its peers, who park by themselves; stopped, they have to be told.
-        workers[0].kill(signal.SIGSTOP if point.startswith("coord.send.revoke") else signal.SIGKILL)
-        # (While the coordinator stands still the workers go on, and may be done before it knows of anything.)
-        def wait_for(worker, *kinds):
-            cluster.wait_event(lambda e: (e.kind in kinds and e.worker == worker) or e.kind == "job_finished")
+    cluster.start_coordinator(fault=point + (",stop" if stop else ""))
+    cluster.keep_coordinator()
+    if stop:
+        wake_later(cluster)
+    job = tiny_job(cluster, **{**JOB, "checkpoint__keep": 2})
+    cluster.retry(lambda: cluster.submit(job))
+    workers = [cluster.start_worker(name="a"), cluster.start_worker(name="b")]
+    cluster.wait_step(3)
+    workers.append(cluster.start_worker(name="c"))
+    cluster.wait_step(12)
+    if point.startswith("coord.send.feed"):  # before a death makes the growth part of a recovery
+        cluster.wait_until(lambda: cluster.faults_reached() or cluster.retry(cluster.job).state > 2, 20, "nobody is fed")
+    # Killed, a worker's death is seen by its peers, who park by themselves; stopped, they have to be told.
+    workers[0].kill(signal.SIGSTOP if point.startswith("coord.send.revoke") else signal.SIGKILL)
+    # (While the coordinator stands still the workers go on, and may be done before it knows of anything.)
+    def wait_for(worker, *kinds):
+        cluster.wait_event(lambda e: (e.kind in kinds and e.worker == worker) or e.kind == "job_finished")
 
-        wait_for("a", "worker_lost", "worker_left")
-        wait_for("c", "worker_attached")
+    wait_for("a", "worker_lost", "worker_left")
+    wait_for("c", "worker_attached")
 
-        def drained():
-            try:
-                cluster.retry(lambda: cluster.drain("c"))
-            except grpc.RpcError as error:
-                if error.code() != grpc.StatusCode.NOT_FOUND:  # not back yet after the restart
-                    raise
-            return not workers[2].alive()
-        cluster.wait_until(drained, 20, "the drained worker does not end")
-        check(workers[2].popen.returncode == 0, f"the drained worker ended with {workers[2].popen.returncode}")
-        if point.startswith(("coord.persist.bad", "coord.send.snapshot")) or not cluster.faults_reached():
-            def two_committed():
-                committed = [c for c in cluster.retry(cluster.checkpoints) if c.state == pb.CHECKPOINT_STATE_COMMITTED]
-                return len(committed) >= 2 or cluster.retry(cluster.job).state == pb.JOB_STATE_FINISHED
-            cluster.wait_until(two_committed, 20, "no two committed checkpoints")
-            for worker in workers:
-                worker.kill()
-            wait_for("b", "worker_lost", "worker_left")
-            cluster.retry(lambda: corrupt(cluster))
-        workers.append(cluster.start_worker(name="d"))
-        finish(cluster, reference)
-        if not cluster.faults_reached():
-            raise NotReached("no scenario reaches this point")
-        check(cluster.restarts == (0 if stop else 1), f"the coordinator was started again {cluster.restarts} times")
+    def drained():
+        try:
+            cluster.retry(lambda: cluster.drain("c"))
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.NOT_FOUND:  # not back yet after the restart
+                raise
+        return not workers[2].alive()
+    cluster.wait_until(drained, 20, "the drained worker does not end")
+    check(workers[2].popen.returncode == 0, f"the drained worker ended with {workers[2].popen.returncode}")
+    if point.startswith(("coord.persist.bad", "coord.send.snapshot")) or not cluster.faults_reached():
+        def two_committed():
+            committed = [c for c in cluster.retry(cluster.checkpoints) if c.state == pb.CHECKPOINT_STATE_COMMITTED]
+            return len(committed) >= 2 or cluster.retry(cluster.job).state == pb.JOB_STATE_FINISHED
+        cluster.wait_until(two_committed, 20, "no two committed checkpoints")
+        for worker in workers:
+            worker.kill()
+        wait_for("b", "worker_lost", "worker_left")
+        cluster.retry(lambda: corrupt(cluster))
+    workers.append(cluster.start_worker(name="d"))
+    finish(cluster, reference)
+    if not cluster.faults_reached():
+        raise NotReached("no scenario reaches this point")
+    check(cluster.restarts == (0 if stop else 1), f"the coordinator was started again {cluster.restarts} times")
 
 
 def returns_during_preparation():

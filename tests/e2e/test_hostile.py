@@ -28,7 +28,6 @@ from muster.v1 import session_pb2 as session  # noqa: E402
 FULL = "--full" in sys.argv
 sys.argv = [word for word in sys.argv if word != "--full"]
 STEPS = 150
-LONG = 1200  # for what has to happen while the job runs
 CALM = []  # musterd's own liveness limits, where nobody is to be lost however loaded the machine is
 
 
@@ -107,7 +106,7 @@ def reject_of(cluster, message):
         attach.close()
 
 
-def running_job(cluster, workers=1, steps=LONG, flags=CALM):
+def running_job(cluster, workers=1, steps=STEPS, flags=CALM):
     if not cluster.coordinator:
         cluster.start_coordinator(flags=flags)
     cluster.submit(tiny_job(cluster, steps=steps, checkpoint_every=0))
@@ -117,71 +116,73 @@ def running_job(cluster, workers=1, steps=LONG, flags=CALM):
     cluster.wait_step(3)
 
 
-def undisturbed_end(cluster, steps=LONG):
-    check(cluster.wait_finished() == reference(steps=steps), "weights differ")
+def undisturbed_end(cluster):
+    check(cluster.wait_finished() == reference(steps=STEPS), "weights differ")
     check(cluster.job().workers_lost == 0 and cluster.job().generations <= 1, "the job was disturbed")
 
 
 def test_malformed_and_oversized_messages_end_their_call_and_nothing_else():
     with Cluster() as cluster:
-        running_job(cluster, steps=STEPS)
-        for service in ("MusterService", "WorkerService"):
-            code, _, seconds = call_raw(cluster, f"/muster.v1.{service}/NoSuch")
-            check(code == grpc.StatusCode.UNIMPLEMENTED and seconds < 2 * SLOW, f"unknown method of {service}: {code} after {seconds:.1f} s")
-        for path in ("/nothing.at.all/X", "/"):
-            check(call_raw(cluster, path)[0] == grpc.StatusCode.UNIMPLEMENTED, f"method {path}")
-        methods = [m for m in open(os.path.join(ROOT, "proto/muster/v1/service.proto")).read().split() if m.endswith(")") or "(" in m]
-        names = sorted({word.split("(")[0] for word in methods if word[0].isupper() and "(" in word and word.split("(")[0].isalpha()})
-        check("SubmitJob" in names and "GetTimings" in names, f"{names}")
-        rng = random.Random(4)
-        for name in names:
-            path = "/muster.v1.MusterService/" + name
-            check(call_raw(cluster, path, b"\x0a\xff\xff\xff\xff")[0] == grpc.StatusCode.INVALID_ARGUMENT, f"{name}: cut off")
-            check(call_raw(cluster, path, b"\x0a\x80\x80\x08" + b"a" * (1 << 17))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name}: large")
-            for _ in range(5):
-                code, text, _ = call_raw(cluster, path, rng.randbytes(rng.randrange(1, 200)))
-                check(code not in (grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE,
-                                   grpc.StatusCode.DEADLINE_EXCEEDED) and text, f"{name}: {code} {text}")
+        with cluster.slowed():
+            running_job(cluster)
+            for service in ("MusterService", "WorkerService"):
+                code, _, seconds = call_raw(cluster, f"/muster.v1.{service}/NoSuch")
+                check(code == grpc.StatusCode.UNIMPLEMENTED and seconds < 2 * SLOW, f"unknown method of {service}: {code} after {seconds:.1f} s")
+            for path in ("/nothing.at.all/X", "/"):
+                check(call_raw(cluster, path)[0] == grpc.StatusCode.UNIMPLEMENTED, f"method {path}")
+            methods = [m for m in open(os.path.join(ROOT, "proto/muster/v1/service.proto")).read().split() if m.endswith(")") or "(" in m]
+            names = sorted({word.split("(")[0] for word in methods if word[0].isupper() and "(" in word and word.split("(")[0].isalpha()})
+            check("SubmitJob" in names and "GetTimings" in names, f"{names}")
+            rng = random.Random(4)
+            for name in names:
+                path = "/muster.v1.MusterService/" + name
+                check(call_raw(cluster, path, b"\x0a\xff\xff\xff\xff")[0] == grpc.StatusCode.INVALID_ARGUMENT, f"{name}: cut off")
+                check(call_raw(cluster, path, b"\x0a\x80\x80\x08" + b"a" * (1 << 17))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED, f"{name}: large")
+                for _ in range(5):
+                    code, text, _ = call_raw(cluster, path, rng.randbytes(rng.randrange(1, 200)))
+                    check(code not in (grpc.StatusCode.OK, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE,
+                                       grpc.StatusCode.DEADLINE_EXCEEDED) and text, f"{name}: {code} {text}")
 
-        attach = Attach(cluster).say(b"\x0a\xff\xff")
-        code, text, heard = attach.end()
-        check(code == grpc.StatusCode.INVALID_ARGUMENT and heard[0].reject.reason == session.REJECT_REASON_INVALID, f"{code} {text}")
-        attach = Attach(cluster).say(b"\x12" + b"\xff" * (1 << 17))
-        code, text, _ = attach.end()
-        check(code == grpc.StatusCode.RESOURCE_EXHAUSTED, f"a message over the limit: {code} {text}")
-        attach = Attach(cluster).say(session.WorkerMessage(heartbeat=session.Heartbeat(progress=1, phase=pb.WORKER_PHASE_SPARE)))
-        code, text, heard = attach.end()
-        check(code == grpc.StatusCode.INVALID_ARGUMENT and "first message of a stream must be hello" in text, f"{code} {text}")
-        attach = Attach(cluster).say(hello("hold", name="later"))
-        check(attach.hear().welcome.name == "later", "a good Hello is welcomed")
-        attach.say(b"\xff\xff\xff")
-        code, text, _ = attach.end()
-        check(code == grpc.StatusCode.INVALID_ARGUMENT and "WorkerMessage" in text, f"garbage after Hello: {code} {text}")
-        for junk in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", rng.randbytes(4096), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + rng.randbytes(4096)):
-            with socket.create_connection(tuple(cluster.address.rsplit(":", 1)), timeout=10 * SLOW) as raw:
-                with contextlib.suppress(OSError):
-                    raw.sendall(junk)
-                    while raw.recv(65536):
-                        pass
-        undisturbed_end(cluster, steps=STEPS)
+            attach = Attach(cluster).say(b"\x0a\xff\xff")
+            code, text, heard = attach.end()
+            check(code == grpc.StatusCode.INVALID_ARGUMENT and heard[0].reject.reason == session.REJECT_REASON_INVALID, f"{code} {text}")
+            attach = Attach(cluster).say(b"\x12" + b"\xff" * (1 << 17))
+            code, text, _ = attach.end()
+            check(code == grpc.StatusCode.RESOURCE_EXHAUSTED, f"a message over the limit: {code} {text}")
+            attach = Attach(cluster).say(session.WorkerMessage(heartbeat=session.Heartbeat(progress=1, phase=pb.WORKER_PHASE_SPARE)))
+            code, text, heard = attach.end()
+            check(code == grpc.StatusCode.INVALID_ARGUMENT and "first message of a stream must be hello" in text, f"{code} {text}")
+            attach = Attach(cluster).say(hello("hold", name="later"))
+            check(attach.hear().welcome.name == "later", "a good Hello is welcomed")
+            attach.say(b"\xff\xff\xff")
+            code, text, _ = attach.end()
+            check(code == grpc.StatusCode.INVALID_ARGUMENT and "WorkerMessage" in text, f"garbage after Hello: {code} {text}")
+            for junk in (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", rng.randbytes(4096), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + rng.randbytes(4096)):
+                with socket.create_connection(tuple(cluster.address.rsplit(":", 1)), timeout=10 * SLOW) as raw:
+                    with contextlib.suppress(OSError):
+                        raw.sendall(junk)
+                        while raw.recv(65536):
+                            pass
+        undisturbed_end(cluster)
 
 
 def test_a_worker_that_differs_is_refused_with_what_differs():
     with Cluster() as cluster:
-        running_job(cluster)
-        attach = Attach(cluster).say(hello(name="probe"))
-        uid = attach.hear().welcome.job_uid
-        attach.close()
-        reject = reject_of(cluster, hello(protocol_version=PROTOCOL + 1, software_version="9.9.9"))
-        check(reject.reason == session.REJECT_REASON_VERSION and f"protocol {PROTOCOL + 1}" in reject.text and "9.9.9" in reject.text and
-              "same version" in reject.text, f"{reject}")
-        prepared = dict(prepared_job=True, job_uid=uid)
-        reject = reject_of(cluster, hello(name="odd", numeric_identity=b"\x01" * 16, data_hash=b"\x02" * 16, **prepared))
-        check(reject.reason == session.REJECT_REASON_IDENTITY and "numeric identity " + "01" * 16 in reject.text and "'odd'" in reject.text and
-              "elsewhere" in reject.text, f"{reject}")
-        check(reject_of(cluster, hello(job="absent")).reason == session.REJECT_REASON_NO_JOB, "unknown job")
-        reject = reject_of(cluster, hello(name="w0"))
-        check(reject.reason == session.REJECT_REASON_BUSY and "'w0'" in reject.text and "--name" in reject.text, f"{reject}")
+        with cluster.slowed():
+            running_job(cluster)
+            attach = Attach(cluster).say(hello(name="probe"))
+            uid = attach.hear().welcome.job_uid
+            attach.close()
+            reject = reject_of(cluster, hello(protocol_version=PROTOCOL + 1, software_version="9.9.9"))
+            check(reject.reason == session.REJECT_REASON_VERSION and f"protocol {PROTOCOL + 1}" in reject.text and "9.9.9" in reject.text and
+                  "same version" in reject.text, f"{reject}")
+            prepared = dict(prepared_job=True, job_uid=uid)
+            reject = reject_of(cluster, hello(name="odd", numeric_identity=b"\x01" * 16, data_hash=b"\x02" * 16, **prepared))
+            check(reject.reason == session.REJECT_REASON_IDENTITY and "numeric identity " + "01" * 16 in reject.text and "'odd'" in reject.text and
+                  "elsewhere" in reject.text, f"{reject}")
+            check(reject_of(cluster, hello(job="absent")).reason == session.REJECT_REASON_NO_JOB, "unknown job")
+            reject = reject_of(cluster, hello(name="w0"))
+            check(reject.reason == session.REJECT_REASON_BUSY and "'w0'" in reject.text and "--name" in reject.text, f"{reject}")
         undisturbed_end(cluster)
         reject = reject_of(cluster, hello())
         check(reject.reason == session.REJECT_REASON_JOB_OVER and "'tiny' is over" in reject.text, f"{reject}")
@@ -190,17 +191,18 @@ def test_a_worker_that_differs_is_refused_with_what_differs():
 @needs_mounts
 def test_a_worker_with_other_data_is_refused():
     with Cluster() as cluster:
-        running_job(cluster)
-        other = os.path.join(cluster.dir, "other.txt")
-        with open(cluster.data, "rb") as file, open(other, "wb") as out:
-            out.write(file.read().replace(b"lazy", b"busy"))
-        before = harness.RUNNER
-        harness.RUNNER = ["unshare", "-m", "sh", "-c", f"mount --bind '{other}' '{cluster.data}' && exec \"$@\"", "sh", *before]
-        try:
-            worker = cluster.start_worker()
-        finally:
-            harness.RUNNER = before
-        refused_worker(worker, f"data {cluster.data} has content hash", "the same file")
+        with cluster.slowed():
+            running_job(cluster)
+            other = os.path.join(cluster.dir, "other.txt")
+            with open(cluster.data, "rb") as file, open(other, "wb") as out:
+                out.write(file.read().replace(b"lazy", b"busy"))
+            before = harness.RUNNER
+            harness.RUNNER = ["unshare", "-m", "sh", "-c", f"mount --bind '{other}' '{cluster.data}' && exec \"$@\"", "sh", *before]
+            try:
+                worker = cluster.start_worker()
+            finally:
+                harness.RUNNER = before
+            refused_worker(worker, f"data {cluster.data} has content hash", "the same file")
         undisturbed_end(cluster)
 
 
@@ -230,35 +232,36 @@ def resident_kib(process):
 
 def test_a_flood_of_hostile_hellos_disturbs_nobody():
     with Cluster() as cluster:
-        running_job(cluster, steps=STEPS, flags=["--max-workers", "64"])
-        raw = [  # strings that a Python message cannot be given
-            b"\x0a\x80\x01"[:1],
-            session.WorkerMessage(hello=hello().hello).SerializeToString().replace(b"elsewhere", b"else\0here"),
-            session.WorkerMessage(hello=hello().hello).SerializeToString().replace(b"elsewhere", b"else\xffhere"),
-        ]
-        for field, changes in BAD_HELLOS.items():
-            reject = reject_of(cluster, hello(**changes))
-            check(reject.reason == session.REJECT_REASON_INVALID and field.strip() in reject.text, f"{field}: {reject}")
-        for message in raw:
-            check(reject_of(cluster, message).reason == session.REJECT_REASON_INVALID, f"{message[:20]}")
-        small = resident_kib(cluster.coordinator)
-        messages = [hello(**changes).SerializeToString() for changes in BAD_HELLOS.values()] + raw
-        with connect(cluster.address) as channel:
-            for _ in range(20):
-                streams = [Attach(cluster, channel).say(message) for message in messages * 2]
-                for stream in streams:
-                    check(stream.end()[0] == grpc.StatusCode.INVALID_ARGUMENT, "a bad Hello was taken")
-        # As many good ones as there is room for, and more.
-        streams = [Attach(cluster).say(hello("hold", name=f"flood-{i}")) for i in range(80)]
-        answers = [stream.hear() for stream in streams]
-        busy = [answer for answer in answers if answer.WhichOneof("kind") == "reject"]
-        check(len(busy) >= 80 - 64 and all(a.reject.reason == session.REJECT_REASON_BUSY and "--max-workers" in a.reject.text for a in busy),
-              f"{len(busy)} refused")
-        for stream in streams:
-            stream.close()
-        grown = resident_kib(cluster.coordinator) - small
-        check(grown < 64 << 10, f"the coordinator grew by {grown} KiB")
-        undisturbed_end(cluster, steps=STEPS)
+        with cluster.slowed():
+            running_job(cluster, flags=["--max-workers", "64"])
+            raw = [  # strings that a Python message cannot be given
+                b"\x0a\x80\x01"[:1],
+                session.WorkerMessage(hello=hello().hello).SerializeToString().replace(b"elsewhere", b"else\0here"),
+                session.WorkerMessage(hello=hello().hello).SerializeToString().replace(b"elsewhere", b"else\xffhere"),
+            ]
+            for field, changes in BAD_HELLOS.items():
+                reject = reject_of(cluster, hello(**changes))
+                check(reject.reason == session.REJECT_REASON_INVALID and field.strip() in reject.text, f"{field}: {reject}")
+            for message in raw:
+                check(reject_of(cluster, message).reason == session.REJECT_REASON_INVALID, f"{message[:20]}")
+            small = resident_kib(cluster.coordinator)
+            messages = [hello(**changes).SerializeToString() for changes in BAD_HELLOS.values()] + raw
+            with connect(cluster.address) as channel:
+                for _ in range(20):
+                    streams = [Attach(cluster, channel).say(message) for message in messages * 2]
+                    for stream in streams:
+                        check(stream.end()[0] == grpc.StatusCode.INVALID_ARGUMENT, "a bad Hello was taken")
+            # As many good ones as there is room for, and more.
+            streams = [Attach(cluster).say(hello("hold", name=f"flood-{i}")) for i in range(80)]
+            answers = [stream.hear() for stream in streams]
+            busy = [answer for answer in answers if answer.WhichOneof("kind") == "reject"]
+            check(len(busy) >= 80 - 64 and all(a.reject.reason == session.REJECT_REASON_BUSY and "--max-workers" in a.reject.text for a in busy),
+                  f"{len(busy)} refused")
+            for stream in streams:
+                stream.close()
+            grown = resident_kib(cluster.coordinator) - small
+            check(grown < 64 << 10, f"the coordinator grew by {grown} KiB")
+        undisturbed_end(cluster)
 
 
 def test_idle_connections_and_streams_disturb_nobody():
@@ -279,16 +282,17 @@ def test_idle_connections_and_streams_disturb_nobody():
             streams += [watch(api.WatchEventsRequest(follow=True, job="tiny"), timeout=120 * SLOW) for _ in range(50)]
             attach = channel.stream_stream("/muster.v1.WorkerService/Attach", request_serializer=bytes, response_deserializer=bytes)
             streams += [attach(silence(cluster), timeout=120 * SLOW) for _ in range(50)]
-        running_job(cluster, workers=2)
-        slowest = 0
-        for _ in range(20):
-            start = time.monotonic()
-            cluster.job()
-            slowest = max(slowest, time.monotonic() - start)
-        check(slowest < 2 * SLOW, f"an answer took {slowest:.1f} s")
-        cluster.start_worker()
-        cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text)
-        check(cluster.wait_finished() == reference(steps=LONG), "weights differ")
+        with cluster.slowed():
+            running_job(cluster, workers=2, steps=4 * STEPS)
+            slowest = 0
+            for _ in range(20):
+                start = time.monotonic()
+                cluster.job()
+                slowest = max(slowest, time.monotonic() - start)
+            check(slowest < 2 * SLOW, f"an answer took {slowest:.1f} s")
+            cluster.start_worker()
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text)
+        check(cluster.wait_finished() == reference(steps=4 * STEPS), "weights differ")
         check(cluster.job().workers_lost == 0, "workers were lost")
         for stream in streams:
             stream.cancel()
@@ -371,10 +375,10 @@ def test_who_asks_too_often_is_refused_and_disturbs_nobody():
             thread.start()
         try:
             cluster.wait_until(lambda: any(code == grpc.StatusCode.RESOURCE_EXHAUSTED for code, _ in codes), 30, "nobody is refused")
-            cluster.submit(tiny_job(cluster, steps=STEPS, checkpoint_every=0))
+            cluster.submit(tiny_job(cluster, steps=STEPS, checkpoint_every=0, workers__min=2))
             for _ in range(2):
                 cluster.worker()
-            undisturbed_end(cluster, steps=STEPS)  # asked by another client, which is answered
+            undisturbed_end(cluster)  # asked by another client, which is answered
         finally:
             stop.set()
             for thread in threads:

@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 
-from harness import BUILD, FAST, ROOT, Cluster, api, check, main, reference, run, tiny_job
+from harness import BUILD, FAST, ROOT, SLOW, Cluster, api, check, main, pb, reference, run, tiny_job
 
 STEPS = 150
 SLOW_READERS = 100
@@ -42,7 +42,7 @@ def http_address(cluster):
 
 
 def get(address, path, method="GET", **headers):
-    connection = http.client.HTTPConnection(*address, timeout=10)
+    connection = http.client.HTTPConnection(*address, timeout=10 * SLOW)
     connection.request(method, path, headers=headers)
     response = connection.getresponse()
     return response.status, response.read().decode()
@@ -79,10 +79,11 @@ def every_second_is_in_one_class(cluster, job, page):
 def test_metrics_say_what_the_service_says():
     with serving() as (cluster, address):
         check(get(address, "/livez") == (200, "ok\n") and get(address, "/readyz") == (200, "ok\n"), "not alive and ready")
-        cluster.submit(tiny_job(cluster, steps=STEPS))
-        cluster.wait_step(10)
-        cluster.workers[1].kill()
-        cluster.wait_event(lambda e: e.kind == "worker_lost")
+        with cluster.slowed():
+            cluster.submit(tiny_job(cluster, steps=STEPS))
+            cluster.wait_together(2)
+            cluster.workers[1].kill()
+            cluster.wait_event(lambda e: e.kind == "worker_lost")
         sha = cluster.wait_finished()
         check(sha == reference(steps=STEPS), "the weights differ from the undisturbed run's")
         cluster.wait_until(lambda: metrics(address)['muster_jobs{state="finished"}'] == 1, 5, "the end does not show")
@@ -153,14 +154,16 @@ def test_readers_in_the_wrong_place_are_told():
 
 def test_slow_readers_and_garbage_disturb_nobody():
     with serving() as (cluster, address):
-        cluster.submit(tiny_job(cluster, steps=STEPS))
-        cluster.wait_step(5)
         with contextlib.ExitStack() as stack:
-            for i in range(SLOW_READERS):
-                s = stack.enter_context(socket.create_connection(address))
-                s.sendall((b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"\x16\x03\x01garbage\r\n\r\n", b"GET /met", b"")[i % 4])
-            for _ in range(20):
-                check(get(address, "/metrics")[0] == 200, "a quick reader is not served")
+            with cluster.slowed():
+                cluster.submit(tiny_job(cluster, steps=STEPS))
+                cluster.wait_step(5)
+                for i in range(SLOW_READERS):
+                    s = stack.enter_context(socket.create_connection(address))
+                    s.sendall((b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n", b"\x16\x03\x01garbage\r\n\r\n", b"GET /met", b"")[i % 4])
+                for _ in range(20):
+                    check(get(address, "/metrics")[0] == 200, "a quick reader is not served")
+                check(cluster.job().state == pb.JOB_STATE_RUNNING, "the job ended before")
             check(cluster.wait_finished() == reference(steps=STEPS), "the weights differ from the undisturbed run's")
         check(not [e for e in cluster.events if e.kind == "worker_lost"], "a worker was lost")
 
@@ -171,7 +174,7 @@ def test_an_address_that_cannot_be_used_is_one_line():
                              ("example.com:80", "a literal address and a port"), ("127.0.0.1:99999", "a literal address and a port"),
                              ("0.0.0.0:0", "--insecure-listen")):
             run = subprocess.run([os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen", "127.0.0.1:0", "--http", listen], capture_output=True,
-                                 text=True, timeout=20)
+                                 text=True, timeout=20 * SLOW)
             lines = [line for line in run.stderr.splitlines() if "--http" in line]
             check(run.returncode == 1 and len(lines) == 1 and text in lines[0], f"{listen}: {run.returncode} {run.stderr}")
 

@@ -2,6 +2,7 @@
 """Data and models of other programs, end to end: token files, imports, jobs that start from a checkpoint. Arguments: only the tests
 named."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -213,10 +214,12 @@ def test_a_job_starts_from_another_jobs_checkpoint_and_survives_losses():
         weights = []
         for name in ("calm", "hit"):
             submit(cluster, job_file(cluster, init, name=name, steps=200))
-            workers = [cluster.start_worker(job=name) for _ in range(2)]
-            if name == "hit":
-                cluster.wait_step(20, name)
-                workers[0].kill()
+            with cluster.slowed() if name == "hit" else contextlib.nullcontext():
+                workers = [cluster.start_worker(job=name) for _ in range(2)]
+                if name == "hit":
+                    cluster.wait_until(lambda: cluster.job(name).world == 2 and cluster.job(name).steps_done >= 10, 30, "they do not step together")
+                    workers[0].kill()
+                    cluster.wait_event("worker_lost")
             weights.append(cluster.wait_finished(name))
         check(weights[0] == weights[1], f"weights differ: {weights}")
 

@@ -188,6 +188,9 @@ def lose_one_with_buddies(family, workers, newcomer, **fields):
                 cluster.start_worker()
             go = cluster.wait_event(lambda e: e.kind == "generation_go" and e.number > lost.number)
             check("state from mirrors, 0 steps replayed" in go.text, f"the buddy's mirror was not the source: {go.text}")
+        together = cluster.wait_event("buddies_together")
+        words = together.text.split()
+        check(words[0] == words[2], f"here all are on one host: {together.text}")
         expect_equal(cluster, family, steps=3 * STEPS)
         check(cluster.job().replayed_steps == 0, "steps were replayed although everything had a second holder")
 

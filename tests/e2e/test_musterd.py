@@ -2,6 +2,7 @@
 """musterd as a process: options, exit codes, what it says when it cannot start, signals, SIGKILL, many idle connections, and the example
 client against it. One argument: only the tests named."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -79,14 +80,11 @@ def test_sigkill_loses_nothing_that_was_acknowledged():
 
 def test_sigterm_ends_in_good_order_and_workers_go_on():
     with Cluster() as cluster:
-        cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster, steps=400))
-        worker = cluster.start_worker()
-        cluster.wait_step(5)
-        cluster.coordinator.kill(signal.SIGTERM)
-        check(cluster.coordinator.wait() == 0, "exit code of a graceful stop")
-        check(worker.alive(), "the worker goes on without a coordinator")
-        cluster.start_coordinator()
+        with cluster.running(1, steps=200) as (worker,):
+            cluster.coordinator.kill(signal.SIGTERM)
+            check(cluster.coordinator.wait() == 0, "exit code of a graceful stop")
+            check(worker.alive(), "the worker goes on without a coordinator")
+            cluster.start_coordinator()
         cluster.wait_finished()
         check(cluster.job().generations <= 1 and cluster.job().workers_lost == 0, "nobody was lost")
 
@@ -160,12 +158,8 @@ def test_restored_snapshot_takes_back_workers_that_are_ahead():
         check(done.returncode == code, f"muster {' '.join(args)}: exit {done.returncode}: {done.stdout}{done.stderr}")
         return done.stdout + done.stderr
 
-    with Cluster() as cluster:
-        cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster, steps=600, workers__min=1))
-        for _ in range(2):
-            cluster.start_worker()
-        cluster.wait_step(10)
+    with Cluster() as cluster, contextlib.ExitStack() as while_slow:
+        while_slow.enter_context(cluster.running(2, steps=300))
         saved, store = os.path.join(cluster.dir, "saved"), os.path.join(cluster.dir, "store")
         muster("snapshot", "save", saved)
         check(stat.S_IMODE(os.stat(saved).st_mode) == 0o600, "others can read the snapshot")
@@ -176,7 +170,7 @@ def test_restored_snapshot_takes_back_workers_that_are_ahead():
         cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers continue" in e.text)
         ahead = cluster.job()
         check(ahead.generation >= before + 2, f"generation {ahead.generation} after {before}")
-        cluster.wait_step(ahead.steps_done + 20)
+        cluster.wait_step(ahead.steps_done + 10)
         cluster.coordinator.kill(signal.SIGTERM)
         cluster.coordinator.wait()
         check("holds records already" in muster("snapshot", "restore", saved, "--data-dir", store, code=5), "not told")
@@ -191,31 +185,28 @@ def test_restored_snapshot_takes_back_workers_that_are_ahead():
         check("epoch 1" in said, said)
         last = max(e.number for e in cluster.events)
         cluster.watch_stop.set()  # numbers jump
-        cluster.start_coordinator()
-        cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done > ahead.steps_done + 20, 30, "the workers did not go on")
+        cluster.start_coordinator(flags=["--heartbeat-ms", "100", "--lost-ms", "4000", "--reattach-grace-ms", "2000"])  # slow workers come back slowly
+        cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done > ahead.steps_done + 10, 30, "the workers did not go on")
         after = cluster.job()
         check(after.generation == (1 << 40) + 1, f"generation {after.generation}")
         events = muster("events", "-o", "json").splitlines()
         check(all(json.loads(e)["number"] > last for e in events), "an event's number was given twice")
         check(any("store_restored" in e for e in events), "not told")
+        while_slow.close()
         cluster.wait_until(lambda: cluster.job().state == pb.JOB_STATE_FINISHED, 30, "the job did not finish")
-        check(cluster.job().weights_sha256.hex() == reference(steps=600), "the weights differ from the undisturbed run's")
+        check(cluster.job().weights_sha256.hex() == reference(steps=300), "the weights differ from the undisturbed run's")
         check(cluster.job().replayed_steps == 0, "steps were done twice")
 
 
 def test_a_lost_job_is_rebuilt_from_its_checkpoints():
     with Cluster() as cluster:
-        cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster, steps=400, workers__min=2))
-        for _ in range(2):
-            cluster.start_worker()
-        cluster.wait_step(60)
-        path = os.path.dirname(cluster.checkpoints()[0].dir)
-        cluster.coordinator.kill()
-        cluster.coordinator.wait()
-        for worker in cluster.workers:
-            worker.kill()
-            worker.wait()
+        with cluster.running(2, steps=200):
+            cluster.wait_event("checkpoint_committed")
+            (saved, *_) = [c for c in cluster.checkpoints() if c.state == pb.CHECKPOINT_STATE_COMMITTED]
+            path = os.path.dirname(saved.dir)
+            for process in (cluster.coordinator, *cluster.workers):
+                process.kill()
+                process.wait()
         store = os.path.join(cluster.dir, "store")
         shutil.rmtree(store)
         argv = [os.path.join(BUILD, "cli/muster"), "catalog", "rebuild", path, "--job", "tiny", "--data-dir", store]
@@ -229,11 +220,11 @@ def test_a_lost_job_is_rebuilt_from_its_checkpoints():
         check(not os.path.exists(store + ".d"), "a data directory was made for a job that is not there")
         cluster.watch_stop.set()  # events begin anew
         cluster.start_coordinator()
-        check(cluster.job().steps_done >= 50, f"step {cluster.job().steps_done}")
+        check(cluster.job().steps_done >= saved.step, f"step {cluster.job().steps_done}, saved was {saved.step}")
         for _ in range(2):
             cluster.start_worker()
         cluster.wait_until(lambda: cluster.job().state == pb.JOB_STATE_FINISHED, 30, "the job did not finish")
-        check(cluster.job().weights_sha256.hex() == reference(steps=400), "the weights differ from the undisturbed run's")
+        check(cluster.job().weights_sha256.hex() == reference(steps=200), "the weights differ from the undisturbed run's")
 
 
 if __name__ == "__main__":

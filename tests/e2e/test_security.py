@@ -13,7 +13,7 @@ import time
 
 import grpc
 
-from harness import BUILD, FAST, ROOT, Cluster, Process, api, check, connect, log_of, main, reference, rpc_error, run, tiny_job
+from harness import BUILD, FAST, ROOT, SLOW, Cluster, Process, api, check, connect, log_of, main, reference, rpc_error, run, tiny_job
 
 from muster.v1 import token_pb2 as tokens
 
@@ -59,7 +59,7 @@ class SecureCluster(Cluster):
 
 
 def cert(*args, code=0):
-    done = subprocess.run([MUSTER, "cert", *args], capture_output=True, text=True, timeout=20)
+    done = subprocess.run([MUSTER, "cert", *args], capture_output=True, text=True, timeout=20 * SLOW)
     check(done.returncode == code, f"muster cert {args}: {done.returncode} {done.stderr}")
     return done.stderr
 
@@ -68,7 +68,7 @@ def served_serial(cluster):
     """The serial number of the certificate that musterd shows to a new connection."""
     ca, own, key = cluster.paths("viewer/x")
     shown = subprocess.run(["openssl", "s_client", "-connect", cluster.address, "-alpn", "h2", "-CAfile", ca, "-cert", own, "-key", key],
-                           input="", capture_output=True, encoding="latin-1", timeout=10).stdout
+                           input="", capture_output=True, encoding="latin-1", timeout=10 * SLOW).stdout
     return subprocess.run(["openssl", "x509", "-noout", "-serial"], input=shown, capture_output=True, text=True).stdout
 
 
@@ -121,7 +121,7 @@ def test_strangers_learn_why():
         for credentials in (old, cluster.credentials_of("admin/x", other), grpc.ssl_channel_credentials(open(cluster.paths("admin/x")[0], "rb").read())):
             with connect(cluster.address, credentials) as channel:
                 stub = channel.unary_unary("/grpc.health.v1.Health/Check")
-                code, text = rpc_error(lambda: stub(b"", timeout=5))
+                code, text = rpc_error(lambda: stub(b"", timeout=5 * SLOW))
                 check(code == grpc.StatusCode.UNAVAILABLE, f"{code}: {text}")
 
 
@@ -183,13 +183,13 @@ def test_the_denied_are_cut_off():
     with SecureCluster() as cluster:
         cluster.issue("worker/bad")
         cluster.start()
-        cluster.submit(tiny_job(cluster, steps=100000))
+        cluster.submit(tiny_job(cluster, steps=1000000))
         cluster.worker(name="x-good")
         cluster.worker("worker/bad", name="bad")
         cluster.wait_event(lambda e: e.kind == "worker_attached" and "bad" in e.text)
         with connect(cluster.address, cluster.credentials_of("viewer/x")) as channel:
             stub = channel.unary_stream("/muster.v1.MusterService/WatchEvents", request_serializer=lambda m: m.SerializeToString())
-            watch = stub(api.WatchEventsRequest(follow=True), timeout=10)
+            watch = stub(api.WatchEventsRequest(follow=True), timeout=10 * SLOW)
             next(watch)
             with open(cluster.deny, "w") as file:
                 file.write("# stolen\nmuster://worker/bad # w7\nmuster://viewer/x")
@@ -209,7 +209,7 @@ def test_listening_in_the_open_needs_tls_or_consent():
     with SecureCluster() as cluster:
         musterd = [os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen"]
         for listen in ("0.0.0.0:0", "[::]:0", "127.example.org:0"):
-            done = subprocess.run([*musterd, listen], capture_output=True, text=True, timeout=10)
+            done = subprocess.run([*musterd, listen], capture_output=True, text=True, timeout=10 * SLOW)
             check(done.returncode == 2 and done.stderr.count("\n") == 1 and "--tls-ca" in done.stderr and "--insecure-listen" in done.stderr,
                   f"{listen}: {done.returncode} {done.stderr}")
         for name, flags in (("insecure", ["--insecure-listen"]), ("secure", cluster.flags("coordinator/c"))):
@@ -255,7 +255,7 @@ class JoinCluster(SecureCluster):
         with open(os.path.join(self.pki, "ca.crt"), "rb") as ca, connect(self.address, grpc.ssl_channel_credentials(ca.read())) as channel:
             stub = channel.unary_unary("/muster.v1.TokenService/Join", request_serializer=lambda m: m.SerializeToString(),
                                        response_deserializer=tokens.JoinResponse.FromString)
-            return stub(tokens.JoinRequest(token=token, worker=worker, certificate_request=request), timeout=10)
+            return stub(tokens.JoinRequest(token=token, worker=worker, certificate_request=request), timeout=10 * SLOW)
 
 
 def request_of(cluster, name, *args):
@@ -361,10 +361,10 @@ def test_strangers_may_join_and_nothing_else():
                     for method in re.findall(r"rpc (\w+)\(", body):
                         if (service, method) == ("TokenService", "Join"):
                             continue
-                        code, message = rpc_error(lambda: list(channel.stream_stream(f"/muster.v1.{service}/{method}")(iter([b""]), timeout=10)))
+                        code, message = rpc_error(lambda: list(channel.stream_stream(f"/muster.v1.{service}/{method}")(iter([b""]), timeout=10 * SLOW)))
                         check(code == grpc.StatusCode.PERMISSION_DENIED and "no certificate was shown" in message, f"{service}.{method}: {code} {message}")
             for method in ("grpc.health.v1.Health/Check", "grpc.health.v1.Health/Watch", "grpc.reflection.v1.ServerReflection/ServerReflectionInfo"):
-                code, message = rpc_error(lambda: list(channel.stream_stream("/" + method)(iter([b""]), timeout=10)))
+                code, message = rpc_error(lambda: list(channel.stream_stream("/" + method)(iter([b""]), timeout=10 * SLOW)))
                 check(code == grpc.StatusCode.PERMISSION_DENIED, f"{method}: {code} {message}")
         other = os.path.join(cluster.dir, "other")
         cert("ca", other)
@@ -378,7 +378,7 @@ def test_strangers_may_join_and_nothing_else():
     with Cluster() as cluster:
         cluster.start_coordinator()
         run(cluster, "token", "create", code=5, fragments=["without --ca-key"])
-        done = subprocess.run([os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen", "127.0.0.1:0", "--ca-key", "x"], capture_output=True, text=True, timeout=10)
+        done = subprocess.run([os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen", "127.0.0.1:0", "--ca-key", "x"], capture_output=True, text=True, timeout=10 * SLOW)
         check(done.returncode == 2 and "needs --tls-ca" in done.stderr, f"{done.returncode} {done.stderr}")
 
 

@@ -7,14 +7,18 @@
 #include <cmocka.h>
 
 #include "common/rng.h"
+#ifndef MU_REAL_GPU
 #include "cudasim/control.h"
+#endif
 
 enum { COPIES_MAX = 64, TEST_WORKSPACE_BYTES = 4 << 20 };
 
 static struct mu_pool *pools[2]; /* fp32, bf16 */
 static void *copies[COPIES_MAX];
 static uint32_t copy_count;
+#ifndef MU_REAL_GPU
 static uint64_t order; /* of the order of threads: another one for each case */
+#endif
 
 static enum mu_status new_pool(enum mu_cuda_dtype dtype, struct mu_error *err, struct mu_pool **ret_pool)
 {
@@ -100,7 +104,9 @@ void ct_reset(void)
     for (uint32_t i = 0; i < copy_count; i++)
         assert_int_equal(cudaFree(copies[i]), cudaSuccess);
     copy_count = 0;
+#ifndef MU_REAL_GPU
     cudasim_seed(++order);
+#endif
 }
 
 static void *read_back(const void *device, size_t size_bytes)

@@ -13,7 +13,8 @@ struct request {
     struct mu_id incarnation; /* EXITED */
     enum mu_node_order order; /* NODE: `worker` is its name */
     uint64_t deadline_us;
-    uint32_t max; /* SCALE */
+    uint32_t max;                  /* SCALE */
+    struct mu_amendment amendment; /* AMEND */
     bool done;
     bool made; /* answered with OK: */
     bool existed;
@@ -33,7 +34,7 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
     bool repeats = sim->params.repeats;
     if ((request.done && !(repeats && request.made)) || mu_sim_oracle_job_over(sim))
         return;
-    bool once = request.kind == MU_CE_CHECKPOINT;
+    bool once = request.kind == MU_CE_CHECKPOINT || request.kind == MU_CE_AMEND;
     if (!once || repeats)
         mu_sim_after(sim, mu_sim_delay(sim, 2 * MU_SIM_S), MU_SIM_NODE_NONE, ask, NULL, cookie, 0);
     if (!mu_sim_coord_up(sim) || sim->nodes[MU_SIM_NODE_COORDINATOR].stopped)
@@ -64,6 +65,7 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
         out.request.job = sim->spec.name;
         out.request.worker = request.worker;
         out.request.reason = "operator";
+        out.request.amendment = &request.amendment;
         out.request.workers = (struct mu_worker_policy){.max = request.max, .spares = UINT32_MAX};
     }
     mu_sim_coord_event(sim, &out);
@@ -160,9 +162,37 @@ void mu_sim_client_reply(struct mu_sim *sim, uint64_t cookie, enum mu_status sta
     }
 }
 
-/* With `repeats`, every third time the job is scaled instead. */
+/* Rate, steps (longer or shorter, where that is allowed), or a range to skip, at once or later. */
+static void amend(struct mu_sim *sim)
+{
+    add(sim, MU_CE_AMEND, NULL);
+    struct mu_amendment *one = &sim->client->requests[sim->client->count - 1].amendment;
+    switch (mu_sim_below(sim, 4)) {
+    case 0:
+        one->fields = MU_AMEND_STEPS;
+        one->terms.steps = mu_sim_between(sim, sim->spec.steps / 2, sim->spec.steps * 3 / 2);
+        break;
+    case 1:
+        one->fields = MU_AMEND_SKIP;
+        one->skip_first = mu_sim_below(sim, sim->spec.steps * sim->spec.batch.sequences);
+        one->skip_count = mu_sim_between(sim, 1, 3 * sim->spec.batch.sequences);
+        break;
+    default:
+        one->fields = MU_AMEND_LR;
+        one->terms.lr = (double)mu_sim_between(sim, 100, 1000) * 1e-5;
+    }
+    if (mu_sim_below(sim, 2))
+        one->at_step = mu_sim_between(sim, 1, sim->spec.steps);
+}
+
+/* With `amends`, every other time the job is amended instead. With `repeats`, every third time the job is scaled
+ * instead. */
 void mu_sim_client_checkpoint(struct mu_sim *sim)
 {
+    if (sim->params.amends && mu_sim_below(sim, 2)) {
+        amend(sim);
+        return;
+    }
     bool scale = sim->params.repeats && sim->client->count % 3 == 0;
     add(sim, scale ? MU_CE_SCALE : MU_CE_CHECKPOINT, NULL);
     if (scale)

@@ -61,7 +61,7 @@ static bool not_now(struct mu_sim *sim, struct mu_sim_event *event)
 static uint64_t hash_node(struct mu_sim *sim, const struct mu_sim_engine *engine, struct mu_tree_node node)
 {
     if (node.count == 1)
-        return mu_sim_hash_leaf(sim, engine->model_hash, engine->held.step, node.first);
+        return mu_sim_hash_leaf(&engine->spec, engine->model_hash, engine->held.step, node.first);
     struct mu_tree_node left, right;
     mu_tree_children(node, &left, &right);
     return mu_sim_hash_pair(hash_node(sim, engine, left), hash_node(sim, engine, right));
@@ -309,7 +309,7 @@ static void start_step(struct mu_sim *sim, uint32_t slot)
         mu_sim_engine_park(sim, slot, MU_PARK_COMMAND, 0, MU_PEER_FAILURE_NONE, 0, "");
         return;
     }
-    if (engine->held.step >= sim->spec.steps) {
+    if (engine->held.step >= mu_job_end(&engine->spec)) {
         if (!collect_final(sim, slot)) {
             engine->phase = MU_SIM_GATHERING;
             return;
@@ -511,10 +511,10 @@ void mu_sim_engine_apply(struct mu_sim *sim, uint32_t slot, const struct mu_step
         all.params |= mu_sim_share_chunks(sim, &share->layout, share->rank, MU_SHARE_COPY);
         uint64_t mirrored = mu_sim_share_chunks(sim, &share->layout, share->rank, MU_SHARE_MIRROR);
         struct mu_sim_mask own = {updates.params & ~mirrored, updates.moments & ~mirrored};
-        mu_sim_hash_apply(&engine->state.values, own, engine->gradient, result);
+        mu_sim_hash_apply(&engine->state.values, own, engine->gradient, result, &engine->spec);
         if (!MU_MUTANT(MU_MUT_MIRROR_STALE))
             mu_sim_hash_apply(&engine->state.values, (struct mu_sim_mask){mirrored, mirrored}, engine->mirror_gradient,
-                              result);
+                              result, &engine->spec);
         engine->state.has = updates; /* whatever else it had is of the step before */
         engine->held.share_count = 1;
         if (!mu_sim_mask_covers(updates, all))

@@ -196,7 +196,8 @@ static void make_room(struct mu_sim *sim, uint32_t slot, uint64_t generation)
     sim->stats.fed_over++;
 }
 
-static void take(struct mu_sim *sim, uint32_t slot, uint64_t generation, const struct mu_feed_order *order)
+static void take(struct mu_sim *sim, uint32_t slot, uint64_t generation, const struct mu_feed_order *order,
+                 const struct mu_amendments *amendments)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
     struct mu_sim_take *taken = &engine->take;
@@ -207,6 +208,8 @@ static void take(struct mu_sim *sim, uint32_t slot, uint64_t generation, const s
     }
     if (!beside && engine->held.has_state)
         make_room(sim, slot, generation);
+    if (order->taker == MU_LAYOUT_NOBODY)
+        mu_sim_engine_amend(sim, slot, amendments);
     if (taken->order.number != order->number) {
         memset(taken, 0, sizeof *taken);
         taken->order = *order;
@@ -216,12 +219,13 @@ static void take(struct mu_sim *sim, uint32_t slot, uint64_t generation, const s
     taken->parts[order->part] = (struct mu_sim_part){.here = true, .all = given_by(sim, order)};
 }
 
-void mu_sim_engine_feed(struct mu_sim *sim, uint32_t slot, uint64_t generation, const struct mu_feed_order *order)
+void mu_sim_engine_feed(struct mu_sim *sim, uint32_t slot, uint64_t generation, const struct mu_feed_order *order,
+                        const struct mu_amendments *amendments)
 {
     if (order->role == MU_FEED_GIVE)
         give(sim, slot, generation, order);
     else
-        take(sim, slot, generation, order);
+        take(sim, slot, generation, order, amendments);
 }
 
 static struct mu_sim_part *part_of(struct mu_sim_take *taken, uint64_t number)
@@ -271,9 +275,10 @@ static void replay(struct mu_sim *sim, uint32_t slot, struct mu_sim_part *part, 
                        (unsigned long long)frame->step, (unsigned long long)part->step);
     if (MU_MUTANT(MU_MUT_FEED_FORGET_NORM))
         result.grad_norm = 0;
-    mu_sim_hash_apply(&taken->state.values, replayed_of(part->has), frame->hash, &result);
+    mu_sim_hash_apply(&taken->state.values, replayed_of(part->has), frame->hash, &result, &engine_of(sim, slot)->spec);
     if (MU_MUTANT(MU_MUT_FEED_REPLAY_TWICE))
-        mu_sim_hash_apply(&taken->state.values, replayed_of(part->has), frame->hash, &result);
+        mu_sim_hash_apply(&taken->state.values, replayed_of(part->has), frame->hash, &result,
+                          &engine_of(sim, slot)->spec);
     part->owed = result.finite && followed_of(part->has).params != 0 && !MU_MUTANT(MU_MUT_FEED_KEEP_PARAMS);
     part->step++;
     if (part->step > taken->result.step)

@@ -565,6 +565,7 @@ void mu_sim_engine_prepare(struct mu_sim *sim, uint32_t slot, uint64_t generatio
     free(engine->assign);
     engine->assign = mu_sim_copy_assign(assign, NULL, 0, &engine->assign);
     engine->generation = generation;
+    mu_sim_engine_amend(sim, slot, engine->assign->amendments);
     take_place(sim, engine);
     engine->epoch++;
     engine->phase = MU_SIM_PREPARING;

@@ -176,6 +176,14 @@ static void job_loaded(struct mu_sim *sim, struct mu_sim_event *event)
     mu_sim_worker_post(sim, slot, &out);
 }
 
+void mu_sim_engine_amend(struct mu_sim *sim, uint32_t slot, const struct mu_amendments *amendments)
+{
+    struct mu_job_spec *spec = &sim->workers[slot].engine.spec;
+    *spec = sim->spec;
+    if (amendments)
+        spec->amendments = *amendments;
+}
+
 void mu_sim_engine_load(struct mu_sim *sim, uint32_t slot, const struct mu_job_spec *spec)
 {
     if (mu_job_spec_hash(spec) != mu_job_spec_hash(&sim->spec))

@@ -46,7 +46,8 @@ static size_t assign_extra(const struct mu_assign *assign)
     for (uint32_t i = 0; i < assign->peer_count; i++)
         size += rounded(strlen(assign->peers[i].name) + 1) + rounded(strlen(assign->peers[i].address) + 1);
     return size + rounded(assign->move_count * sizeof *assign->moves) +
-           rounded(assign->holder_count * sizeof *assign->holders);
+           rounded(assign->holder_count * sizeof *assign->holders) +
+           (assign->amendments ? rounded(sizeof *assign->amendments) : 0);
 }
 
 static void put_assign(struct block *block, struct mu_assign *copy)
@@ -62,6 +63,8 @@ static void put_assign(struct block *block, struct mu_assign *copy)
     copy->moves = block_put(block, copy->moves, copy->move_count * sizeof *copy->moves);
     if (copy->holder_count)
         copy->holders = block_put(block, copy->holders, copy->holder_count * sizeof *copy->holders);
+    if (copy->amendments)
+        copy->amendments = block_put(block, copy->amendments, sizeof *copy->amendments);
 }
 
 void *mu_sim_copy_assign(const struct mu_assign *assign, const void *head, size_t head_bytes,
@@ -85,12 +88,17 @@ struct mu_coord_message *mu_sim_copy_coord_message(const struct mu_coord_message
         size += assign_extra(&message->assign);
     if (message->kind == MU_CM_KEEP)
         size += rounded(message->keep.piece_count * sizeof *message->keep.pieces);
+    bool feeds = message->kind == MU_CM_FEED && message->feed.amendments;
+    if (feeds)
+        size += rounded(sizeof *message->feed.amendments);
     struct block block = block_new(size);
     struct mu_coord_message *copy = block_put(&block, message, sizeof *message);
     if (with_spec)
         copy->welcome.spec = block_put(&block, message->welcome.spec, sizeof *message->welcome.spec);
     if (message->kind == MU_CM_ASSIGN)
         put_assign(&block, &copy->assign);
+    if (feeds)
+        copy->feed.amendments = block_put(&block, message->feed.amendments, sizeof *message->feed.amendments);
     if (message->kind == MU_CM_KEEP)
         copy->keep.pieces =
             block_put(&block, message->keep.pieces, message->keep.piece_count * sizeof *message->keep.pieces);

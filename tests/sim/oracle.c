@@ -25,9 +25,10 @@ uint64_t mu_sim_hash_chunks(uint64_t before, const uint64_t *params, uint64_t ch
     return before;
 }
 
-uint64_t mu_sim_hash_leaf(const struct mu_sim *sim, uint64_t model_hash, uint64_t step, uint32_t leaf)
+uint64_t mu_sim_hash_leaf(const struct mu_job_spec *spec, uint64_t model_hash, uint64_t step, uint32_t leaf)
 {
-    return mix(mix(mix(sim->spec.seed, step), leaf), model_hash);
+    uint64_t position = mu_job_position(spec, step * spec->batch.sequences + leaf); /* a leaf is one sequence */
+    return mix(mix(mix(spec->seed, position), leaf), model_hash);
 }
 
 uint64_t mu_sim_hash_pair(uint64_t left, uint64_t right)
@@ -53,11 +54,14 @@ void mu_sim_hash_initial(const struct mu_sim *sim, struct mu_sim_values *values)
 
 /* As an optimizer does: the moment of a chunk takes the gradient in, its parameters change by the moment. */
 void mu_sim_hash_apply(struct mu_sim_values *values, struct mu_sim_mask what, uint64_t gradient,
-                       const struct mu_step_result *result)
+                       const struct mu_step_result *result, const struct mu_job_spec *spec)
 {
+    const double rate = mu_job_learning_rate(spec, result->step);
+    uint64_t terms;
+    memcpy(&terms, &rate, sizeof terms);
     for (uint32_t c = 0; c < MU_SIM_CHUNKS_MAX && result->finite; c++) {
         if (what.moments >> c & 1)
-            values->moments[c] = mix(values->moments[c], mix(mix(gradient, c), (uint64_t)result->grad_norm));
+            values->moments[c] = mix(values->moments[c], mix(mix(gradient ^ terms, c), (uint64_t)result->grad_norm));
         if (what.params >> c & 1)
             values->params[c] = mix(values->params[c], values->moments[c]);
     }
@@ -74,7 +78,7 @@ void mu_sim_hash_weights(const uint64_t *params, uint8_t out[32])
 static uint64_t sum_leaves(struct mu_sim *sim, uint64_t model_hash, uint64_t step, struct mu_tree_node node)
 {
     if (node.count == 1)
-        return mu_sim_hash_leaf(sim, model_hash, step, node.first);
+        return mu_sim_hash_leaf(&sim->law, model_hash, step, node.first);
     struct mu_tree_node left, right;
     mu_tree_children(node, &left, &right);
     return mu_sim_hash_pair(sum_leaves(sim, model_hash, step, left), sum_leaves(sim, model_hash, step, right));
@@ -92,7 +96,7 @@ static void run_undisturbed(struct mu_sim *sim, uint64_t step)
         oracle->gradients[oracle->known] = gradient;
         oracle->values[oracle->known + 1] = *from;
         mu_sim_hash_apply(&oracle->values[oracle->known + 1], (struct mu_sim_mask){sim->all_chunks, sim->all_chunks},
-                          gradient, &result);
+                          gradient, &result, &sim->law);
     }
 }
 
@@ -111,8 +115,8 @@ uint64_t mu_sim_oracle_gradient(struct mu_sim *sim, uint64_t step)
 void mu_sim_oracle_init(struct mu_sim *sim)
 {
     struct mu_sim_oracle *oracle = sim->oracle = mu_sim_alloc(sizeof *oracle);
-    oracle->values = mu_sim_alloc((sim->spec.steps + 2) * sizeof *oracle->values);
-    oracle->gradients = mu_sim_alloc((sim->spec.steps + 2) * sizeof *oracle->gradients);
+    oracle->values = mu_sim_alloc((2 * sim->spec.steps + 2) * sizeof *oracle->values);
+    oracle->gradients = mu_sim_alloc((2 * sim->spec.steps + 2) * sizeof *oracle->gradients);
     mu_sim_hash_initial(sim, &oracle->values[0]);
 }
 
@@ -210,8 +214,8 @@ void mu_sim_oracle_prepare(struct mu_sim *sim, uint32_t slot, const struct mu_as
     bool is_held = held->has_state && held->step == start, idle = !engine->working;
     struct mu_sim_union alone = {0};
     bool can_roll = held->has_state && held->has_gradient && held->step + 1 == start;
-    if (start > sim->spec.steps)
-        mu_sim_violate(sim, "a generation starts at step %" PRIu64 " of %" PRIu64, start, sim->spec.steps);
+    if (start > mu_job_end(&sim->law))
+        mu_sim_violate(sim, "a generation starts at step %" PRIu64 " of %" PRIu64, start, mu_job_end(&sim->law));
     mu_sim_union_add(&alone, held);
     uint64_t newest = 0;
     bool whole = mu_sim_union_newest(sim, &alone, &newest) && newest > start;
@@ -297,9 +301,15 @@ void mu_sim_oracle_tiles(struct mu_sim *sim, uint32_t slot, const struct mu_sim_
                        sim->workers[slot].engine.held.step, next, sim->params.leaves);
 }
 
+/* Of a generation that was given up: it goes on alone by the former record, and nobody will use what it makes. */
+static bool is_superseded(const struct mu_sim *sim, uint32_t slot, uint64_t step)
+{
+    return sim->workers[slot].engine.generation < sim->oracle->amended_generation && step > sim->oracle->amended_step;
+}
+
 void mu_sim_oracle_reduced(struct mu_sim *sim, uint32_t slot, uint64_t step, uint64_t gradient)
 {
-    if (gradient != mu_sim_oracle_gradient(sim, step))
+    if (!is_superseded(sim, slot, step + 1) && gradient != mu_sim_oracle_gradient(sim, step))
         mu_sim_violate(sim, "worker %u reduces step %" PRIu64 " to another gradient than the undisturbed run", slot,
                        step);
 }
@@ -388,8 +398,10 @@ void mu_sim_oracle_holds(struct mu_sim *sim, uint32_t slot)
         mu_sim_violate(sim, "worker %u holds %u shares", slot, held->share_count);
     if (!held->has_state)
         return;
-    if (held->step > sim->spec.steps) {
-        mu_sim_violate(sim, "worker %u holds step %" PRIu64 " of %" PRIu64, slot, held->step, sim->spec.steps);
+    if (is_superseded(sim, slot, held->step + held->has_gradient))
+        return;
+    if (held->step > mu_job_end(&sim->law)) {
+        mu_sim_violate(sim, "worker %u holds step %" PRIu64 " of %" PRIu64, slot, held->step, mu_job_end(&sim->law));
         return;
     }
     const struct mu_sim_values *right = mu_sim_oracle_values(sim, held->step);

@@ -52,9 +52,10 @@ struct mu_sim_oracle {
     uint32_t generation_count, generation_capacity;
     uint64_t newest_generation, newest_assigned, newest_go, newest_step;
     uint64_t newest_event, newest_watched;
-    enum mu_job_state state; /* durable */
-    uint64_t committed_turn; /* in which a checkpoint was committed for the first time; 0: none */
-    bool restore_lost;       /* a committed checkpoint was damaged by a fault: going back further is legitimate */
+    enum mu_job_state state;                   /* durable */
+    uint64_t committed_turn;                   /* in which a checkpoint was committed for the first time; 0: none */
+    uint64_t amended_generation, amended_step; /* the newest one that settled something, and from where on */
+    bool restore_lost; /* a committed checkpoint was damaged by a fault: going back further is legitimate */
 };
 
 struct mu_sim_generation *mu_sim_oracle_generation(struct mu_sim *sim, uint64_t number);

@@ -18,6 +18,35 @@ static bool over(enum mu_job_state state)
 
 /* ---- jobs ---- */
 
+/* What is settled stays, and what is newly settled takes effect where nobody that counts has passed. */
+static void amendments_durable(struct mu_sim *sim, const struct mu_job_record *job)
+{
+    struct mu_sim_oracle *oracle = sim->oracle;
+    const struct mu_amendments *all = &job->spec.amendments;
+    struct mu_amendments settled = {.newest = all->newest};
+    uint64_t first = UINT64_MAX;
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < all->count; i++) {
+        if (!all->list[i].settled)
+            continue;
+        settled.list[settled.count++] = all->list[i];
+        bool old = false;
+        for (uint32_t k = 0; k < sim->law.amendments.count; k++)
+            old = old || memcmp(&sim->law.amendments.list[k], &all->list[i], sizeof all->list[i]) == 0;
+        kept += old;
+        if (!old && all->list[i].at_step < first)
+            first = all->list[i].at_step;
+    }
+    if (kept != sim->law.amendments.count)
+        mu_sim_violate(sim, "an amendment that was settled is changed or forgotten");
+    if (first == UINT64_MAX)
+        return;
+    sim->law.amendments = settled;
+    oracle->known = oracle->known < first ? oracle->known : first;
+    oracle->amended_generation = job->generation;
+    oracle->amended_step = first;
+}
+
 static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, const struct mu_job_record *before)
 {
     uint8_t expected[32];
@@ -37,14 +66,15 @@ static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, con
             mu_sim_violate(sim, "an ended job comes back (state %d to %d)", (int)before->state, (int)job->state);
     }
     sim->oracle->state = job->state;
+    amendments_durable(sim, job);
     if (job->state == MU_JOB_FINISHED && !(before && before->state == MU_JOB_FINISHED)) {
-        mu_sim_hash_weights(mu_sim_oracle_values(sim, sim->spec.steps)->params, expected);
+        mu_sim_hash_weights(mu_sim_oracle_values(sim, mu_job_end(&sim->law))->params, expected);
         if (memcmp(expected, job->weights_sha256, 32) != 0)
             mu_sim_violate(sim, "the final weights differ from the undisturbed run's");
-        if (job->steps_done != sim->spec.steps)
+        if (job->steps_done != mu_job_end(&sim->law))
             mu_sim_violate(sim, "the job is finished after %" PRIu64 " of %" PRIu64 " steps", job->steps_done,
-                           sim->spec.steps);
-        if (sim->params.checkpoints && mu_sim_oracle_committed_step(sim) != sim->spec.steps)
+                           mu_job_end(&sim->law));
+        if (sim->params.checkpoints && mu_sim_oracle_committed_step(sim) != mu_job_end(&sim->law))
             mu_sim_violate(sim, "the job is finished, but its newest checkpoint is of step %" PRIu64,
                            mu_sim_oracle_committed_step(sim));
     }
@@ -235,7 +265,7 @@ static void committed(struct mu_sim *sim, const struct mu_checkpoint_record *rec
         mu_sim_oracle_damaged(sim); /* the only host that there was, and its disk went at this moment */
     else if (!mu_sim_files_load(sim, record->dir, &step, &values))
         mu_sim_violate(sim, "checkpoint %" PRIu64 " is committed without a manifest", record->number);
-    else if (step != record->step || step > sim->spec.steps ||
+    else if (step != record->step || step > mu_job_end(&sim->law) ||
              memcmp(&values, mu_sim_oracle_values(sim, step), sizeof values) != 0)
         mu_sim_violate(sim, "checkpoint %" PRIu64 " of step %" PRIu64 " differs from the undisturbed run",
                        record->number, record->step);

@@ -480,6 +480,24 @@ static void operators(struct mu_sim *sim, struct mu_sim_params *p)
     p->W(CANCEL) = mu_sim_below(sim, 8) == 0;
 }
 
+/* Learning rate, steps and skipped sequences change, in the middle of crashes of both sides, of growth and of feeds. */
+static void amended(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->amends = true;
+    p->repeats = mu_sim_below(sim, 2);
+    p->restart_us = mu_sim_between(sim, 100, 2000) * MU_SIM_MS;
+    p->sync_crash_ppm = mu_sim_below(sim, 2) ? 0 : (uint32_t)mu_sim_below(sim, 50000);
+    p->W(CHECKPOINT) = 6;
+    p->W(KILL_WORKER) = 4;
+    p->W(KILL_ALL) = mu_sim_below(sim, 3) == 0;
+    p->W(KILL_COORD) = 3;
+    p->W(ADD_WORKER) = 4;
+    p->W(DRAIN) = 1;
+    p->W(STOP_WORKER) = mu_sim_below(sim, 2) == 0;
+    p->W(CUT_STREAM) = mu_sim_below(sim, 2) == 0;
+}
+
 /* More workers than a mesh takes: the binomial tree. */
 static void wide(struct mu_sim *sim, struct mu_sim_params *p)
 {
@@ -619,6 +637,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"checkpoints", "many checkpoints, full disk, I/O errors, deaths", 10, checkpoints},
     {"cancels", "the job is cancelled in the middle of trouble", 4, cancels},
     {"operators", "changes (checkpoints, drains, scaling) are asked for again and again, by their ids", 8, operators},
+    {"amended", "the job is amended, over deaths, growth and coordinator crashes", 8, amended},
     {"quarantine", "workers crash too often and are kept out", 3, quarantine},
     {"everything", "all of it together", 12, everything},
     {"wide", "34 to 90 workers, tree exchange", 3, wide},

@@ -113,6 +113,7 @@ struct mu_sim_params {
     uint32_t workers, slots; /* at the start; most processes at one time */
     uint32_t min_workers, max_workers, spares, leaves;
     uint64_t steps, checkpoint_every, keep, keep_every, eval_every;
+    bool amends;  /* the job is amended now and then */
     bool repeats; /* requests have ids, and come again after their answer */
     bool checkpoints;
     uint64_t leaf_us, optimizer_us, io_us, load_us;
@@ -379,6 +380,7 @@ enum mu_sim_engine_phase {
 };
 
 struct mu_sim_engine {
+    struct mu_job_spec spec; /* as the newest order says */
     uint32_t load_tries;
     enum mu_sim_engine_phase phase;
     bool loaded, hung, was_hung; /* was_hung: by a fault, at some time */
@@ -458,7 +460,8 @@ struct mu_sim {
     uint32_t heap_count, heap_capacity;
     const struct mu_sim_profile *profile;
     struct mu_sim_params params;
-    struct mu_job_spec spec;
+    struct mu_job_spec spec; /* as it is submitted */
+    struct mu_job_spec law;  /* with the amendments that are settled: durable */
     struct mu_model_spec model;
     uint64_t all_chunks, tied_chunks; /* masks; tied: slices of the embedding that the head reads again */
     struct mu_coord_config coord_config;
@@ -604,7 +607,9 @@ bool mu_sim_worker_address(const struct mu_sim *sim, const char *address, uint32
 /* ---- engine.c, engine_prepare.c, engine_state.c ---- */
 
 /* engine_feed.c. Giver: between two updates; when the vote is decided; at the end. Taker: what comes; it has parked. */
-void mu_sim_engine_feed(struct mu_sim *sim, uint32_t slot, uint64_t generation, const struct mu_feed_order *order);
+void mu_sim_engine_feed(struct mu_sim *sim, uint32_t slot, uint64_t generation, const struct mu_feed_order *order,
+                        const struct mu_amendments *amendments);
+void mu_sim_engine_amend(struct mu_sim *sim, uint32_t slot, const struct mu_amendments *amendments);
 void mu_sim_feed_chunks(struct mu_sim *sim, uint32_t slot);
 void mu_sim_feed_update(struct mu_sim *sim, uint32_t slot);
 void mu_sim_feed_close(struct mu_sim *sim, uint32_t slot, bool whole);
@@ -673,12 +678,12 @@ void mu_sim_oracle_init(struct mu_sim *sim);
 void mu_sim_oracle_fini(struct mu_sim *sim);
 /* Hash of the parameters of `chunks`, ascending, on top of `before`: of one stage on top of those before it. */
 uint64_t mu_sim_hash_chunks(uint64_t before, const uint64_t *params, uint64_t chunks);
-uint64_t mu_sim_hash_leaf(const struct mu_sim *sim, uint64_t model_hash, uint64_t step, uint32_t leaf);
+uint64_t mu_sim_hash_leaf(const struct mu_job_spec *spec, uint64_t model_hash, uint64_t step, uint32_t leaf);
 uint64_t mu_sim_hash_pair(uint64_t left, uint64_t right);
 struct mu_step_result mu_sim_step_result(uint64_t step, uint64_t gradient, uint64_t command);
 void mu_sim_hash_initial(const struct mu_sim *sim, struct mu_sim_values *values);
 void mu_sim_hash_apply(struct mu_sim_values *values, struct mu_sim_mask what, uint64_t gradient,
-                       const struct mu_step_result *result);
+                       const struct mu_step_result *result, const struct mu_job_spec *spec);
 void mu_sim_hash_weights(const uint64_t *params, uint8_t out[32]);
 const struct mu_sim_values *mu_sim_oracle_values(struct mu_sim *sim, uint64_t step);
 uint64_t mu_sim_oracle_gradient(struct mu_sim *sim, uint64_t step);

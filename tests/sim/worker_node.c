@@ -47,6 +47,7 @@ struct order {
     struct mu_job_spec *spec;
     struct mu_snapshot snapshot;
     struct mu_feed_order feed;
+    struct mu_amendments amendments; /* FEED */
 };
 
 static void obey(struct mu_sim *sim, struct mu_sim_event *event)
@@ -70,7 +71,7 @@ static void obey(struct mu_sim *sim, struct mu_sim_event *event)
         mu_sim_engine_snapshot(sim, slot, order->generation, &order->snapshot);
         break;
     case MU_WA_FEED:
-        mu_sim_engine_feed(sim, slot, order->generation, &order->feed);
+        mu_sim_engine_feed(sim, slot, order->generation, &order->feed, &order->amendments);
         break;
     case MU_WA_FORGET:
         mu_sim_engine_forget(sim, slot);
@@ -105,6 +106,9 @@ static struct order *order_new(const struct mu_worker_action *action)
     if (action->kind == MU_WA_FEED) {
         order->generation = action->feed.generation;
         order->feed = *action->feed.order;
+        if (order->feed.amendments)
+            order->amendments = *order->feed.amendments;
+        order->feed.amendments = NULL;
     }
     if (action->kind == MU_WA_SNAPSHOT) {
         order->generation = action->snapshot.generation;

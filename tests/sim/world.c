@@ -304,6 +304,7 @@ static void fill_spec(struct mu_sim *sim)
     struct mu_error err;
     if (mu_job_spec_check(spec, &err) != MU_OK)
         mu_sim_violate(sim, "the simulator's own job is refused: %s", err.text);
+    sim->law = *spec;
     mu_model_spec_init(&sim->model, &spec->model);
     MU_ASSERT(sim->model.chunk_count < MU_SIM_CHUNKS_MAX);
     sim->all_chunks = (UINT64_C(1) << sim->model.chunk_count) - 1;

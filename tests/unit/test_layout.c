@@ -236,6 +236,40 @@ static void test_layout_buddies_are_on_other_hosts_where_a_shift_allows(void **s
     assert_int_equal(mu_layout_buddy_shift(&layout, one, one, &apart), 0);
 }
 
+/* Random topologies: the shift is the best of all; and where hosts of any sizes stand side by side, none with more than
+ * half of the ranks, any one of them may vanish: whatever it held has another holder. */
+static void test_layout_any_one_host_may_vanish_where_none_has_more_than_half(void **state)
+{
+    (void)state;
+    uint32_t covered = 0;
+    for (uint32_t round = 0; round < 2000; round++) {
+        uint32_t ranks = 2 + random_below(15), hosts[16], shuffled[16], apart, largest = 0;
+        struct mu_layout layout = {.tp = 1, .pp = 1, .dp = ranks, .sharded = true, .stage_first = {0, 6}};
+        for (uint32_t rank = 0, host = 0; rank < ranks; host++) {
+            uint32_t size = 1 + random_below(ranks - rank < 6 ? ranks - rank : 6);
+            largest = size > largest ? size : largest;
+            for (uint32_t i = 0; i < size; i++)
+                hosts[rank++] = host;
+        }
+        layout.buddy_shift = mu_layout_buddy_shift(&layout, hosts, hosts, &apart);
+        for (uint32_t rank = 0; rank < ranks && 2 * largest <= ranks; rank++)
+            assert_int_not_equal(hosts[rank], hosts[mu_layout_buddy(&layout, rank)]);
+        covered += 2 * largest <= ranks;
+        for (uint32_t rank = 0; rank < ranks; rank++) /* anywhere: some shift may be the best and not suffice */
+            shuffled[rank] = hosts[random_below(ranks)];
+        uint32_t best = 0;
+        for (uint32_t shift = 1; shift < ranks; shift++) {
+            uint32_t count = 0;
+            for (uint32_t rank = 0; rank < ranks; rank++)
+                count += shuffled[rank] != shuffled[(rank + shift) % ranks];
+            best = count > best ? count : best;
+        }
+        layout.buddy_shift = mu_layout_buddy_shift(&layout, shuffled, shuffled, &apart);
+        assert_int_equal(apart, best);
+    }
+    assert_true(covered > 500);
+}
+
 static void test_layout_data_parallel_shares_are_those_of_equal_chunks(void **state)
 {
     (void)state;
@@ -524,6 +558,7 @@ int main(void)
         cmocka_unit_test(test_layout_mirrors_follow_the_definition),
         cmocka_unit_test(test_layout_shard_groups_own_everything_each),
         cmocka_unit_test(test_layout_buddies_are_on_other_hosts_where_a_shift_allows),
+        cmocka_unit_test(test_layout_any_one_host_may_vanish_where_none_has_more_than_half),
         cmocka_unit_test(test_layout_data_parallel_shares_are_those_of_equal_chunks),
         cmocka_unit_test(test_layout_largest_share_fits_its_runs),
         cmocka_unit_test(test_layout_ranks_and_coordinates_agree),

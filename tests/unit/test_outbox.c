@@ -291,6 +291,27 @@ static void test_answers_pass_while_the_disk_is_full(void **state)
     tear_down(&f);
 }
 
+/* A disk that stays full while the cluster churns costs a bounded amount of memory, and then the process, which says
+ * why. */
+static void test_too_much_that_waits_is_a_failure(void **state)
+{
+    (void)state;
+    struct fixture f;
+    struct mu_error err;
+    set_up(&f);
+    assert_int_equal(mu_outbox_put(f.outbox, "k", 1, "v", 1, &err), MU_OK);
+    for (int i = 0; i < MU_OUTBOX_HELD_MAX - 1; i++)
+        hold(&f, 'x');
+    assert_int_equal(mu_outbox_failure(f.outbox, &err), MU_OK);
+    for (int i = 0; i < 3; i++) /* the turn in which it happens goes on to its end */
+        hold(&f, 'x');
+    assert_int_equal(mu_outbox_failure(f.outbox, &err), MU_ERR_LIMIT);
+    assert_non_null(strstr(err.text, "1048576 messages wait for the store"));
+    assert_int_equal(mu_outbox_release(f.outbox), 0);
+    tear_down(&f);
+    assert_int_equal(f.dropped_count, MU_OUTBOX_HELD_MAX + 2);
+}
+
 static void test_item_may_hold_another_while_it_runs(void **state)
 {
     (void)state;
@@ -316,6 +337,7 @@ int main(void)
         cmocka_unit_test(test_turns_merge_while_the_disk_is_behind),
         cmocka_unit_test(test_after_a_failed_write_nothing_goes_any_more),
         cmocka_unit_test(test_answers_pass_while_the_disk_is_full),
+        cmocka_unit_test(test_too_much_that_waits_is_a_failure),
         cmocka_unit_test(test_item_may_hold_another_while_it_runs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

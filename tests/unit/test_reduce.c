@@ -174,7 +174,7 @@ static bool make_reduce(struct rank *rank, struct rank_state *s)
     s->params = calloc(x->model.flat_size, sizeof(float));
     /* Exactly what was asked for, so that a sanitizer sees what is too much. */
     s->staging = malloc(mu_reduce_staging_bytes(s->reduce) + 1);
-    mu_reduce_attach(s->reduce, s->group, s->staging);
+    mu_reduce_attach(s->reduce, s->group, NULL, s->staging);
     return true;
 }
 

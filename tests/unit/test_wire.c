@@ -49,29 +49,13 @@ static void compare_pointers(struct mu_coord_message *a, struct mu_coord_message
             assert_memory_equal(a->keep.pieces, b->keep.pieces, a->keep.piece_count * sizeof *a->keep.pieces);
         a->keep.pieces = b->keep.pieces = NULL;
     }
+    if (a->kind == MU_CM_FEED) {
+        assert_memory_equal(a->feed.amendments, b->feed.amendments, sizeof *a->feed.amendments);
+        a->feed.amendments = b->feed.amendments = NULL;
+    }
     if (a->kind != MU_CM_ASSIGN)
         return;
-    struct mu_assign *x = &a->assign, *y = &b->assign;
-    assert_int_equal(x->leaf_counts != NULL, y->leaf_counts != NULL);
-    if (x->leaf_counts)
-        assert_memory_equal(x->leaf_counts, y->leaf_counts, x->layout.dp * sizeof *x->leaf_counts);
-    assert_int_equal(x->peer_count, y->peer_count);
-    for (uint32_t i = 0; i < x->peer_count; i++) {
-        assert_int_equal(x->peers[i].rank, y->peers[i].rank);
-        assert_true(mu_id_equal(x->peers[i].incarnation, y->peers[i].incarnation));
-        assert_string_equal(x->peers[i].name, y->peers[i].name);
-        assert_string_equal(x->peers[i].address, y->peers[i].address);
-    }
-    assert_int_equal(x->move_count, y->move_count);
-    if (x->move_count)
-        assert_memory_equal(x->moves, y->moves, x->move_count * sizeof *x->moves);
-    assert_int_equal(x->holder_count, y->holder_count);
-    if (x->holder_count)
-        assert_memory_equal(x->holders, y->holders, x->holder_count * sizeof *x->holders);
-    x->holders = y->holders = NULL;
-    x->leaf_counts = y->leaf_counts = NULL;
-    x->peers = y->peers = NULL;
-    x->moves = y->moves = NULL;
+    compare_assigns(&a->assign, &b->assign);
 }
 
 /* ---- round trips ---- */

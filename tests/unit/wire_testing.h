@@ -177,6 +177,7 @@ static void some_hello(struct mu_hello *hello)
     hello->pid = any();
     hello->threads = (uint32_t)any();
     hello->memory_bytes = any();
+    hello->nccl_version = (uint32_t)any();
     hello->prepared_job = flip();
     if (flip())
         hello->job_uid = some_id();
@@ -292,6 +293,7 @@ struct pointed {
     struct mu_peer peers[MU_PEERS_MAX];
     char names[MU_PEERS_MAX][MU_WORKER_NAME_SIZE], addresses[MU_PEERS_MAX][MU_ADDRESS_SIZE];
     uint32_t counts[MU_COUNTED_REPLICAS_MAX];
+    struct mu_amendments amendments;
     struct mu_move moves[MU_MOVES_MAX];
     struct mu_holder holders[MU_HOLDERS_MAX];
     struct mu_written_piece *pieces; /* of some_keep; from malloc */
@@ -380,6 +382,30 @@ static void some_keep(struct mu_keep_order *keep, struct pointed *pointed)
     keep->pieces = pointed->pieces;
 }
 
+/* Every field now and then. */
+static void some_amendments(struct mu_amendments *all)
+{
+    memset(all, 0, sizeof *all);
+    all->count = (uint32_t)below(4);
+    all->newest = all->count;
+    for (uint32_t i = 0; i < all->count; i++) {
+        struct mu_amendment *one = &all->list[i];
+        one->version = i + 1;
+        one->fields = (uint32_t)below(MU_AMEND_ALL + 1);
+        one->at_step = 10 * i + (uint64_t)below(10);
+        one->settled = flip();
+        one->terms.lr = one->fields & MU_AMEND_LR ? 0.5 : 0;
+        one->terms.min_lr = one->fields & MU_AMEND_MIN_LR && flip() ? 0.25 : 0;
+        one->terms.warmup = one->fields & MU_AMEND_WARMUP ? (uint64_t)below(9) : 0;
+        one->terms.steps = one->fields & MU_AMEND_STEPS ? 1 + (uint64_t)below(900) : 0;
+        one->terms.every = one->fields & MU_AMEND_EVERY ? (flip() ? MU_EVERY_AUTO : (uint64_t)below(9)) : 0;
+        one->terms.keep = one->fields & MU_AMEND_KEEP ? 1 + (uint32_t)below(9) : 0;
+        one->terms.keep_every = one->fields & MU_AMEND_KEEP_EVERY ? (uint64_t)below(9) : 0;
+        one->skip_first = one->fields & MU_AMEND_SKIP ? 100 * i + (uint64_t)below(50) : 0;
+        one->skip_count = one->fields & MU_AMEND_SKIP ? 1 + (uint64_t)below(50) : 0;
+    }
+}
+
 static void some_assign(struct mu_assign *assign, struct pointed *pointed)
 {
     assign->holder_count = below(4) ? 0 : below(300);
@@ -406,10 +432,42 @@ static void some_assign(struct mu_assign *assign, struct pointed *pointed)
     assign->checkpoint = any();
     some_path(assign->checkpoint_dir, sizeof assign->checkpoint_dir);
     assign->command_base = any();
+    assign->nccl = any() % 2;
+    some_amendments(&pointed->amendments);
+    assign->amendments = &pointed->amendments;
 }
 
-static void some_feed(struct mu_feed_order *feed)
+/* What they point to, which then counts as compared. */
+static inline void compare_assigns(struct mu_assign *x, struct mu_assign *y)
 {
+    assert_int_equal(x->leaf_counts != NULL, y->leaf_counts != NULL);
+    if (x->leaf_counts)
+        assert_memory_equal(x->leaf_counts, y->leaf_counts, x->layout.dp * sizeof *x->leaf_counts);
+    assert_int_equal(x->peer_count, y->peer_count);
+    for (uint32_t i = 0; i < x->peer_count; i++) {
+        assert_int_equal(x->peers[i].rank, y->peers[i].rank);
+        assert_true(mu_id_equal(x->peers[i].incarnation, y->peers[i].incarnation));
+        assert_string_equal(x->peers[i].name, y->peers[i].name);
+        assert_string_equal(x->peers[i].address, y->peers[i].address);
+    }
+    assert_int_equal(x->move_count, y->move_count);
+    if (x->move_count)
+        assert_memory_equal(x->moves, y->moves, x->move_count * sizeof *x->moves);
+    assert_int_equal(x->holder_count, y->holder_count);
+    if (x->holder_count)
+        assert_memory_equal(x->holders, y->holders, x->holder_count * sizeof *x->holders);
+    x->holders = y->holders = NULL;
+    x->leaf_counts = y->leaf_counts = NULL;
+    x->peers = y->peers = NULL;
+    x->moves = y->moves = NULL;
+    assert_memory_equal(x->amendments, y->amendments, sizeof *x->amendments);
+    x->amendments = y->amendments = NULL;
+}
+
+static void some_feed(struct mu_feed_order *feed, struct pointed *pointed)
+{
+    some_amendments(&pointed->amendments);
+    feed->amendments = &pointed->amendments;
     feed->number = (any() | MU_FEED_BIT) / MU_FEED_PARTS_MAX * MU_FEED_PARTS_MAX;
     feed->role = flip() ? MU_FEED_GIVE : MU_FEED_TAKE;
     some_layout(&feed->layout);
@@ -439,6 +497,7 @@ static void some_coord_message(struct mu_coord_message *message, struct pointed 
             do
                 good_spec(&pointed->spec);
             while (mu_job_spec_check(&pointed->spec, NULL) != MU_OK);
+            some_amendments(&pointed->spec.amendments);
             message->welcome.spec = &pointed->spec;
         }
         message->welcome.heartbeat_ms = 1 + below(1000);
@@ -474,7 +533,7 @@ static void some_coord_message(struct mu_coord_message *message, struct pointed 
         some_text(message->release.text, sizeof message->release.text);
         break;
     case MU_CM_FEED:
-        some_feed(&message->feed);
+        some_feed(&message->feed, pointed);
         break;
     case MU_CM_KEEP:
         some_keep(&message->keep, pointed);

@@ -127,6 +127,12 @@ class Client:
             request.spares = spares
         return self._change("ScaleJob", request, request_id).job
 
+    def amend(self, job: str, expected_revision: int = 0, request_id: Optional[bytes] = None, **fields) -> job_pb2.Job:
+        """Changes a job from a step on. Fields as in Amendment: lr, min_lr, warmup, steps, checkpoint_every, checkpoint_every_auto,
+        checkpoint_keep, checkpoint_keep_every, skip_first and skip_count, at_step. Returns the job."""
+        request = service_pb2.AmendJobRequest(job=job, amendment=job_pb2.Amendment(**fields), expected_revision=expected_revision)
+        return self._change("AmendJob", request, request_id).job
+
     def wait(self, job: str, timeout: Optional[float] = None) -> job_pb2.Job:
         """Waits until the job is over, and returns it. TimeoutError after `timeout` seconds (None: never)."""
         deadline, after = _deadline(timeout), 0
