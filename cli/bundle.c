@@ -7,10 +7,12 @@
 
 #include "cli/cli.h"
 #include "cli/event_stream.h"
+#include "cli/recall.h"
 #include "common/clock.h"
 #include "proto/json.h"
 #include "storage/file.h"
 
+enum { RECORDS = 2048, LINES = 512, WAIT_MS = 3000 }; /* of each worker */
 enum { PAGE = 1000, TIMINGS_EACH = 64, TAR_BLOCK = 512, TOKEN_ID_DIGITS = 16, TOKEN_SECRET_DIGITS = 64 };
 
 struct bundle {
@@ -189,6 +191,29 @@ static int add_job(struct bundle *bundle, char *job)
     return code;
 }
 
+/* What its workers remember. One who may not ask them gets all the rest, and is told. */
+static int add_recall(struct bundle *bundle, char *job)
+{
+    char name[2 * MU_JOB_NAME_SIZE];
+    Muster__V1__RecallRequest request = MUSTER__V1__RECALL_REQUEST__INIT;
+    const Muster__V1__ReadRecallResponse **answers;
+    size_t count = 0;
+    request.job = job;
+    request.flight_records = RECORDS;
+    request.threads = true;
+    request.log_lines = LINES;
+    snprintf(name, sizeof name, "%s/recall.jsonl", job);
+    int code = begin(bundle);
+    if (code != MU_EXIT_OK)
+        return code;
+    code = mu_cli_recall(bundle->cli, &request, WAIT_MS, &answers, &count);
+    for (size_t i = 0; i < count; i++)
+        write_json(bundle, &answers[i]->base);
+    if (end(bundle, name, code) != MU_EXIT_OK)
+        fprintf(stderr, "muster: the bundle has no %s\n", name);
+    return MU_EXIT_OK;
+}
+
 /* Of one that is forgotten meanwhile nothing more is told; the list of jobs has what was there. */
 static int add_jobs(struct bundle *bundle)
 {
@@ -201,8 +226,10 @@ static int add_jobs(struct bundle *bundle)
             mu_cli_call_or_exit(bundle->cli, "ListJobs", &request, &muster__v1__list_jobs_response__descriptor, &reply);
         if (code != MU_EXIT_OK)
             return code;
-        for (size_t i = 0; i < reply->n_jobs && (code == MU_EXIT_OK || code == MU_EXIT_NOT_FOUND); i++)
-            code = add_job(bundle, reply->jobs[i]->name);
+        for (size_t i = 0; i < reply->n_jobs && (code == MU_EXIT_OK || code == MU_EXIT_NOT_FOUND); i++) {
+            if ((code = add_job(bundle, reply->jobs[i]->name)) == MU_EXIT_OK && reply->jobs[i]->attached > 0)
+                code = add_recall(bundle, reply->jobs[i]->name);
+        }
         request.page_token = reply->next_page_token;
     } while ((code == MU_EXIT_OK || code == MU_EXIT_NOT_FOUND) && request.page_token[0]);
     return code == MU_EXIT_NOT_FOUND ? MU_EXIT_OK : code;

@@ -305,24 +305,28 @@ def test_a_bundle_has_everything_but_secrets():
         run(*address, "checkpoint", "tiny")
         cluster.wait_event("checkpoint_committed")
         token = "muster-" + "0123456789abcdef" + "." + "89abcdef" * 8  # in a text that people wrote
-        run(*address, "cancel", "tiny", "--reason", f"it used {token}, and muster-x. and muster-")
+        run(*address, "drain", "w1", "--reason", f"it used {token}, and muster-x. and muster-")
         out = run(*address, "debug", "bundle", "-O", path)
-        check(re.fullmatch(rf"{path}: 8 files, \d+ bytes\n", out) and os.stat(path).st_size == int(out.split()[-2]), out)
+        check(re.fullmatch(rf"{path}: 9 files, \d+ bytes\n", out) and os.stat(path).st_size == int(out.split()[-2]), out)
         with tarfile.open(path) as archive:
             files = {member.name.removeprefix("muster-debug/"): archive.extractfile(member).read().decode() for member in archive.getmembers()}
             check(all(member.mode == 0o600 and member.isfile() for member in archive.getmembers()), "modes")
         check(set(files) == {"version.json", "jobs.jsonl", "workers.jsonl", "nodes.jsonl", "events.jsonl", "tiny/checkpoints.jsonl", "tiny/timings.jsonl",
-                             "tiny/goodput.jsonl"}, f"{set(files)}")
+                             "tiny/goodput.jsonl", "tiny/recall.jsonl"}, f"{set(files)}")
         check(json.loads(files["version.json"])["muster"] == run("version").split()[1], "version")
         pages = {name: [json.loads(line) for line in text.splitlines()] for name, text in files.items()}
         check([job["name"] for page in pages["jobs.jsonl"] for job in page["jobs"]] == ["tiny"], "jobs")
         check([one["number"] for page in pages["tiny/checkpoints.jsonl"] for one in page["checkpoints"]] == [1], "checkpoints")
         check({one["worker"] for page in pages["tiny/goodput.jsonl"] for one in page["accounts"]} == {"w0", "w1"}, "goodput")
         check([event["number"] for event in pages["events.jsonl"]] == [event["number"] for event in objects(run(*address, "events", "-o", "json"))], "events")
+        recalled = {one["worker"]: one for one in pages["tiny/recall.jsonl"]}
+        check("w0" in recalled and recalled["w0"]["is_complete"] and recalled["w0"]["records"] and recalled["w0"]["threads"] and
+              any("attached as 'w0'" in line["text"] for line in recalled["w0"]["log"]), f"{list(recalled)}")
         text = "".join(files.values())
         check(token not in text and token.split(".")[0] + "." + 64 * "x" + ", and muster-x. and muster-" in text, "the token is made unreadable, nothing else")
         refused(NOT_FOUND, ["/no/such"], *address, "debug", "bundle", "-O", "/no/such/bundle.tar")
         refused(USAGE, ["-O FILE.tar"], *address, "debug", "bundle")
+        cluster.cancel()
         refused(USAGE, ["'core'", "bundle"], *address, "debug", "core", "-O", path)
 
 
