@@ -103,6 +103,7 @@ int mu_cmd_report(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_diagnose(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_trace(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_logs(struct mu_cli *cli, int argc, char **argv);
+int mu_cmd_debug(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_drain(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_undrain(struct mu_cli *cli, int argc, char **argv);
 int mu_cmd_catalog(struct mu_cli *cli, int argc, char **argv);

@@ -46,6 +46,8 @@ static const struct command commands[] = {
      "the coordinator's records: to a file, or (with the coordinator stopped) from one"},
     {"catalog", mu_cmd_catalog, "rebuild DIR --job JOB --data-dir DIR",
      "a lost job's record, made again from its checkpoints (with the coordinator stopped)"},
+    {"debug", mu_cmd_debug, "bundle -O FILE.tar",
+     "all that the coordinator tells, in one archive, for a report of a problem"},
     {"up", mu_cmd_up, "JOB.yaml [--workers N] [--threads N] [--data-dir D] [--listen A]",
      "coordinator, workers and live view on this machine"},
     {"launch", mu_cmd_launch,

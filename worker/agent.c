@@ -522,6 +522,10 @@ static void on_signals(struct agent *agent)
     struct signalfd_siginfo info;
     while (read(agent->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
         bool interrupt = info.ssi_signo == SIGINT;
+        if (info.ssi_signo == SIGUSR2) {
+            mu_recollect_log();
+            continue;
+        }
         if (interrupt && agent->interrupted) {
             MU_LOGW("interrupted twice: leaving at once");
             _exit(MU_AGENT_EXIT_INTERRUPTED);
@@ -698,6 +702,7 @@ static enum mu_status start_signals(struct agent *agent, struct mu_error *err)
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGUSR2);
     pthread_sigmask(SIG_BLOCK, &set, NULL); /* inherited by all threads that follow */
     signal(SIGPIPE, SIG_IGN);
     agent->signal_fd = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);

@@ -22,6 +22,7 @@ enum {
     PART_LINES = 100,
     THREADS_MAX = 64,
     THREAD_SIZE = 192,
+    LOGGED_RECORDS = 100, /* of those that are logged on request; the log keeps five times as many lines */
 };
 _Static_assert(PART_RECORDS * 38 < MU_WIRE_REQUEST_BYTES_MAX &&
                    PART_LINES * (MU_LOG_LINE_SIZE + 16) < MU_WIRE_REQUEST_BYTES_MAX,
@@ -93,6 +94,35 @@ static void add_threads(struct mu_wire_arena *arena, Muster__V1__Recollection *p
         char *copy = line ? mu_wire_arena_alloc(arena, strlen(line) + 1) : NULL; /* what is clean was not copied */
         if (copy)
             part->threads[part->n_threads++] = strcpy(copy, line);
+    }
+    if (dir)
+        closedir(dir);
+}
+
+/* ---- into the log ---- */
+
+void mu_recollect_log(void)
+{
+    struct mu_flight_record records[LOGGED_RECORDS];
+    uint64_t end = mu_flight_next(), now_us = mu_clock_mono_us();
+    size_t count = mu_flight_read(end > LOGGED_RECORDS ? end - LOGGED_RECORDS : 0, end, records, LOGGED_RECORDS);
+    for (size_t i = 0; i < count; i++) {
+        char fields[160], peer[24] = "";
+        const struct mu_flight_record *record = &records[i];
+        if (mu_flight_is_exchange(record->kind) || record->kind == MU_FLIGHT_PEER_FAILED)
+            snprintf(peer, sizeof peer, " peer=%u", record->peer);
+        snprintf(fields, sizeof fields, "age_us=%llu number=%llu bytes=%llu%s",
+                 (unsigned long long)(record->at_us < now_us ? now_us - record->at_us : 0),
+                 (unsigned long long)record->number, (unsigned long long)record->bytes, peer);
+        mu_log(MU_LOG_INFO, fields, "flight: %s of %s", record->is_end ? "end" : "begin", mu_flight_name(record->kind));
+    }
+    DIR *dir = opendir("/proc/self/task");
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        char text[THREAD_SIZE];
+        if (entry->d_name[0] == '.')
+            continue;
+        describe_thread(entry->d_name, text);
+        MU_LOGI("thread: %s", text);
     }
     if (dir)
         closedir(dir);

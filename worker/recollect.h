@@ -19,4 +19,7 @@ void mu_recollector_free(struct mu_recollector *recollector);
 /* Any thread. Only the newest question is answered to its end. */
 void mu_recollector_ask(struct mu_recollector *recollector, const struct mu_recall *recall, struct mu_id incarnation);
 
+/* The newest records and what the threads are doing, into the log: for who can reach only this process. */
+void mu_recollect_log(void);
+
 #endif

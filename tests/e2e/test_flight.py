@@ -60,6 +60,22 @@ def test_a_trace_has_all_ranks_on_one_clock():
         cluster.cancel()
 
 
+def test_a_signal_makes_a_worker_log_what_it_did_last():
+    with Cluster() as cluster, cluster.running(2, steps=1000000, checkpoint_every=0, eval__every=0):
+        cluster.wait_step(3)
+        cluster.workers[0].kill(signal.SIGUSR2)
+        name = next(w.name for w in cluster.list_workers() if w.pid == cluster.workers[0].pid)
+
+        def logged():
+            out = run(cluster, "logs", name, "-n", "512", code=0)
+            return (re.search(r'msg="flight: (begin|end) of (send|receive)" .*age_us=\d+ number=\d+ bytes=\d+ peer=1$', out.replace("peer=0", "peer=1"), re.M)
+                    and re.search(r'msg="thread: \d+ [^"]*system call', out))
+        cluster.wait_until(logged, 20, "nothing was logged")
+        step = cluster.job().steps_done
+        cluster.wait_step(step + 3)  # it goes on
+        cluster.cancel()
+
+
 def test_who_holds_the_others_up_is_named():
     with Cluster() as cluster:
         patient = ["--heartbeat-ms", "1000", "--suspect-ms", "60000", "--lost-ms", "120000"]
