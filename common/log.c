@@ -1,5 +1,6 @@
 #include "common/log.h"
 
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,6 +10,37 @@
 
 static const char *component_name = "muster";
 static enum mu_log_level lowest_level = MU_LOG_INFO;
+
+/* ---- what is kept ---- */
+
+static pthread_mutex_t kept_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct mu_log_line kept[MU_LOG_KEPT]; /* number n lies at n % MU_LOG_KEPT */
+static uint64_t newest;
+
+static void keep(const char *line, size_t length)
+{
+    pthread_mutex_lock(&kept_lock);
+    struct mu_log_line *slot = &kept[++newest % MU_LOG_KEPT];
+    slot->number = newest;
+    snprintf(slot->text, sizeof slot->text, "%.*s", (int)length, line);
+    pthread_mutex_unlock(&kept_lock);
+}
+
+size_t mu_log_recent(uint64_t after, struct mu_log_line *out, size_t capacity)
+{
+    pthread_mutex_lock(&kept_lock);
+    uint64_t first = newest > MU_LOG_KEPT ? newest - MU_LOG_KEPT + 1 : 1;
+    first = after >= first ? after + 1 : first;
+    if (first <= newest && newest - first + 1 > capacity)
+        first = newest - capacity + 1;
+    size_t count = 0;
+    for (uint64_t number = first; number <= newest && count < capacity; number++)
+        out[count++] = kept[number % MU_LOG_KEPT];
+    pthread_mutex_unlock(&kept_lock);
+    return count;
+}
+
+/* ---- writing ---- */
 
 void mu_log_init(const char *component, enum mu_log_level level)
 {
@@ -37,6 +69,7 @@ void mu_log(enum mu_log_level level, const char *fields, const char *fmt, ...)
                      component_name, message, fields ? " " : "", fields ? fields : "");
     size_t length = n < (int)sizeof line ? (size_t)n : sizeof line - 1;
     line[length - 1] = '\n';
+    keep(line, length - 1);
     ssize_t ignored = write(STDERR_FILENO, line, length);
     (void)ignored;
 }

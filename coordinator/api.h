@@ -42,6 +42,10 @@ enum mu_method {
     MU_METHOD_LIST_TOKENS,
     MU_METHOD_REVOKE_TOKEN,
     MU_METHOD_JOIN,
+    /* What workers remember: coordinator/recall.h. */
+    MU_METHOD_RECALL,
+    MU_METHOD_READ_RECALL,
+    MU_METHOD_RECOLLECT,
     MU_METHOD_COUNT
 };
 extern const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT];

@@ -324,6 +324,8 @@ static void on_call(struct mu_driver *driver, const struct mu_rpc_event *event)
         mu_health_check(driver->health, event->call, event->data, event->size_bytes);
     else if (event->method_id == MU_METHOD_HEALTH_WATCH)
         mu_health_watch(driver->health, event->call, event->data, event->size_bytes);
+    else if (event->method_id >= MU_METHOD_RECALL)
+        mu_recalls_call(driver->recalls, event->call, event->data, event->size_bytes);
     else if (event->method_id >= MU_METHOD_CREATE_TOKEN)
         mu_tokens_call(driver->tokens, event->call, event->data, event->size_bytes);
     else
@@ -658,7 +660,8 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                       .access = driver->access,
                                       .ca_cert = driver->config.tls.ca,
                                       .ca_key = driver->config.ca_key};
-    if ((status = mu_tokens_new(&tokens, &driver->tokens, err)))
+    if ((status = mu_tokens_new(&tokens, &driver->tokens, err)) ||
+        (status = mu_recalls_new(driver->coord, driver->sessions, &driver->recalls, err)))
         return status;
     status = mu_api_new(&api, &driver->api, err);
     if (status == MU_OK && driver->config.http)
@@ -735,6 +738,7 @@ void mu_driver_free(struct mu_driver *driver)
     mu_watchdog_fini(&driver->watchdog);
     mu_api_free(driver->api);
     mu_tokens_free(driver->tokens);
+    mu_recalls_free(driver->recalls);
     mu_rpc_server_free(driver->server);
     mu_access_free(driver->access);
     mu_events_free(driver->events);

@@ -13,6 +13,7 @@
 #include "coordinator/outbox.h"
 #include "coordinator/planner.h"
 #include "coordinator/question.h"
+#include "coordinator/recall.h"
 #include "coordinator/series.h"
 #include "coordinator/sessions.h"
 #include "coordinator/stats.h"
@@ -34,6 +35,7 @@ struct mu_driver {
     uint64_t health_next_us;
     struct mu_access *access; /* NULL: no TLS */
     struct mu_tokens *tokens;
+    struct mu_recalls *recalls;
     uint64_t tls_next_us;
     struct mu_planner *planner;
     struct mu_checkpoint_io *io;

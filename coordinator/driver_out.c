@@ -65,6 +65,7 @@ static void faults_of_send(enum mu_coord_message_kind kind)
         MU_FAULT("coord.send.keep");
         break;
     case MU_CM_REJECT:
+    case MU_CM_RECALL:
     case MU_CM_COUNT:
         break;
     }

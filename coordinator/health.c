@@ -15,6 +15,7 @@ static const char *const services[] = {
     "muster.v1.MusterService",
     "muster.v1.WorkerService",
     "muster.v1.TokenService",
+    "muster.v1.DiagnosticService",
     "grpc.health.v1.Health",
     "grpc.reflection.v1.ServerReflection",
     "grpc.reflection.v1alpha.ServerReflection",

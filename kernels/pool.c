@@ -141,6 +141,7 @@ static void sleep_until_work(struct mu_pool *pool)
 static void *worker_main(void *arg)
 {
     const struct worker_start *start = arg;
+    pthread_setname_np(pthread_self(), "compute");
     struct mu_pool *pool = start->pool;
     mu_fp_environment_set();
     while (!atomic_load_explicit(&pool->stop, memory_order_relaxed)) {

@@ -277,6 +277,7 @@ enum mu_coord_message_kind {
     MU_CM_RELEASE,
     MU_CM_FEED,
     MU_CM_KEEP,
+    MU_CM_RECALL,
     MU_CM_COUNT
 };
 
@@ -353,6 +354,16 @@ struct mu_feed_order {
     const struct mu_amendments *amendments; /* what the giver steps by; NULL: none */
 };
 
+/* "Tell what you remember": for people who look for a fault. It is answered beside the stream. */
+enum { MU_RECALL_RECORDS_MAX = 16384, MU_RECALL_LINES_MAX = 512 };
+struct mu_recall {
+    uint64_t number;
+    uint32_t flight_records; /* the newest ones */
+    bool threads;
+    uint32_t log_lines; /* the newest ones, with numbers beyond log_after */
+    uint64_t log_after;
+};
+
 enum mu_command_kind { MU_COMMAND_CHECKPOINT = 1, MU_COMMAND_PARK = 2 };
 
 /* The pieces of a checkpoint: piece i is the PRIMARY share of working rank i of `layout`, which need not be the layout
@@ -398,6 +409,7 @@ struct mu_coord_message {
         } release; /* free everything and exit */
         struct mu_feed_order feed;
         struct mu_keep_order keep;
+        struct mu_recall recall;
     };
 };
 

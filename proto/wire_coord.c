@@ -23,6 +23,7 @@ struct parts {
         Muster__V1__PieceAck piece_ack;
         Muster__V1__Release release;
         Muster__V1__Feed feed;
+        Muster__V1__Recall recall;
     };
     Muster__V1__Snapshot snapshot;
     Muster__V1__StepResult result;
@@ -203,6 +204,16 @@ static enum mu_status put_feed(struct mu_wire_arena *arena, const struct mu_feed
     return mu_wire_put_string(feed->address, MU_WIRE_TEXT, "Feed.address", sizeof feed->address, &pb->address, err);
 }
 
+static void put_recall(const struct mu_recall *recall, Muster__V1__Recall *pb)
+{
+    muster__v1__recall__init(pb);
+    pb->number = recall->number;
+    pb->flight_records = recall->flight_records;
+    pb->threads = recall->threads;
+    pb->log_lines = recall->log_lines;
+    pb->log_after = recall->log_after;
+}
+
 static enum mu_status put_message(struct mu_wire_arena *arena, const struct mu_coord_message *message,
                                   struct parts *parts, struct mu_error *err)
 {
@@ -264,6 +275,11 @@ static enum mu_status put_message(struct mu_wire_arena *arena, const struct mu_c
     case MU_CM_KEEP:
         pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_KEEP;
         return mu_wire_keep_to_pb(arena, &message->keep, &pb->keep, err);
+    case MU_CM_RECALL:
+        pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_RECALL;
+        pb->recall = &parts->recall;
+        put_recall(&message->recall, &parts->recall);
+        return MU_OK;
     case MU_CM_COUNT:
         break;
     }
@@ -577,6 +593,20 @@ static enum mu_status get_reject(const Muster__V1__Reject *pb, struct mu_coord_m
     return mu_wire_get_string(pb->text, MU_WIRE_TEXT, "Reject.text", out->reject.text, sizeof out->reject.text, err);
 }
 
+static enum mu_status get_recall(const Muster__V1__Recall *pb, struct mu_recall *out, struct mu_error *err)
+{
+    if (pb->flight_records > MU_RECALL_RECORDS_MAX || pb->log_lines > MU_RECALL_LINES_MAX)
+        return mu_fail(err, MU_ERR_LIMIT,
+                       "Recall: %u flight records and %u log lines are not allowed: at most %d and %d",
+                       pb->flight_records, pb->log_lines, MU_RECALL_RECORDS_MAX, MU_RECALL_LINES_MAX);
+    *out = (struct mu_recall){.number = pb->number,
+                              .flight_records = pb->flight_records,
+                              .threads = pb->threads,
+                              .log_lines = pb->log_lines,
+                              .log_after = pb->log_after};
+    return MU_OK;
+}
+
 static enum mu_status get_message(struct mu_wire_arena *arena, const Muster__V1__CoordinatorMessage *pb,
                                   struct mu_coord_message *out, struct mu_error *err)
 {
@@ -619,6 +649,9 @@ static enum mu_status get_message(struct mu_wire_arena *arena, const Muster__V1_
     case MUSTER__V1__COORDINATOR_MESSAGE__KIND_KEEP:
         out->kind = MU_CM_KEEP;
         return mu_wire_keep_from_pb(arena, pb->keep, &out->keep, err);
+    case MUSTER__V1__COORDINATOR_MESSAGE__KIND_RECALL:
+        out->kind = MU_CM_RECALL;
+        return get_recall(pb->recall, &out->recall, err);
     default:
         return mu_fail(err, MU_ERR_INVALID, "CoordinatorMessage: has no kind that this version knows");
     }

@@ -23,6 +23,7 @@
 #include "worker/engine.h"
 #include "worker/keeper.h"
 #include "worker/notes.h"
+#include "worker/recollect.h"
 
 #define ATTACH_METHOD "/muster.v1.WorkerService/Attach"
 
@@ -42,6 +43,7 @@ struct agent {
     struct mu_keeper *keeper;       /* NULL: checkpoints are not of kind local */
     struct mu_rpc_pool *pool;
     struct mu_rpc_client *client;
+    struct mu_recollector *recollector;
     struct link *link; /* current stream; NULL: none */
     struct link *dead; /* ended streams, to be freed outside of the lock */
     struct mu_wire_arena arena_in, arena_out;
@@ -311,6 +313,10 @@ static void on_message(struct agent *agent, const void *data, size_t size_bytes)
         MU_LOGI("attached as '%s'", message.welcome.name);
         mu_notes_send(agent->note_fd, MU_NOTE_ATTACHED, agent->noted, "");
     }
+    if (message.kind == MU_CM_RECALL) { /* nothing for the core */
+        mu_recollector_ask(agent->recollector, &message.recall, mu_worker_incarnation(agent->worker));
+        return;
+    }
     if (message.kind == MU_CM_REJECT) {
         MU_LOGW("the coordinator refuses: %s", message.reject.text);
         note_trouble(agent, message.reject.text);
@@ -498,6 +504,10 @@ static void on_signals(struct agent *agent)
     struct signalfd_siginfo info;
     while (read(agent->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
         bool interrupt = info.ssi_signo == SIGINT;
+        if (info.ssi_signo == SIGUSR2) {
+            mu_recollect_log();
+            continue;
+        }
         if (interrupt && agent->interrupted) {
             MU_LOGW("interrupted twice: leaving at once");
             _exit(MU_AGENT_EXIT_INTERRUPTED);
@@ -656,7 +666,9 @@ static enum mu_status start_rpc(struct agent *agent, const struct mu_agent_confi
     client.tls = config->tls;
     client.max_receive_bytes = MU_WIRE_COORD_BYTES_MAX;
     enum mu_status status = mu_rpc_pool_new(1, err, &agent->pool);
-    return status == MU_OK ? mu_rpc_client_new(agent->pool, &client, err, &agent->client) : status;
+    if (status == MU_OK)
+        status = mu_rpc_client_new(agent->pool, &client, err, &agent->client);
+    return status == MU_OK ? mu_recollector_new(agent->client, &agent->recollector, err) : status;
 }
 
 static enum mu_status start_signals(struct agent *agent, struct mu_error *err)
@@ -665,6 +677,7 @@ static enum mu_status start_signals(struct agent *agent, struct mu_error *err)
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGUSR2);
     pthread_sigmask(SIG_BLOCK, &set, NULL); /* inherited by all threads that follow */
     signal(SIGPIPE, SIG_IGN);
     agent->signal_fd = signalfd(-1, &set, SFD_NONBLOCK | SFD_CLOEXEC);
@@ -679,6 +692,7 @@ static void stop(struct agent *agent)
     mu_keeper_free(agent->keeper); /* first these: they call into the core */
     mu_engine_free(agent->engine);
     free_dead(agent);
+    mu_recollector_free(agent->recollector);
     mu_rpc_client_free(agent->client);
     mu_rpc_pool_free(agent->pool);
     mu_worker_free(agent->worker);

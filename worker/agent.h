@@ -39,7 +39,8 @@ struct mu_agent_config {
     uint32_t backoff_min_ms, backoff_max_ms, step_report_ms, connect_timeout_ms; /* 0: defaults */
 };
 
-/* Runs until the core says exit; returns the exit code. SIGTERM, SIGINT: leave in good order. Blocks these signals in
+/* Runs until the core says exit; returns the exit code. SIGTERM, SIGINT: leave in good order. SIGUSR2: its
+ * newest flight records and its threads go into the log. Blocks these signals in
  * the calling thread, which must be the only one. */
 int mu_agent_run(const struct mu_agent_config *config);
 

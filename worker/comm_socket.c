@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/flight.h"
 
 enum { EVENTS_PER_CALL = 64, CALLS_PER_TURN = 16, UNIX_BUFFER_SIZE = 1024 * 1024, DEVICE_NAP_NS = 20000 };
 
@@ -251,6 +252,7 @@ void mu_comm_peer_fail(struct peer *peer, enum mu_comm_failure_kind kind, int er
         mu_comm_stream_leave(peer, kind);
     mu_comm_source_close(&peer->source);
     peer->state = PEER_DOWN;
+    mu_flight_note(MU_FLIGHT_PEER_FAILED, false, peer->rank, peer->group->generation, 0);
     if (group->failure_count == 0) {
         char what[192], reason[64];
         va_list args;
@@ -504,6 +506,8 @@ static enum mu_status post(struct mu_comm_group *group, uint32_t peer_rank, stru
         return mu_fail(err, MU_ERR_EXISTS, "exchange %llu with rank %u is outstanding already",
                        (unsigned long long)request->link.exchange, peer_rank);
     group->outstanding++;
+    mu_flight_note(request->kind == REQUEST_SEND ? MU_FLIGHT_SEND : MU_FLIGHT_RECEIVE, false, peer_rank,
+                   request->link.exchange, request->size);
     mu_comm_stream_posted(peer, request);
     return group_state(group, err);
 }

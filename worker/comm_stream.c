@@ -9,6 +9,7 @@
 
 #include "common/clock.h"
 #include "common/fault.h"
+#include "common/flight.h"
 
 /* ---- tables and queues ---- */
 
@@ -71,6 +72,8 @@ static void request_done(struct peer *peer, struct mu_comm_request *request)
     mu_comm_table_remove(request->kind == REQUEST_SEND ? &peer->sends : &peer->receives, &request->link);
     request->state = REQUEST_DONE;
     peer->group->outstanding--;
+    mu_flight_note(request->kind == REQUEST_SEND ? MU_FLIGHT_SEND : MU_FLIGHT_RECEIVE, true, request->peer_rank,
+                   request->link.exchange, request->size);
 }
 
 static bool sizes_differ(struct peer *peer, uint64_t exchange, uint64_t theirs, uint64_t ours)

@@ -300,6 +300,7 @@ static void idle(struct mu_engine *engine)
 static void *engine_main(void *arg)
 {
     struct mu_engine *engine = arg;
+    pthread_setname_np(pthread_self(), "engine");
     struct mu_error err = {0};
     if (mu_device_enter(engine->device, &err) != MU_OK) /* whatever it is told to do will say so */
         MU_LOGE("%s", err.text);

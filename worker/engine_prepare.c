@@ -5,6 +5,7 @@
 
 #include "common/clock.h"
 #include "common/fault.h"
+#include "common/flight.h"
 #include "plan/pipeline.h"
 #include "plan/plan.h"
 
@@ -303,7 +304,9 @@ void engine_prepare(struct mu_engine *engine, const struct engine_command *comma
     engine_generation_close(engine, &engine->now);
     engine->now.generation = command->generation;
     engine_set_current(engine, command->generation);
+    mu_flight_begin(MU_FLIGHT_PREPARE, command->generation);
     enum mu_status status = prepare(engine, command, &bad_checkpoint, &err);
+    mu_flight_end(MU_FLIGHT_PREPARE, command->generation);
     if (status != MU_OK) {
         engine_park_failed(engine, status, &err, MU_PARK_PREPARE, bad_checkpoint);
         return;

@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "common/fault.h"
+#include "common/flight.h"
 
 /* ---- evaluation ---- */
 
@@ -90,6 +91,7 @@ static enum mu_status evaluate(struct mu_engine *engine, struct mu_error *err)
     const struct engine_generation *now = &engine->now;
     struct mu_small own, total;
     mu_small_init(&own);
+    mu_flight_begin(MU_FLIGHT_EVALUATE, engine->held.step);
     enum mu_status status = engine_settle(engine, false, err);
     if (status == MU_OK)
         status = evaluate_own(engine, &own, err);
@@ -99,6 +101,7 @@ static enum mu_status evaluate(struct mu_engine *engine, struct mu_error *err)
     status = mu_reduce_small(now->reduce, engine->held.step - now->start_step, MU_SMALL_EVAL, job->eval_leaves, &own,
                              &total, err);
     engine_set_waiting(engine, false);
+    mu_flight_end(MU_FLIGHT_EVALUATE, engine->held.step);
     if (status != MU_OK || now->rank != 0)
         return status;
     double tokens = (double)job->eval_sequences * job->spec.batch.length;
@@ -171,7 +174,9 @@ static enum after_step boundary(struct mu_engine *engine)
     MU_FAULT("worker.boundary");
     engine_feeds_boundary(engine);
     if (decision.take_snapshot) {
+        mu_flight_begin(MU_FLIGHT_SNAPSHOT, engine->held.step);
         engine->times.snapshot_us = engine_take_snapshot(engine, engine->now.generation, &decision.snapshot);
+        mu_flight_end(MU_FLIGHT_SNAPSHOT, engine->held.step);
         engine->times.total_us += engine->times.snapshot_us;
     }
     post_step(engine);
@@ -209,6 +214,7 @@ void engine_run(struct mu_engine *engine, uint64_t generation)
     engine_generation_close(engine, &engine->old);
     engine_enter_share(engine);
     enum mu_status status = run_steps(engine, &after, &err);
+    mu_flight_note(MU_FLIGHT_PARKED, false, 0, engine->held.step, 0);
     if (status == MU_OK && after == FINISHED)
         status = park_finished(engine, &err);
     else if (status == MU_OK) {

@@ -4,6 +4,7 @@
 
 #include "common/clock.h"
 #include "common/fault.h"
+#include "common/flight.h"
 #include "kernels/kernels.h"
 #include "plan/pipeline.h"
 
@@ -56,7 +57,9 @@ static enum mu_status gather_complete(struct mu_engine *engine, struct mu_error 
 {
     if (engine->now.gathering) {
         engine_set_waiting(engine, true);
+        mu_flight_begin(MU_FLIGHT_GATHER, engine->held.step);
         enum mu_status status = mu_reduce_gather_finish(engine->now.reduce, err);
+        mu_flight_end(MU_FLIGHT_GATHER, engine->held.step);
         engine_set_waiting(engine, false);
         if (status != MU_OK)
             return status;
@@ -232,8 +235,10 @@ static enum mu_status forward_micro(struct step_pass *pass, uint32_t micro)
     uint64_t mark_us = mu_clock_mono_us();
     const float *in;
     float *out;
+    mu_flight_begin(MU_FLIGHT_DATA, micro);
     enum mu_status status =
         fill_batch(engine, sequence + (uint64_t)(micro % accumulate) * spec->batch.micro, slot, pass->err);
+    mu_flight_end(MU_FLIGHT_DATA, micro);
     engine->times.data_us += elapsed_us(&mark_us);
     if (status == MU_OK)
         status = receive(engine, MU_PIPELINE_ACTIVATIONS, &in, pass->err);
@@ -247,7 +252,9 @@ static enum mu_status forward_micro(struct step_pass *pass, uint32_t micro)
     struct mu_micro_batch batch = batch_of(pass, micro);
     uint64_t exchange_us = tensor_us(engine);
     elapsed_us(&mark_us);
+    mu_flight_begin(MU_FLIGHT_FORWARD, micro);
     status = mu_model_forward(engine->job.net.model, &batch, slot, engine->job.state.flats[0], in, out);
+    mu_flight_end(MU_FLIGHT_FORWARD, micro);
     account(pass, elapsed_us(&mark_us), tensor_us(engine) - exchange_us, false);
     if (status != MU_OK)
         return engine_model_failed(engine, status, "forward pass", pass->err);
@@ -300,8 +307,10 @@ static enum mu_status backward_micro(struct step_pass *pass, uint32_t micro)
         return status;
     uint64_t mark_us = mu_clock_mono_us(), exchange_us = tensor_us(engine) + pass->hook_us;
     double loss;
+    mu_flight_begin(MU_FLIGHT_BACKWARD, micro);
     status = mu_model_backward(engine->job.net.model, &batch, micro % pass->slots, engine->job.state.flats[0],
                                engine->job.stack[pass->depth], dout, din, &loss);
+    mu_flight_end(MU_FLIGHT_BACKWARD, micro);
     account(pass, elapsed_us(&mark_us), tensor_us(engine) + pass->hook_us - exchange_us, true);
     if (pass->status != MU_OK)
         return pass->err->text[0] ? pass->status
@@ -359,9 +368,11 @@ static enum mu_status compute_gradient(struct mu_engine *engine, struct mu_small
     if (status != MU_OK)
         return status;
     engine_set_waiting(engine, true);
+    mu_flight_begin(MU_FLIGHT_REDUCE, engine->held.step);
     status = mu_reduce_finish(now->reduce, err);
     if (status == MU_OK && now->buddy)
         status = mu_buddy_received(now->buddy, err);
+    mu_flight_end(MU_FLIGHT_REDUCE, engine->held.step);
     engine_set_waiting(engine, false);
     if (status == MU_OK) {
         engine->held.has_gradient = true;
@@ -410,8 +421,10 @@ static enum mu_status vote(struct mu_engine *engine, struct mu_small *own, struc
     own->command = engine->callbacks.vote(engine->callbacks.ctx, engine->now.generation);
     MU_FAULT("worker.vote.before");
     engine_set_waiting(engine, true);
+    mu_flight_begin(MU_FLIGHT_VOTE, held->step);
     status = mu_reduce_small(engine->now.reduce, held->step - engine->now.start_step, MU_SMALL_VOTE, job->leaves, own,
                              &total, err);
+    mu_flight_end(MU_FLIGHT_VOTE, held->step);
     engine_set_waiting(engine, false);
     if (status != MU_OK)
         return status;
@@ -538,6 +551,7 @@ enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err)
     struct mu_small own;
     mu_small_init(&own);
     *times = (struct engine_times){0};
+    mu_flight_begin(MU_FLIGHT_STEP, engine->held.step);
     enum mu_status status = compute_gradient(engine, &own, err);
     if (status == MU_OK)
         status = vote(engine, &own, err);
@@ -556,7 +570,10 @@ enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err)
                        (unsigned long long)engine->held.step);
     struct mu_step_result result = engine->held.result;
     engine_feeds_update(engine, &result);
+    mu_flight_begin(MU_FLIGHT_UPDATE, result.step);
     status = engine_apply(engine, &result, true, err);
+    mu_flight_end(MU_FLIGHT_UPDATE, result.step);
+    mu_flight_end(MU_FLIGHT_STEP, result.step);
     times->optimizer_us = elapsed_us(&mark_us);
     times->total_us = mark_us - begin_us;
     return status;

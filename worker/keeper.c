@@ -266,6 +266,7 @@ static struct order *take_order(struct mu_keeper *keeper)
 static void *keeper_main(void *arg)
 {
     struct mu_keeper *keeper = arg;
+    pthread_setname_np(pthread_self(), "keeper");
     pthread_mutex_lock(&keeper->lock);
     for (;;) {
         while (!keeper->first && !keeper->stop)

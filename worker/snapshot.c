@@ -83,6 +83,7 @@ static void write_piece(struct mu_snapshots *snapshots)
 static void *writer_main(void *arg)
 {
     struct mu_snapshots *snapshots = arg;
+    pthread_setname_np(pthread_self(), "snapshot");
     pthread_mutex_lock(&snapshots->lock);
     for (;;) {
         while (!snapshots->busy && !snapshots->stop)

@@ -9,7 +9,8 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 HERE = pathlib.Path(__file__).resolve().parent
-PROTOS = ["muster/v1/job.proto", "muster/v1/service.proto", "muster/v1/error.proto", "muster/v1/token.proto"]
+PROTOS = ["muster/v1/job.proto", "muster/v1/service.proto", "muster/v1/error.proto", "muster/v1/token.proto",
+          "muster/v1/recall.proto"]
 
 
 def compiler():

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tarfile
 import tempfile
 import time
 import xml.etree.ElementTree
@@ -94,7 +95,7 @@ def test_help_names_every_command_and_exit_code():
     commands = re.findall(r"^  ([a-z]+)\b", text, re.MULTILINE)
     check(set(commands) == {"submit", "status", "watch", "workers", "events", "timings", "checkpoint", "checkpoints", "drain", "undrain",
                             "scale", "job", "cancel", "catalog", "snapshot", "node", "launch", "up", "generate", "export", "import", "cert", "token", "plan",
-                            "report", "describe", "top", "probe", "simulate", "version"}, f"help lists {commands}")
+                            "report", "describe", "top", "debug", "diagnose", "trace", "logs", "probe", "simulate", "version"}, f"help lists {commands}")
     for code in range(7):
         check(re.search(rf"\b{code} [a-z]", text), f"exit code {code} is not explained")
     check(run("--help") == text and run("-h") == text, "--help and -h say the same")
@@ -236,6 +237,7 @@ def test_workers_timings_events_and_checkpoints_of_a_running_job():
         check(sorted(row["WORKER"] for row in rows) == ["w0", "w1"] and {row["STATE"] for row in rows} == {"member"} and
               sorted(row["RANK"] for row in rows) == ["0", "1"] and {row["JOB"] for row in rows} == {"tiny"}, f"{rows}")
         check({int(row["PID"]) for row in rows} == {worker.pid for worker in cluster.workers}, "process ids")
+        pids = {row["WORKER"]: row["PID"] for row in rows}
         workers = objects(run(*address, "workers", "--job", "tiny", "-o", "json"))
         check({w["state"] for w in workers} == {"member"} and sum(w["leaves"] for w in workers) == 8, f"{workers}")
 
@@ -246,7 +248,7 @@ def test_workers_timings_events_and_checkpoints_of_a_running_job():
         refused(NOT_FOUND, ["'w9'", "'tiny'"], *address, "timings", "tiny", "--worker", "w9")
 
         out = run(*address, "describe", "worker", "w1")
-        check(re.search(r"^state +member, running$", out, re.M) and re.search(rf"pid {cluster.workers[1].pid},", out) and "worker w1 attached" in out and
+        check(re.search(r"^state +member, running$", out, re.M) and re.search(rf"pid {pids['w1']},", out) and "worker w1 attached" in out and
               "w0 attached" not in out and "BACKWARD" in out and re.search(r"^time .*useful", out, re.M), out)
         out = run(*address, "describe", "job", "tiny")
         check("gpt2, 2 layers" in out and "1 to 64 allowed" in out and "job tiny submitted" in out and re.search(r"^time .*useful", out, re.M), out)
@@ -293,6 +295,39 @@ def test_workers_timings_events_and_checkpoints_of_a_running_job():
         check(run(*address, "events", "--newest", "2", "--job", "tiny").splitlines() == lines[-2:], "--newest")
         refused(FAILURE, ["after_event", "1000000"], *address, "events", "--after", "1000000")
         cluster.cancel()
+
+
+def test_a_bundle_has_everything_but_secrets():
+    with Cluster() as cluster:
+        start(cluster, workers=2, steps=50000, checkpoint_every=0, eval__every=0)
+        address, path = ["--coordinator", cluster.address], os.path.join(cluster.dir, "bundle.tar")
+        cluster.wait_step(1)
+        run(*address, "checkpoint", "tiny")
+        cluster.wait_event("checkpoint_committed")
+        token = "muster-" + "0123456789abcdef" + "." + "89abcdef" * 8  # in a text that people wrote
+        run(*address, "drain", "w1", "--reason", f"it used {token}, and muster-x. and muster-")
+        out = run(*address, "debug", "bundle", "-O", path)
+        check(re.fullmatch(rf"{path}: 9 files, \d+ bytes\n", out) and os.stat(path).st_size == int(out.split()[-2]), out)
+        with tarfile.open(path) as archive:
+            files = {member.name.removeprefix("muster-debug/"): archive.extractfile(member).read().decode() for member in archive.getmembers()}
+            check(all(member.mode == 0o600 and member.isfile() for member in archive.getmembers()), "modes")
+        check(set(files) == {"version.json", "jobs.jsonl", "workers.jsonl", "nodes.jsonl", "events.jsonl", "tiny/checkpoints.jsonl", "tiny/timings.jsonl",
+                             "tiny/goodput.jsonl", "tiny/recall.jsonl"}, f"{set(files)}")
+        check(json.loads(files["version.json"])["muster"] == run("version").split()[1], "version")
+        pages = {name: [json.loads(line) for line in text.splitlines()] for name, text in files.items()}
+        check([job["name"] for page in pages["jobs.jsonl"] for job in page["jobs"]] == ["tiny"], "jobs")
+        check([one["number"] for page in pages["tiny/checkpoints.jsonl"] for one in page["checkpoints"]] == [1], "checkpoints")
+        check({one["worker"] for page in pages["tiny/goodput.jsonl"] for one in page["accounts"]} == {"w0", "w1"}, "goodput")
+        check([event["number"] for event in pages["events.jsonl"]] == [event["number"] for event in objects(run(*address, "events", "-o", "json"))], "events")
+        recalled = {one["worker"]: one for one in pages["tiny/recall.jsonl"]}
+        check("w0" in recalled and recalled["w0"]["is_complete"] and recalled["w0"]["records"] and recalled["w0"]["threads"] and
+              any("attached as 'w0'" in line["text"] for line in recalled["w0"]["log"]), f"{list(recalled)}")
+        text = "".join(files.values())
+        check(token not in text and token.split(".")[0] + "." + 64 * "x" + ", and muster-x. and muster-" in text, "the token is made unreadable, nothing else")
+        refused(NOT_FOUND, ["/no/such"], *address, "debug", "bundle", "-O", "/no/such/bundle.tar")
+        refused(USAGE, ["-O FILE.tar"], *address, "debug", "bundle")
+        cluster.cancel()
+        refused(USAGE, ["'core'", "bundle"], *address, "debug", "core", "-O", path)
 
 
 def test_drain_and_undrain():

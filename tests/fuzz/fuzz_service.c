@@ -11,6 +11,7 @@
 #include "coordinator/api.h"
 #include "coordinator/health.h"
 #include "coordinator/reflection.h"
+#include "coordinator/recall.h"
 #include "coordinator/tokens.h"
 #include "rpc/certificate.h"
 #include "tests/fuzz/coordinator.h"
@@ -103,6 +104,8 @@ struct service {
     struct mu_health *health;
     struct mu_api *api;
     struct mu_tokens *tokens;
+    struct mu_sessions *sessions;
+    struct mu_recalls *recalls;
     struct mu_wire_arena arena;
     struct mu_rpc_call calls[CALLS_MAX];
     unsigned call_count;
@@ -195,6 +198,10 @@ static void start(struct service *service)
                                             .ca_key = ca_key};
     status = mu_tokens_new(&tokens, &service->tokens, &err);
     MU_ASSERT(status == MU_OK);
+    if ((status = mu_sessions_new(1, &service->sessions, &err)) ==
+        MU_OK) /* nobody can be asked: its workers have no calls */
+        status = mu_recalls_new(service->coordinator.core, service->sessions, &service->recalls, &err);
+    MU_ASSERT(status == MU_OK);
     service->coordinator.also = on_action;
     service->coordinator.also_ctx = service;
     fuzz_coordinator_submit(&service->coordinator);
@@ -209,6 +216,8 @@ static void stop(struct service *service)
                   service->calls[i].method == MU_METHOD_REFLECTION_ALPHA);
     mu_api_free(service->api);
     mu_tokens_free(service->tokens);
+    mu_recalls_free(service->recalls);
+    mu_sessions_free(service->sessions);
     mu_events_free(service->events);
     mu_health_free(service->health);
     fuzz_coordinator_check_restart(&service->coordinator);
@@ -235,6 +244,8 @@ static void ask(struct service *service, int method, const uint8_t *data, size_t
         mu_health_check(service->health, call, data, size_bytes);
     else if (method == MU_METHOD_HEALTH_WATCH)
         mu_health_watch(service->health, call, data, size_bytes);
+    else if (method >= MU_METHOD_RECALL)
+        mu_recalls_call(service->recalls, call, data, size_bytes);
     else if (method >= MU_METHOD_CREATE_TOKEN)
         mu_tokens_call(service->tokens, call, data, size_bytes);
     else if (method >= MU_METHOD_REFLECTION)

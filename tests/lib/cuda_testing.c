@@ -48,6 +48,8 @@ int ct_teardown(void **state)
 {
     ct_reset();
     for (int dtype = MU_CUDA_FP32; dtype <= MU_CUDA_BF16; dtype++) {
+        if (!pools[dtype])
+            continue; /* the setup failed */
         struct mu_cuda *cuda = mu_pool_cuda(pools[dtype]);
         mu_pool_free(pools[dtype]);
         mu_cuda_fini(cuda);

@@ -538,6 +538,13 @@ static void some_coord_message(struct mu_coord_message *message, struct pointed 
     case MU_CM_KEEP:
         some_keep(&message->keep, pointed);
         break;
+    case MU_CM_RECALL:
+        message->recall = (struct mu_recall){.number = any(),
+                                             .flight_records = (uint32_t)any() % (MU_RECALL_RECORDS_MAX + 1),
+                                             .threads = any() & 1,
+                                             .log_lines = (uint32_t)any() % (MU_RECALL_LINES_MAX + 1),
+                                             .log_after = any()};
+        break;
     case MU_CM_COUNT:
         break;
     }

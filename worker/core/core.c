@@ -531,6 +531,7 @@ static void on_message(struct mu_worker *worker, const struct mu_worker_event *e
     case MU_CM_KEEP: /* nothing of it is kept here: an answer that is lost is asked for again */
         emit(sink, &(struct mu_worker_action){.kind = MU_WA_KEEP, .keep = &message->keep});
         break;
+    case MU_CM_RECALL: /* the shell's: nothing of the protocol depends on it */
     case MU_CM_COUNT:
         break;
     }

@@ -1,0 +1,180 @@
+/* muster diagnose: who of a job waits for whom, and who holds them all up. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/recall.h"
+#include "cli/verdict.h"
+
+enum { WAIT_MS = 3000, CULPRITS_SHOWN = 8, STUCK_US = 1000000 };
+
+struct diagnosis {
+    const Muster__V1__ReadRecallResponse **answers; /* of the members */
+    struct mu_standing *standings;
+    size_t count;
+    uint64_t now_us; /* coordinator's clock: it was asked */
+};
+
+/* ---- from answers to standings ---- */
+
+static struct mu_standing standing_of(const Muster__V1__ReadRecallResponse *answer)
+{
+    struct mu_standing standing = {.rank = answer->rank, .has_answered = answer->is_complete};
+    struct mu_flight_record *records = malloc((answer->n_records + 1) * sizeof *records);
+    for (size_t i = 0; records && i < answer->n_records; i++) {
+        const Muster__V1__FlightRecord *from = answer->records[i];
+        records[i] = (struct mu_flight_record){.at_us = from->at_us,
+                                               .number = from->number,
+                                               .bytes = from->bytes,
+                                               .peer = from->peer,
+                                               .kind = (uint16_t)from->kind,
+                                               .is_end = from->is_end};
+    }
+    if (records)
+        mu_standing_of(records, answer->n_records, &standing);
+    free(records);
+    return standing;
+}
+
+static int by_rank(const void *a, const void *b)
+{
+    const Muster__V1__ReadRecallResponse *x = *(const Muster__V1__ReadRecallResponse *const *)a;
+    const Muster__V1__ReadRecallResponse *y = *(const Muster__V1__ReadRecallResponse *const *)b;
+    return x->rank < y->rank ? -1 : x->rank > y->rank;
+}
+
+static bool fill(struct diagnosis *diagnosis, const Muster__V1__ReadRecallResponse **answers, size_t count)
+{
+    diagnosis->answers = answers;
+    diagnosis->standings = calloc(count + 1, sizeof *diagnosis->standings);
+    for (size_t i = 0; i < count; i++)
+        if (answers[i]->is_member)
+            answers[diagnosis->count++] = answers[i];
+    qsort(answers, diagnosis->count, sizeof *answers, by_rank);
+    for (size_t i = 0; diagnosis->standings && i < diagnosis->count; i++) {
+        diagnosis->standings[i] = standing_of(answers[i]);
+        diagnosis->now_us = answers[i]->asked_us > diagnosis->now_us ? answers[i]->asked_us : diagnosis->now_us;
+    }
+    return diagnosis->standings != NULL;
+}
+
+static double quiet_s(const struct diagnosis *diagnosis, size_t i)
+{
+    uint64_t last_us = mu_cli_recall_time(diagnosis->answers[i], diagnosis->standings[i].last_us);
+    return last_us < diagnosis->now_us ? (double)(diagnosis->now_us - last_us) * 1e-6 : 0;
+}
+
+/* ---- showing ---- */
+
+static void doing_text(const struct mu_standing *standing, char out[64])
+{
+    if (!standing->has_answered)
+        snprintf(out, 64, "has not answered");
+    else if (standing->doing == MU_FLIGHT_NONE)
+        snprintf(out, 64, "nothing of a step");
+    else
+        snprintf(out, 64, "%s %" PRIu64, mu_flight_name(standing->doing), standing->number);
+}
+
+static void peers_text(const struct mu_standing *standing, char *out, size_t size)
+{
+    size_t length = 0;
+    out[0] = 0;
+    for (uint32_t i = 0; standing->is_waiting && i < standing->peer_count && length + 12 < size; i++)
+        length += (size_t)snprintf(out + length, size - length, "%s%u", i ? "," : "", standing->peers[i]);
+}
+
+static void print_table(const struct diagnosis *diagnosis)
+{
+    struct mu_cli_table *table = mu_cli_table_new(6);
+    static const char *const heading[] = {"RANK", "WORKER", "STEP", "DOING", "QUIET FOR", "WAITS FOR"};
+    for (int i = 0; i < 6; i++)
+        mu_cli_table_add(table, "%s", heading[i]);
+    for (size_t i = 0; i < diagnosis->count; i++) {
+        const struct mu_standing *standing = &diagnosis->standings[i];
+        char doing[64], peers[128];
+        doing_text(standing, doing);
+        peers_text(standing, peers, sizeof peers);
+        mu_cli_table_add(table, "%u", standing->rank);
+        mu_cli_table_add(table, "%s", diagnosis->answers[i]->worker);
+        if (standing->has_answered && standing->step != UINT64_MAX)
+            mu_cli_table_add(table, "%" PRIu64, standing->step);
+        else
+            mu_cli_table_add(table, "-");
+        mu_cli_table_add(table, "%s", doing);
+        if (standing->has_answered)
+            mu_cli_table_add(table, "%.1f s", quiet_s(diagnosis, i));
+        else
+            mu_cli_table_add(table, "-");
+        mu_cli_table_add(table, "%s", peers[0] ? peers : "-");
+    }
+    mu_cli_table_print_free(table);
+}
+
+static void print_culprit(const struct diagnosis *diagnosis, size_t at)
+{
+    const struct mu_standing *standing = &diagnosis->standings[at];
+    const Muster__V1__ReadRecallResponse *answer = diagnosis->answers[at];
+    char doing[64];
+    doing_text(standing, doing);
+    printf("held up by rank %u (worker %s on %s): %s\n", standing->rank, answer->worker, answer->host, doing);
+    for (size_t i = 0; i < answer->n_threads; i++)
+        printf("  thread %s\n", answer->threads[i]);
+}
+
+/* A moment of a job that runs well looks like this, too: somebody always waits for somebody. It is stuck when nobody
+ * has done anything for a while. */
+static void print_verdict(const struct diagnosis *diagnosis)
+{
+    size_t culprits[CULPRITS_SHOWN],
+        count = mu_verdict(diagnosis->standings, diagnosis->count, culprits, CULPRITS_SHOWN);
+    double least_s = 1e9;
+    bool silent = false;
+    for (size_t i = 0; i < diagnosis->count; i++) {
+        silent = silent || !diagnosis->standings[i].has_answered;
+        if (diagnosis->standings[i].has_answered && quiet_s(diagnosis, i) < least_s)
+            least_s = quiet_s(diagnosis, i);
+    }
+    if (!silent && least_s * 1e6 < STUCK_US)
+        printf("the job moves: the newest record is %.0f ms old\n", least_s * 1e3);
+    if (count == 0 && !silent && least_s * 1e6 >= STUCK_US)
+        printf("all wait, and for each other: a message was lost, or the ranks disagree about what comes next\n");
+    for (size_t i = 0; (silent || least_s * 1e6 >= STUCK_US) && i < count && i < CULPRITS_SHOWN; i++)
+        print_culprit(diagnosis, culprits[i]);
+    if (count > CULPRITS_SHOWN)
+        printf("and %zu more\n", count - CULPRITS_SHOWN);
+}
+
+int mu_cmd_diagnose(struct mu_cli *cli, int argc, char **argv)
+{
+    if (mu_cli_parse("diagnose", argc, argv, NULL, 0, 1, 1) < 0)
+        return MU_EXIT_USAGE;
+    Muster__V1__RecallRequest request = MUSTER__V1__RECALL_REQUEST__INIT;
+    const Muster__V1__ReadRecallResponse **answers;
+    struct diagnosis diagnosis = {0};
+    size_t count;
+    request.job = argv[0];
+    request.flight_records = MU_FLIGHT_RECORDS;
+    request.threads = true;
+    int code = mu_cli_recall(cli, &request, WAIT_MS, &answers, &count);
+    if (code != MU_EXIT_OK)
+        return code;
+    if (cli->json) {
+        for (size_t i = 0; i < count; i++)
+            mu_cli_print_json(&answers[i]->base, true);
+        return MU_EXIT_OK;
+    }
+    if (!fill(&diagnosis, answers, count)) {
+        fprintf(stderr, "muster: no memory for %zu workers\n", count);
+        return MU_EXIT_FAILURE;
+    }
+    if (diagnosis.count == 0) {
+        printf("job %s has no generation: none of its %zu workers is a member\n", argv[0], count);
+    } else {
+        print_table(&diagnosis);
+        print_verdict(&diagnosis);
+    }
+    free(diagnosis.standings);
+    return MU_EXIT_OK;
+}

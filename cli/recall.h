@@ -1,0 +1,19 @@
+/* What workers remember, for the commands that show it: see proto/muster/v1/recall.proto. */
+#ifndef MU_CLI_RECALL_H
+#define MU_CLI_RECALL_H
+
+#include "cli/cli.h"
+#include "muster/v1/recall.pb-c.h"
+
+/* Asks, and waits until all have answered or `wait_ms` are over: then some are not complete. MU_EXIT_OK, or the exit
+ * code of the error that was printed. ret_answers[*ret_count] lies in cli->arena. */
+int mu_cli_recall(struct mu_cli *cli, const Muster__V1__RecallRequest *request, unsigned wait_ms,
+                  const Muster__V1__ReadRecallResponse ***ret_answers, size_t *ret_count);
+
+/* A time of the worker's clock on the coordinator's, microseconds. */
+static inline uint64_t mu_cli_recall_time(const Muster__V1__ReadRecallResponse *answer, uint64_t at_us)
+{
+    return at_us + (uint64_t)answer->clock_offset_us;
+}
+
+#endif

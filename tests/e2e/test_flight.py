@@ -1,0 +1,167 @@
+#!/usr/bin/python3
+"""What workers remember: traces of all ranks on one clock, who holds the others up, logs through the coordinator."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+
+from harness import BUILD, Cluster, check, connect, main, pb, run, tiny_job
+from muster.v1 import recall_pb2 as recall
+
+GO = "generation 1: go"
+
+
+def trace(cluster, *args):
+    path = os.path.join(cluster.dir, "trace.json")
+    run(cluster, "trace", "tiny", "--out", path, *args, code=0)
+    with open(path) as file:
+        return json.load(file)["traceEvents"]
+
+
+def check_spans(events, rank):
+    """Spans of a rank nest, none is left open by a step that has ended, and time does not go back."""
+    open_spans, last, steps = [], 0, []
+    for event in (e for e in events if e["pid"] == rank and e["ph"] in "BE"):
+        check(event["ts"] >= last, f"time goes back: {event}")
+        last = event["ts"]
+        if event["ph"] == "B":
+            open_spans.append(event)
+            if event["name"] == "step":
+                steps.append(event["args"]["number"])
+        else:
+            check(open_spans and open_spans.pop()["name"] == event["name"], f"does not nest: {event}")
+    return steps, [e["name"] for e in open_spans]
+
+
+def test_a_trace_has_all_ranks_on_one_clock():
+    with Cluster() as cluster, cluster.running(2, steps=1000000, checkpoint_every=0, eval__every=0):
+        cluster.wait_step(cluster.job().steps_done + 12)
+        events = trace(cluster)
+        for rank in (0, 1):
+            steps, _ = check_spans(events, rank)
+            check(steps == list(range(steps[0], steps[-1] + 1)) and len(steps) >= 10, f"rank {rank} has steps {steps}")
+            names = {e["name"] for e in events if e["pid"] == rank}
+            check({"forward", "backward", "reduce", "vote", "update", "send", "receive"} <= names, f"{names}")
+        # What one sends the other receives: both saw the same exchange at about the same time.
+        first, last = steps[2], steps[3]
+        events = trace(cluster, "--steps", f"{first}:{last}")
+        for rank in (0, 1):
+            steps, still_open = check_spans(events, rank)
+            check(steps == [first, last] and not still_open, f"rank {rank}: {steps}, open {still_open}")
+        error = sum(e["args"]["clock_error_us"] for e in events if e["name"] == "process_name")
+        votes = {(e["pid"], e["ph"]): e["ts"] for e in events if e["name"] == "vote" and e["args"]["number"] == last and e["ph"] in "BE"}
+        check(votes[0, "E"] + error >= votes[1, "B"] and votes[1, "E"] + error >= votes[0, "B"], f"nobody leaves a vote before all have entered it: {votes}")
+        run(cluster, "trace", "tiny", "--out", "/no/such/dir/x", code=1, fragments=["/no/such/dir/x"])
+        run(cluster, "trace", "absent", "--out", "/dev/null", code=4, fragments=["'absent'"])
+        run(cluster, "trace", "tiny", "--out", "/dev/null", "--steps", "5:3", code=2, fragments=["5:3", "FIRST:LAST"])
+        cluster.cancel()
+
+
+def test_a_signal_makes_a_worker_log_what_it_did_last():
+    with Cluster() as cluster, cluster.running(2, steps=1000000, checkpoint_every=0, eval__every=0):
+        cluster.wait_step(3)
+        cluster.workers[0].kill(signal.SIGUSR2)
+        name = next(w.name for w in cluster.list_workers() if w.pid == cluster.workers[0].pid)
+
+        def logged():
+            out = run(cluster, "logs", name, "-n", "512", code=0)
+            return (re.search(r'msg="flight: (begin|end) of (send|receive)" .*age_us=\d+ number=\d+ bytes=\d+ peer=1$', out.replace("peer=0", "peer=1"), re.M)
+                    and re.search(r'msg="thread: \d+ [^"]*system call', out))
+        cluster.wait_until(logged, 20, "nothing was logged")
+        step = cluster.job().steps_done
+        cluster.wait_step(step + 3)  # it goes on
+        cluster.cancel()
+
+
+def test_who_holds_the_others_up_is_named():
+    with Cluster() as cluster:
+        patient = ["--heartbeat-ms", "1000", "--suspect-ms", "60000", "--lost-ms", "120000"]
+        cluster.start_coordinator(flags=patient)
+        cluster.submit(tiny_job(cluster, steps=1000000, workers__min=3, checkpoint_every=0, eval__every=0))
+        workers = [cluster.start_worker() for _ in range(3)]
+        cluster.wait_step(5)
+        out = run(cluster, "diagnose", "tiny", code=0)
+        check("the job moves" in out and len(out.splitlines()) == 5, out)
+        view = next(w for w in cluster.list_workers() if w.rank == 2)
+        stopped = next(w for w in workers if w.pid == view.pid)
+        stopped.kill(signal.SIGSTOP)
+
+        def verdict():
+            out = run(cluster, "diagnose", "tiny", code=0)
+            waits = re.search(r"^0 +\S+ +\d+ +\w+ \d+ +[\d.]+ s +(\S+)$", out, re.M)
+            return waits and "2" in waits[1].split(",") and "held up by rank 2 (worker " + view.name in out
+        cluster.wait_until(verdict, 20, "rank 2 was not blamed")
+        stopped.kill(signal.SIGCONT)
+        step = cluster.job().steps_done
+        cluster.wait_step(step + 5)
+        cluster.cancel()
+
+
+def test_logs_come_through_the_coordinator():
+    with Cluster() as cluster, cluster.running(1, steps=1000000, checkpoint_every=0, eval__every=0) as workers:
+        with open(workers[0].log) as file:
+            written = file.read().splitlines()
+        lines = run(cluster, "logs", "w0", code=0).splitlines()
+        check(lines[:len(written)] == written and GO in lines[-1], f"{lines}")
+        check(run(cluster, "logs", "w0", "-n", "1", code=0).splitlines() == lines[-1:], "-n")
+        objects = [json.loads(line) for line in run(cluster, "-o", "json", "logs", "w0", code=0).splitlines()]
+        check([o["text"] for o in objects] == lines and [int(o["number"]) for o in objects] == list(range(1, len(lines) + 1)), f"{objects}")
+        run(cluster, "logs", "w9", code=4, fragments=["'w9'"])
+        follower = subprocess.Popen([os.path.join(BUILD, "cli/muster"), "--coordinator", cluster.address, "logs", "w0", "-f"],
+                                    stdout=subprocess.PIPE, text=True)
+        seen, ready = [], threading.Event()
+
+        def read():
+            for line in follower.stdout:
+                seen.append(line.strip())
+                if "generation 2: go" in line:
+                    ready.set()
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        cluster.start_worker()
+        check(ready.wait(30), f"the new lines did not come: {seen[-3:]}")
+        follower.terminate()
+        follower.wait()
+        check(seen[:len(lines)] == lines and len(set(seen)) == len(seen), "each line once")
+        cluster.cancel()
+
+
+def call(cluster, method, request, response_type):
+    with connect(cluster.address) as channel:
+        stub = channel.unary_unary(f"/muster.v1.DiagnosticService/{method}", request_serializer=lambda m: m.SerializeToString(),
+                                   response_deserializer=response_type.FromString)
+        return stub(request, timeout=10)
+
+
+def test_answers_are_kept_for_a_while():
+    with Cluster() as cluster, cluster.running(2, steps=1000000, checkpoint_every=0, eval__every=0):
+        wanted = recall.RecallRequest(job="tiny", flight_records=5000, threads=True, log_lines=10)
+        asked = call(cluster, "Recall", wanted, recall.RecallResponse)
+        check(sorted(asked.workers) == ["w0", "w1"], f"{asked}")
+
+        def read(number=asked.number, index=0):
+            return call(cluster, "ReadRecall", recall.ReadRecallRequest(number=number, index=index), recall.ReadRecallResponse)
+        for index in (0, 1):
+            cluster.wait_until(lambda: read(index=index).is_complete, 10, "no answer")
+            answer = read(index=index)
+            check(0 < len(answer.records) <= 5000 and len(answer.log) > 0 and answer.is_member, f"{answer.worker}")
+            check(any("muster-worker" in text for text in answer.threads), f"{answer.threads}")
+            check(abs(answer.clock_offset_us) <= answer.clock_error_us + 1000, "one machine has one monotonic clock")
+        for _ in range(8):
+            newest = call(cluster, "Recall", wanted, recall.RecallResponse).number
+        check(newest == asked.number + 8, f"{newest}")
+        code = None
+        try:
+            read()
+        except Exception as error:  # noqa: BLE001: any other than NOT_FOUND is told below
+            code = error.code().name
+        check(code == "NOT_FOUND", f"an old recall: {code}")
+        check(cluster.job().state == pb.JOB_STATE_RUNNING, "the job goes on")
+        cluster.cancel()
+
+
+if __name__ == "__main__":
+    main([value for name, value in list(globals().items()) if name.startswith("test_")])

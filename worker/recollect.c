@@ -1,0 +1,296 @@
+#include "worker/recollect.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/flight.h"
+#include "common/log.h"
+#include "muster/v1/recall.pb-c.h"
+#include "proto/wire_pb.h"
+
+#define METHOD "/muster.v1.DiagnosticService/Recollect"
+
+enum {
+    CALL_TIMEOUT_MS = 3000,
+    PART_RECORDS = 1400, /* of at most 38 bytes each */
+    PART_LINES = 100,
+    THREADS_MAX = 64,
+    THREAD_SIZE = 192,
+    LOGGED_RECORDS = 100, /* of those that are logged on request; the log keeps five times as many lines */
+};
+_Static_assert(PART_RECORDS * 38 < MU_WIRE_REQUEST_BYTES_MAX &&
+                   PART_LINES * (MU_LOG_LINE_SIZE + 16) < MU_WIRE_REQUEST_BYTES_MAX,
+               "a part fits into a request");
+_Static_assert((int)MU_RECALL_RECORDS_MAX == (int)MU_FLIGHT_RECORDS && (int)MU_RECALL_LINES_MAX == (int)MU_LOG_KEPT,
+               "everything can be asked for");
+
+struct question {
+    struct mu_recall recall;
+    struct mu_id incarnation;
+    uint64_t asked_us;
+};
+
+struct mu_recollector {
+    struct mu_rpc_client *client;
+    struct mu_wire_arena arena; /* the thread's */
+    pthread_t thread;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t asked;
+    struct question question; /* number 0: none */
+    bool ending;
+};
+
+/* ---- threads ---- */
+
+static void read_small(const char *path, char *out, size_t size)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd >= 0 ? read(fd, out, size - 1) : -1;
+    out[length > 0 ? length : 0] = 0;
+    out[strcspn(out, "\n")] = 0;
+    if (fd >= 0)
+        close(fd);
+}
+
+/* "1234 muster-worker: S in futex_wait_queue, system call 202, 1234 ms of processor time" */
+static void describe_thread(const char *tid, char out[THREAD_SIZE])
+{
+    char path[64], name[32], place[64], call[128], stat[512], state = '?';
+    unsigned long long user = 0, system = 0;
+    snprintf(path, sizeof path, "/proc/self/task/%.20s/comm", tid);
+    read_small(path, name, sizeof name);
+    snprintf(path, sizeof path, "/proc/self/task/%.20s/wchan", tid);
+    read_small(path, place, sizeof place);
+    snprintf(path, sizeof path, "/proc/self/task/%.20s/syscall", tid);
+    read_small(path, call, sizeof call);
+    snprintf(path, sizeof path, "/proc/self/task/%.20s/stat", tid);
+    read_small(path, stat, sizeof stat);
+    const char *rest = strrchr(stat, ')'); /* the name before it may hold anything */
+    if (rest)
+        (void)sscanf(rest + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &state, &user, &system);
+    call[strcspn(call, " ")] = 0;
+    bool waits = place[0] && strcmp(place, "0") != 0;
+    snprintf(out, THREAD_SIZE, "%.20s %.31s: %c%s%.63s, system call %.16s, %llu ms of processor time", tid, name, state,
+             waits ? " in " : "", waits ? place : "", call[0] ? call : "unknown",
+             (user + system) * 1000 / (unsigned long long)sysconf(_SC_CLK_TCK));
+}
+
+static void add_threads(struct mu_wire_arena *arena, Muster__V1__Recollection *part)
+{
+    part->threads = mu_wire_arena_alloc(arena, THREADS_MAX * sizeof *part->threads);
+    DIR *dir = part->threads ? opendir("/proc/self/task") : NULL;
+    for (struct dirent *entry; dir && part->n_threads < THREADS_MAX && (entry = readdir(dir));) {
+        char text[THREAD_SIZE];
+        if (entry->d_name[0] == '.')
+            continue;
+        describe_thread(entry->d_name, text);
+        char *line = mu_wire_put_text(arena, text, sizeof text);
+        char *copy = line ? mu_wire_arena_alloc(arena, strlen(line) + 1) : NULL; /* what is clean was not copied */
+        if (copy)
+            part->threads[part->n_threads++] = strcpy(copy, line);
+    }
+    if (dir)
+        closedir(dir);
+}
+
+/* ---- into the log ---- */
+
+void mu_recollect_log(void)
+{
+    struct mu_flight_record records[LOGGED_RECORDS];
+    uint64_t end = mu_flight_next(), now_us = mu_clock_mono_us();
+    size_t count = mu_flight_read(end > LOGGED_RECORDS ? end - LOGGED_RECORDS : 0, end, records, LOGGED_RECORDS);
+    for (size_t i = 0; i < count; i++) {
+        char fields[160], peer[24] = "";
+        const struct mu_flight_record *record = &records[i];
+        if (mu_flight_is_exchange(record->kind) || record->kind == MU_FLIGHT_PEER_FAILED)
+            snprintf(peer, sizeof peer, " peer=%u", record->peer);
+        snprintf(fields, sizeof fields, "age_us=%llu number=%llu bytes=%llu%s",
+                 (unsigned long long)(record->at_us < now_us ? now_us - record->at_us : 0),
+                 (unsigned long long)record->number, (unsigned long long)record->bytes, peer);
+        mu_log(MU_LOG_INFO, fields, "flight: %s of %s", record->is_end ? "end" : "begin", mu_flight_name(record->kind));
+    }
+    DIR *dir = opendir("/proc/self/task");
+    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+        char text[THREAD_SIZE];
+        if (entry->d_name[0] == '.')
+            continue;
+        describe_thread(entry->d_name, text);
+        MU_LOGI("thread: %s", text);
+    }
+    if (dir)
+        closedir(dir);
+}
+
+/* ---- records and lines ---- */
+
+static void add_records(struct mu_wire_arena *arena, Muster__V1__Recollection *part, uint64_t from, uint64_t to)
+{
+    struct mu_flight_record *records = mu_wire_arena_alloc(arena, PART_RECORDS * sizeof *records);
+    Muster__V1__FlightRecord *pb = mu_wire_arena_alloc(arena, PART_RECORDS * sizeof *pb);
+    part->records = mu_wire_arena_alloc(arena, PART_RECORDS * sizeof *part->records);
+    if (!records || !pb || !part->records)
+        return;
+    part->n_records = mu_flight_read(from, to, records, PART_RECORDS);
+    for (size_t i = 0; i < part->n_records; i++) {
+        muster__v1__flight_record__init(&pb[i]);
+        pb[i].at_us = records[i].at_us;
+        pb[i].kind = (Muster__V1__FlightKind)records[i].kind; /* the numbers are the same */
+        pb[i].is_end = records[i].is_end;
+        pb[i].peer = records[i].peer;
+        pb[i].number = records[i].number;
+        pb[i].bytes = records[i].bytes;
+        part->records[i] = &pb[i];
+    }
+}
+
+static void add_lines(struct mu_wire_arena *arena, Muster__V1__Recollection *part, const struct mu_log_line *lines,
+                      size_t count)
+{
+    Muster__V1__LogLine *pb = mu_wire_arena_alloc(arena, count * sizeof *pb);
+    part->log = mu_wire_arena_alloc(arena, count * sizeof *part->log);
+    if (!pb || !part->log)
+        return;
+    for (size_t i = 0; i < count; i++) {
+        muster__v1__log_line__init(&pb[i]);
+        pb[i].number = lines[i].number;
+        pb[i].text = mu_wire_put_text(arena, lines[i].text, sizeof lines[i].text);
+        part->log[i] = &pb[i];
+    }
+    part->n_log = count;
+}
+
+/* ---- answering ---- */
+
+static bool is_superseded(struct mu_recollector *recollector)
+{
+    pthread_mutex_lock(&recollector->lock);
+    bool superseded = recollector->ending || recollector->question.recall.number != 0;
+    pthread_mutex_unlock(&recollector->lock);
+    return superseded;
+}
+
+static enum mu_status send_part(struct mu_recollector *recollector, const Muster__V1__Recollection *part,
+                                struct mu_error *err)
+{
+    struct mu_rpc_bytes *reply = NULL;
+    const void *data;
+    size_t size_bytes;
+    enum mu_status status =
+        mu_wire_pack(&recollector->arena, &part->base, MU_WIRE_REQUEST_BYTES_MAX, &data, &size_bytes, err);
+    if (status)
+        return status;
+    struct mu_rpc_bytes *bytes = mu_rpc_bytes_copy(data, size_bytes);
+    status = mu_rpc_client_call(recollector->client, METHOD, bytes, CALL_TIMEOUT_MS, err, &reply);
+    mu_rpc_bytes_unref(bytes);
+    mu_rpc_bytes_unref(reply);
+    return status;
+}
+
+/* First what threads do, which changes; then records, which are there already; then lines. */
+static enum mu_status answer(struct mu_recollector *recollector, const struct question *question,
+                             struct mu_log_line *lines, struct mu_error *err)
+{
+    const struct mu_recall *recall = &question->recall;
+    uint64_t to = mu_flight_next(), from = to > recall->flight_records ? to - recall->flight_records : 0;
+    size_t line_count = mu_log_recent(recall->log_after, lines, recall->log_lines), told = 0;
+    enum mu_status status = MU_OK;
+    bool is_last = false;
+    for (uint32_t number = 0; !is_last && status == MU_OK && !is_superseded(recollector); number++) {
+        Muster__V1__Recollection part = MUSTER__V1__RECOLLECTION__INIT;
+        uint64_t until = from + PART_RECORDS < to ? from + PART_RECORDS : to;
+        mu_wire_arena_reset(&recollector->arena);
+        part.number = recall->number;
+        part.incarnation = mu_wire_put_id(&recollector->arena, question->incarnation);
+        part.part = number;
+        part.asked_us = question->asked_us;
+        if (number == 0 && recall->threads) {
+            add_threads(&recollector->arena, &part);
+        } else if (from < to) {
+            add_records(&recollector->arena, &part, from, until);
+            from = until;
+        } else {
+            size_t count = line_count - told < PART_LINES ? line_count - told : PART_LINES;
+            add_lines(&recollector->arena, &part, lines + told, count);
+            told += count;
+        }
+        part.is_last = is_last = from == to && told == line_count;
+        part.sent_us = mu_clock_mono_us();
+        status = send_part(recollector, &part, err);
+    }
+    return status;
+}
+
+static void *run(void *arg)
+{
+    struct mu_recollector *recollector = arg;
+    pthread_setname_np(pthread_self(), "recollector");
+    struct mu_log_line *lines = malloc(MU_LOG_KEPT * sizeof *lines);
+    MU_ASSERT(lines);
+    pthread_mutex_lock(&recollector->lock);
+    for (;;) {
+        while (recollector->question.recall.number == 0 && !recollector->ending)
+            pthread_cond_wait(&recollector->asked, &recollector->lock);
+        if (recollector->ending)
+            break;
+        struct question question = recollector->question;
+        struct mu_error err;
+        recollector->question.recall.number = 0;
+        pthread_mutex_unlock(&recollector->lock);
+        if (answer(recollector, &question, lines, &err) != MU_OK)
+            MU_LOGW("recall %llu is not answered: %s", (unsigned long long)question.recall.number, err.text);
+        pthread_mutex_lock(&recollector->lock);
+    }
+    pthread_mutex_unlock(&recollector->lock);
+    free(lines);
+    return NULL;
+}
+
+enum mu_status mu_recollector_new(struct mu_rpc_client *client, struct mu_recollector **ret_recollector,
+                                  struct mu_error *err)
+{
+    struct mu_recollector *recollector = calloc(1, sizeof *recollector);
+    if (!recollector)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the recollector");
+    recollector->client = client;
+    mu_wire_arena_init(&recollector->arena);
+    pthread_mutex_init(&recollector->lock, NULL);
+    pthread_cond_init(&recollector->asked, NULL);
+    int reason = pthread_create(&recollector->thread, NULL, run, recollector);
+    if (reason) {
+        free(recollector);
+        return mu_fail_errno(err, reason, "cannot start a thread");
+    }
+    *ret_recollector = recollector;
+    return MU_OK;
+}
+
+void mu_recollector_free(struct mu_recollector *recollector)
+{
+    if (!recollector)
+        return;
+    pthread_mutex_lock(&recollector->lock);
+    recollector->ending = true;
+    pthread_cond_signal(&recollector->asked);
+    pthread_mutex_unlock(&recollector->lock);
+    pthread_join(recollector->thread, NULL);
+    mu_wire_arena_fini(&recollector->arena);
+    pthread_cond_destroy(&recollector->asked);
+    pthread_mutex_destroy(&recollector->lock);
+    free(recollector);
+}
+
+void mu_recollector_ask(struct mu_recollector *recollector, const struct mu_recall *recall, struct mu_id incarnation)
+{
+    pthread_mutex_lock(&recollector->lock);
+    recollector->question =
+        (struct question){.recall = *recall, .incarnation = incarnation, .asked_us = mu_clock_mono_us()};
+    pthread_cond_signal(&recollector->asked);
+    pthread_mutex_unlock(&recollector->lock);
+}
