@@ -190,7 +190,7 @@ static void test_job_json_no_byte_of_the_record_is_forgotten(void **state)
     (void)state;
     struct mu_job_spec base = amended_sample();
     size_t tried = 0;
-    for (size_t i = 0; i < sizeof base; i++) {
+    for (size_t i = 0; i < offsetof(struct mu_job_spec, amendments.list[2]); i++) { /* behind are unused ones */
         for (int bit = 0; bit < 8; bit++) {
             struct mu_job_spec s = base, back;
             if (i == offsetof(struct mu_job_spec, parallel.optimizer_sharding) && bit > 0)
