@@ -16,7 +16,7 @@ EXPOSURE = 2.6  # of 10, by systemd's own table: what the units permit may grow 
 
 def run(*words, **options):
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, **options)
-    check(done.returncode == 0, f"{' '.join(words)}: exit {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    check(done.returncode == 0, f"{' '.join(words)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr
 
 
@@ -81,12 +81,13 @@ def test_the_package_installs_into_a_clean_root_and_runs_there():
         open(os.path.join(root, "var/lib/dpkg/status"), "w").close()
         # Its dependencies are copied afterwards; the scripts run outside and are told the root.
         dpkg = ("dpkg", f"--root={root}", "--force-script-chrootless", "--force-depends")
-        run(*dpkg, "-i", package)
+        said = run(*dpkg, "-i", package)
         with open(os.path.join(root, "etc/passwd")) as f:
-            check(re.search(r"^muster:[^:]*:\d+:\d+:[^:]*:/var/lib/muster:\S*nologin$", f.read(), re.M), "no user")
+            users = f.read()
+        check(re.search(r"^muster:[^:]*:\d+:\d+:[^:]*:/var/lib/muster:\S*nologin$", users, re.M), f"no user: {users}")
         for path in ("usr/lib/systemd/system/musterd.service", "usr/lib/systemd/system/muster-worker@.service",
                      "usr/share/doc/muster/operations.md", "usr/share/doc/muster/slurm/muster.sbatch"):
-            check(os.path.isfile(os.path.join(root, path)), f"{path} is missing")
+            check(os.path.isfile(os.path.join(root, path)), f"{path} is missing; dpkg says: {said}")
         depends = run("dpkg-deb", "-f", package, "Depends")
         check("librocksdb" in depends and "libgrpc" in depends, depends)
         for program in ("muster", "musterd", "muster-worker"):
