@@ -112,7 +112,9 @@ static void become_worker(const struct supervisor *self, const struct slot *slot
     setpgid(0, 0); /* Ctrl-C is the supervisor's to handle, in order */
     if (CPU_COUNT(&slot->cpus) > 0)
         sched_setaffinity(0, sizeof slot->cpus, &slot->cpus);
-    sigprocmask(SIG_UNBLOCK, &self->signals, NULL);
+    sigset_t ends = self->signals;
+    sigdelset(&ends, SIGUSR2); /* one that comes early waits until the worker listens */
+    sigprocmask(SIG_UNBLOCK, &ends, NULL);
     fcntl(note_fd, F_SETFD, 0);
     execve("/proc/self/exe", birth->words, birth->environment);
     _exit(MU_AGENT_EXIT_FAILURE);
@@ -307,10 +309,22 @@ static void tell_due(struct supervisor *self, uint64_t now_us)
 
 /* ---- signals ---- */
 
+/* The workers log what they did last. */
+static void pass_on(const struct supervisor *self, int signal_number)
+{
+    for (uint32_t i = 0; i < self->config->slots; i++)
+        if (self->slots[i].state == SLOT_RUNNING)
+            kill(self->slots[i].pid, signal_number);
+}
+
 static void on_signals(struct supervisor *self)
 {
     struct signalfd_siginfo info;
     while (read(self->signal_fd, &info, sizeof info) == (ssize_t)sizeof info) {
+        if (info.ssi_signo == SIGUSR2) {
+            pass_on(self, SIGUSR2);
+            continue;
+        }
         bool kill_now = self->stops++ > 0;
         MU_LOGI("SIG%s: %s", sigabbrev_np((int)info.ssi_signo),
                 kill_now ? "all workers are killed" : "all workers leave in good order (again to kill them)");
@@ -470,6 +484,7 @@ static enum mu_status init(struct supervisor *self, struct mu_error *err)
     sigemptyset(&self->signals);
     sigaddset(&self->signals, SIGTERM);
     sigaddset(&self->signals, SIGINT);
+    sigaddset(&self->signals, SIGUSR2);
     pthread_sigmask(SIG_BLOCK, &self->signals, NULL);
     signal(SIGPIPE, SIG_IGN);
     self->signal_fd = signalfd(-1, &self->signals, SFD_NONBLOCK | SFD_CLOEXEC);

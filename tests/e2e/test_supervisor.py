@@ -105,6 +105,19 @@ def test_a_stopped_stream_does_not_hide_a_death():
         check(supervisor.wait() == 0, "the job is over")
 
 
+def test_a_question_by_signal_is_passed_on():
+    with Cluster() as cluster:
+        supervisor = begin(cluster, 2, steps=LONG)
+        before = children(supervisor)
+        supervisor.kill(signal.SIGUSR2)
+        for name in before:
+            cluster.wait_until(lambda: "flight: " in subprocess.run([os.path.join(BUILD, "cli/muster"), "--coordinator", cluster.address, "logs", name],
+                                                                    capture_output=True, text=True).stdout, 20, f"{name} logged nothing")
+        check(children(supervisor) == before, "the workers go on")
+        cluster.cancel()
+        check(supervisor.wait() == 0, "the job is over")
+
+
 def test_crashes_use_up_the_budget_and_undrain_gives_a_new_one():
     with Cluster() as cluster:
         supervisor = begin(cluster, 2, ["--crash-limit", "1"], steps=LONG)
