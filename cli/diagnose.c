@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "cli/recall.h"
-#include "cli/verdict.h"
+#include "common/verdict.h"
 
 enum { WAIT_MS = 3000, CULPRITS_SHOWN = 8, STUCK_US = 1000000 };
 
@@ -67,58 +67,46 @@ static double quiet_s(const struct diagnosis *diagnosis, size_t i)
 
 /* ---- showing ---- */
 
-static void doing_text(const struct mu_standing *standing, char out[64])
+static Muster__V1__Standing shown(const struct diagnosis *diagnosis, size_t at)
 {
-    if (!standing->has_answered)
-        snprintf(out, 64, "has not answered");
-    else if (standing->doing == MU_FLIGHT_NONE)
-        snprintf(out, 64, "nothing of a step");
-    else
-        snprintf(out, 64, "%s %" PRIu64, mu_flight_name(standing->doing), standing->number);
+    const struct mu_standing *standing = &diagnosis->standings[at];
+    Muster__V1__Standing pb = MUSTER__V1__STANDING__INIT;
+    pb.rank = standing->rank;
+    pb.worker = diagnosis->answers[at]->worker;
+    pb.has_answered = standing->has_answered;
+    pb.doing = (Muster__V1__FlightKind)standing->doing;
+    pb.number = standing->number;
+    pb.has_step = standing->has_answered && standing->step != UINT64_MAX;
+    pb.step = standing->step;
+    pb.quiet_us = (uint64_t)(quiet_s(diagnosis, at) * 1e6);
+    pb.n_waits_for = standing->is_waiting ? standing->peer_count : 0;
+    pb.waits_for = (uint32_t *)(uintptr_t)standing->peers;
+    return pb;
 }
 
-static void peers_text(const struct mu_standing *standing, char *out, size_t size)
+static bool print_table(const struct diagnosis *diagnosis)
 {
-    size_t length = 0;
-    out[0] = 0;
-    for (uint32_t i = 0; standing->is_waiting && i < standing->peer_count && length + 12 < size; i++)
-        length += (size_t)snprintf(out + length, size - length, "%s%u", i ? "," : "", standing->peers[i]);
-}
-
-static void print_table(const struct diagnosis *diagnosis)
-{
-    struct mu_cli_table *table = mu_cli_table_new(6);
-    static const char *const heading[] = {"RANK", "WORKER", "STEP", "DOING", "QUIET FOR", "WAITS FOR"};
-    for (int i = 0; i < 6; i++)
-        mu_cli_table_add(table, "%s", heading[i]);
-    for (size_t i = 0; i < diagnosis->count; i++) {
-        const struct mu_standing *standing = &diagnosis->standings[i];
-        char doing[64], peers[128];
-        doing_text(standing, doing);
-        peers_text(standing, peers, sizeof peers);
-        mu_cli_table_add(table, "%u", standing->rank);
-        mu_cli_table_add(table, "%s", diagnosis->answers[i]->worker);
-        if (standing->has_answered && standing->step != UINT64_MAX)
-            mu_cli_table_add(table, "%" PRIu64, standing->step);
-        else
-            mu_cli_table_add(table, "-");
-        mu_cli_table_add(table, "%s", doing);
-        if (standing->has_answered)
-            mu_cli_table_add(table, "%.1f s", quiet_s(diagnosis, i));
-        else
-            mu_cli_table_add(table, "-");
-        mu_cli_table_add(table, "%s", peers[0] ? peers : "-");
+    Muster__V1__Standing *standings = malloc((diagnosis->count + 1) * sizeof *standings);
+    Muster__V1__Standing **pointers = malloc((diagnosis->count + 1) * sizeof *pointers);
+    bool enough = standings && pointers;
+    for (size_t i = 0; enough && i < diagnosis->count; i++) {
+        standings[i] = shown(diagnosis, i);
+        pointers[i] = &standings[i];
     }
-    mu_cli_table_print_free(table);
+    if (enough)
+        mu_cli_print_standings(pointers, diagnosis->count);
+    free(standings);
+    free(pointers);
+    return enough;
 }
 
 static void print_culprit(const struct diagnosis *diagnosis, size_t at)
 {
-    const struct mu_standing *standing = &diagnosis->standings[at];
     const Muster__V1__ReadRecallResponse *answer = diagnosis->answers[at];
-    char doing[64];
-    doing_text(standing, doing);
-    printf("held up by rank %u (worker %s on %s): %s\n", standing->rank, answer->worker, answer->host, doing);
+    Muster__V1__Standing standing = shown(diagnosis, at);
+    char doing[MU_CLI_DOING_SIZE];
+    mu_cli_doing(&standing, doing);
+    printf("held up by rank %u (worker %s on %s): %s\n", standing.rank, answer->worker, answer->host, doing);
     for (size_t i = 0; i < answer->n_threads; i++)
         printf("  thread %s\n", answer->threads[i]);
 }
@@ -165,16 +153,14 @@ int mu_cmd_diagnose(struct mu_cli *cli, int argc, char **argv)
             mu_cli_print_json(&answers[i]->base, true);
         return MU_EXIT_OK;
     }
-    if (!fill(&diagnosis, answers, count)) {
-        fprintf(stderr, "muster: no memory for %zu workers\n", count);
-        return MU_EXIT_FAILURE;
-    }
-    if (diagnosis.count == 0) {
+    bool enough = fill(&diagnosis, answers, count);
+    if (enough && diagnosis.count == 0)
         printf("job %s has no generation: none of its %zu workers is a member\n", argv[0], count);
-    } else {
-        print_table(&diagnosis);
+    else if (enough && (enough = print_table(&diagnosis)))
         print_verdict(&diagnosis);
-    }
     free(diagnosis.standings);
-    return MU_EXIT_OK;
+    if (enough)
+        return MU_EXIT_OK;
+    fprintf(stderr, "muster: no memory for %zu workers\n", count);
+    return MU_EXIT_FAILURE;
 }

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/cli.h"
+#include "cli/recall.h"
 
 enum { CLASS_COUNT = (sizeof(Muster__V1__TimeByClass) - sizeof(ProtobufCMessage)) / sizeof(double) };
 static const char *const explained[CLASS_COUNT] = {
@@ -149,9 +149,13 @@ int mu_cmd_report(struct mu_cli *cli, int argc, char **argv)
     const struct mu_cli_option options[] = {{"--workers", &workers, NULL}};
     struct report report = {.cli = cli};
     uint64_t limit;
-    if (mu_cli_parse("report", argc, argv, options, 1, 1, 1) < 0 ||
-        !mu_cli_number("report", "--workers", workers, 0, UINT32_MAX, &limit))
+    int words = mu_cli_parse("report", argc, argv, options, 1, 1, 2);
+    if (words < 0 || !mu_cli_number("report", "--workers", workers, 0, UINT32_MAX, &limit))
         return MU_EXIT_USAGE;
+    if (strcmp(argv[0], "hang") == 0)
+        return mu_cli_report_hang(cli, words > 1 ? argv[1] : NULL);
+    if (words > 1)
+        return mu_cli_usage("report", "'%s' is one word too many", argv[1]);
     int code = fetch(&report, argv[0]);
     if (code == MU_EXIT_OK && cli->json) {
         print_all_json(&report);

@@ -48,6 +48,8 @@ static const enum role needed[MU_METHOD_COUNT] = {
     [MU_METHOD_RECALL] = ROLE_OPERATOR, /* a log may tell what a viewer need not know */
     [MU_METHOD_READ_RECALL] = ROLE_OPERATOR,
     [MU_METHOD_RECOLLECT] = ROLE_WORKER,
+    [MU_METHOD_LIST_HANG_REPORTS] = ROLE_VIEWER,
+    [MU_METHOD_GET_HANG_REPORT] = ROLE_VIEWER,
 };
 
 struct denied {

@@ -330,6 +330,8 @@ static void on_call(struct mu_driver *driver, const struct mu_rpc_event *event)
         mu_health_check(driver->health, event->call, event->data, event->size_bytes);
     else if (event->method_id == MU_METHOD_HEALTH_WATCH)
         mu_health_watch(driver->health, event->call, event->data, event->size_bytes);
+    else if (event->method_id >= MU_METHOD_LIST_HANG_REPORTS)
+        mu_hangs_call(driver->hangs, event->call, event->data, event->size_bytes);
     else if (event->method_id >= MU_METHOD_RECALL)
         mu_recalls_call(driver->recalls, event->call, event->data, event->size_bytes);
     else if (event->method_id >= MU_METHOD_CREATE_TOKEN)
@@ -465,6 +467,8 @@ static uint64_t next_wake_us(struct mu_driver *driver)
         until_us = mu_series_next_us(driver->series);
     if (driver->access && driver->tls_next_us < until_us)
         until_us = driver->tls_next_us;
+    if (mu_hangs_next_us(driver->hangs) < until_us)
+        until_us = mu_hangs_next_us(driver->hangs);
     return driver->refusals_next_us < until_us ? driver->refusals_next_us : until_us;
 }
 
@@ -491,6 +495,7 @@ static enum mu_status turn(struct mu_driver *driver, uint64_t until_us, bool *dr
     end_silent_sessions(driver, now_us);
     look_at_refusals(driver, now_us);
     look_at_tls(driver, now_us);
+    mu_hangs_tick(driver->hangs, now_us);
     mu_series_sample(driver->series, driver->coord, driver->sessions, now_us, mu_clock_wall_us(), put_series, driver);
     if (!atomic_load(&driver->stopping))
         look_at_health(driver, now_us);
@@ -668,7 +673,8 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                       .ca_cert = driver->config.tls.ca,
                                       .ca_key = driver->config.ca_key};
     if ((status = mu_tokens_new(&tokens, &driver->tokens, err)) ||
-        (status = mu_recalls_new(driver->coord, driver->sessions, &driver->recalls, err)))
+        (status = mu_recalls_new(driver->coord, driver->sessions, &driver->recalls, err)) ||
+        (status = mu_hangs_new(driver->store, driver->outbox, driver->recalls, &driver->hangs, err)))
         return status;
     status = mu_api_new(&api, &driver->api, err);
     if (status == MU_OK && driver->config.http)
@@ -745,6 +751,7 @@ void mu_driver_free(struct mu_driver *driver)
     mu_watchdog_fini(&driver->watchdog);
     mu_api_free(driver->api);
     mu_tokens_free(driver->tokens);
+    mu_hangs_free(driver->hangs);
     mu_recalls_free(driver->recalls);
     mu_rpc_server_free(driver->server);
     mu_access_free(driver->access);

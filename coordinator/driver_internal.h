@@ -8,6 +8,7 @@
 #include "coordinator/api.h"
 #include "coordinator/checkpoint_io.h"
 #include "coordinator/driver.h"
+#include "coordinator/hang.h"
 #include "coordinator/health.h"
 #include "coordinator/http.h"
 #include "coordinator/outbox.h"
@@ -36,6 +37,7 @@ struct mu_driver {
     struct mu_access *access; /* NULL: no TLS */
     struct mu_tokens *tokens;
     struct mu_recalls *recalls;
+    struct mu_hangs *hangs;
     uint64_t tls_next_us;
     struct mu_planner *planner;
     struct mu_checkpoint_io *io;

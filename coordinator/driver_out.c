@@ -304,5 +304,8 @@ void mu_driver_emit(void *ctx, const struct mu_coord_action *action)
     case MU_CA_REPLY:
         mu_api_reply(driver->api, action);
         break;
+    case MU_CA_EXAMINE:
+        mu_hangs_examine(driver->hangs, action);
+        break;
     }
 }

@@ -145,22 +145,18 @@ static enum mu_status count_wanted(const struct mu_recalls *recalls, const Muste
     return *ret_count ? MU_OK : mu_fail(err, MU_ERR_NOT_FOUND, "job '%s' has no attached workers", request->job);
 }
 
-static enum mu_status on_recall(struct mu_recalls *recalls, const void *base, const ProtobufCMessage **ret_reply,
-                                struct mu_error *err)
+static enum mu_status begin(struct mu_recalls *recalls, const Muster__V1__RecallRequest *request,
+                            struct recall **ret_recall, struct mu_error *err)
 {
-    const Muster__V1__RecallRequest *request = base;
     struct mu_rpc_bytes *bytes = NULL;
     uint32_t count = 0;
     enum mu_status status;
     if ((status = check_request(request, err)) || (status = count_wanted(recalls, request, &count, err)) ||
         (status = encode(recalls, request, recalls->newest + 1, &bytes, err)))
         return status;
-    Muster__V1__RecallResponse *reply = mu_wire_arena_alloc(&recalls->arena, sizeof *reply);
-    char **names = mu_wire_arena_alloc(&recalls->arena, count * sizeof *names);
     struct asked *asked = calloc(count, sizeof *asked);
-    if (!reply || !names || !asked) {
+    if (!asked) {
         mu_rpc_bytes_unref(bytes);
-        free(asked);
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory to ask %u workers", count);
     }
     struct recall *recall = &recalls->kept[++recalls->newest % MU_RECALLS_KEPT];
@@ -170,18 +166,48 @@ static enum mu_status on_recall(struct mu_recalls *recalls, const void *base, co
     for (uint32_t slot = 0; slot < mu_coord_worker_slots(recalls->coord) && recall->count < count; slot++) {
         if (!mu_coord_worker_view(recalls->coord, slot, &view) || !is_wanted(request, &view))
             continue;
-        note(&asked[recall->count], &view);
-        names[recall->count] = asked[recall->count].worker;
-        recall->count++;
+        note(&asked[recall->count++], &view);
         ask(recalls, view.session, bytes);
     }
     mu_rpc_bytes_unref(bytes);
+    *ret_recall = recall;
+    return MU_OK;
+}
+
+static enum mu_status on_recall(struct mu_recalls *recalls, const void *base, const ProtobufCMessage **ret_reply,
+                                struct mu_error *err)
+{
+    struct recall *recall;
+    enum mu_status status = begin(recalls, base, &recall, err);
+    if (status)
+        return status;
+    Muster__V1__RecallResponse *reply = mu_wire_arena_alloc(&recalls->arena, sizeof *reply);
+    char **names = mu_wire_arena_alloc(&recalls->arena, recall->count * sizeof *names);
+    if (!reply || !names)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the names of %u workers", recall->count);
+    for (uint32_t i = 0; i < recall->count; i++)
+        names[i] = recall->asked[i].worker;
     muster__v1__recall_response__init(reply);
     reply->number = recall->number;
     reply->n_workers = recall->count;
     reply->workers = names;
     *ret_reply = &reply->base;
     return MU_OK;
+}
+
+enum mu_status mu_recalls_begin(struct mu_recalls *recalls, const char *job, uint32_t flight_records,
+                                uint64_t *ret_number, struct mu_error *err)
+{
+    Muster__V1__RecallRequest request = MUSTER__V1__RECALL_REQUEST__INIT;
+    struct recall *recall;
+    request.job = (char *)(uintptr_t)job;
+    request.flight_records = flight_records;
+    request.threads = true;
+    mu_wire_arena_reset(&recalls->arena);
+    enum mu_status status = begin(recalls, &request, &recall, err);
+    if (status == MU_OK)
+        *ret_number = recall->number;
+    return status;
 }
 
 /* ---- answers ---- */
@@ -259,19 +285,18 @@ static enum mu_status merge(struct mu_wire_arena *arena, const struct asked *ask
     return MU_OK;
 }
 
-static enum mu_status on_read(struct mu_recalls *recalls, const void *base, const ProtobufCMessage **ret_reply,
-                              struct mu_error *err)
+enum mu_status mu_recalls_read(struct mu_recalls *recalls, struct mu_wire_arena *arena, uint64_t number, uint32_t index,
+                               Muster__V1__ReadRecallResponse **ret_answer, struct mu_error *err)
 {
-    const Muster__V1__ReadRecallRequest *request = base;
-    const struct recall *recall = find(recalls, request->number);
+    const struct recall *recall = find(recalls, number);
     if (!recall)
         return mu_fail(err, MU_ERR_NOT_FOUND, "there is no recall %llu: the newest %d are kept, in memory",
-                       (unsigned long long)request->number, MU_RECALLS_KEPT);
-    if (request->index >= recall->count)
+                       (unsigned long long)number, MU_RECALLS_KEPT);
+    if (index >= recall->count)
         return mu_fail(err, MU_ERR_INVALID, "ReadRecallRequest.index: value %u is not allowed: %u workers were asked",
-                       request->index, recall->count);
-    const struct asked *asked = &recall->asked[request->index];
-    Muster__V1__ReadRecallResponse *reply = mu_wire_arena_alloc(&recalls->arena, sizeof *reply);
+                       index, recall->count);
+    const struct asked *asked = &recall->asked[index];
+    Muster__V1__ReadRecallResponse *reply = mu_wire_arena_alloc(arena, sizeof *reply);
     if (!reply)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for what %s has answered", asked->worker);
     muster__v1__read_recall_response__init(reply);
@@ -281,13 +306,33 @@ static enum mu_status on_read(struct mu_recalls *recalls, const void *base, cons
     reply->rank = asked->rank;
     reply->is_complete = asked->is_complete;
     reply->asked_us = asked->asked_us;
-    reply->incarnation = mu_wire_put_id(&recalls->arena, asked->incarnation);
+    reply->incarnation = mu_wire_put_id(arena, asked->incarnation);
     if (asked->part_count > 0 && asked->most_us >= asked->least_us) { /* else its clock makes no sense */
         reply->clock_error_us = (uint64_t)(asked->most_us - asked->least_us) / 2;
         reply->clock_offset_us = asked->least_us + (int64_t)reply->clock_error_us;
     }
-    *ret_reply = &reply->base;
-    return merge(&recalls->arena, asked, reply, err);
+    *ret_answer = reply;
+    return merge(arena, asked, reply, err);
+}
+
+uint32_t mu_recalls_count(struct mu_recalls *recalls, uint64_t number, bool *ret_complete)
+{
+    const struct recall *recall = find(recalls, number);
+    *ret_complete = true;
+    for (uint32_t i = 0; recall && i < recall->count; i++)
+        *ret_complete = *ret_complete && recall->asked[i].is_complete;
+    return recall ? recall->count : 0;
+}
+
+static enum mu_status on_read(struct mu_recalls *recalls, const void *base, const ProtobufCMessage **ret_reply,
+                              struct mu_error *err)
+{
+    const Muster__V1__ReadRecallRequest *request = base;
+    Muster__V1__ReadRecallResponse *answer;
+    enum mu_status status = mu_recalls_read(recalls, &recalls->arena, request->number, request->index, &answer, err);
+    if (status == MU_OK)
+        *ret_reply = &answer->base;
+    return status;
 }
 
 /* ---- calls ---- */

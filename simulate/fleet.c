@@ -173,6 +173,8 @@ static void on_action(void *ctx, const struct mu_coord_action *action)
     case MU_CA_EVENT:
         f->committed = f->committed || strcmp(action->event->kind, "checkpoint_committed") == 0;
         break;
+    case MU_CA_EXAMINE:
+        break;
     case MU_CA_REPLY:
         f->reply.status = action->reply.status;
         snprintf(f->reply.text, sizeof f->reply.text, "%s", action->reply.text ? action->reply.text : "");

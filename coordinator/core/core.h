@@ -426,6 +426,8 @@ enum mu_coord_action_kind {
     MU_CA_SCRUB, /* one at a time over all jobs, until its SCRUBBED */
     MU_CA_EVENT, /* give to watchers; its PERSIST was emitted just before */
     MU_CA_REPLY,
+    MU_CA_EXAMINE, /* for people: a member is about to be given up; what do all members remember? Nothing waits for it
+                    */
 };
 
 /* Every pointer is valid only until the sink returns. */
@@ -453,6 +455,11 @@ struct mu_coord_action {
                             directory; SCRUB: re-read every byte, slowly, behind everything else */
         const struct mu_event_record *event;
         struct mu_coord_reply reply;
+        struct {
+            const struct mu_job_record *job;
+            const char *worker;
+            uint64_t step;
+        } examine;
     };
 };
 

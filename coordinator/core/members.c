@@ -695,6 +695,15 @@ void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt
         free_spare(coord, job, worker);
 }
 
+/* While all streams are still open. */
+static void examine(struct mu_coord *coord, const struct job *job, const struct worker *worker)
+{
+    if (worker->rank != NONE && job->has_generation)
+        emit(coord, &(struct mu_coord_action){
+                        .kind = MU_CA_EXAMINE,
+                        .examine = {.job = &job->record, .worker = worker->name, .step = job->steps_done}});
+}
+
 /* A running member that does not wait for anybody and still gets nowhere is the one who hangs; one that prepares or
  * parks must be done within its limit. */
 static bool is_hanging(const struct mu_coord *coord, const struct job *job, const struct worker *worker)
@@ -742,9 +751,11 @@ static void check_lease(struct mu_coord *coord, struct worker *worker)
         else if (until_us < coord->next_scan_us)
             coord->next_scan_us = until_us;
     } else if (age_us > (uint64_t)coord->config.lost_ms * 1000) {
+        examine(coord, job, worker);
         declare_lost(coord, worker, "no sign of life for %.1f s", (double)age_us * 1e-6);
     } else if (is_hanging(coord, job, worker)) {
         job->hung[job->hung_count++ % MU_HUNG_KEPT] = worker->incarnation;
+        examine(coord, job, worker);
         declare_lost(coord, worker, "alive but no progress for %.1f s at step %llu",
                      (double)(now - worker->progress_us) * 1e-6, (unsigned long long)worker->status.held.step);
     } else if (age_us > (uint64_t)coord->config.suspect_ms * 1000 && !worker->suspect) {

@@ -100,6 +100,42 @@ def test_who_holds_the_others_up_is_named():
         cluster.cancel()
 
 
+def test_a_loss_leaves_a_report():
+    """A worker that stops answering is given up; what the others waited for is told, and outlives the coordinator."""
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=1000000, workers__min=3, checkpoint_every=0, eval__every=0))
+        workers = [cluster.start_worker() for _ in range(3)]
+        cluster.wait_step(5)
+        check(run(cluster, "report", "hang", code=0).split()[0] == "REPORT", "an empty list")
+        view = next(w for w in cluster.list_workers() if w.rank == 1)
+        next(w for w in workers if w.pid == view.pid).kill(signal.SIGSTOP)
+        cluster.wait_event("worker_lost")
+
+        def listed():
+            return [json.loads(line) for line in run(cluster, "-o", "json", "report", "hang", code=0).splitlines()]
+        cluster.wait_until(listed, 20, "no report")
+        (report,) = listed()
+        check(report["worker"] == view.name and report["job"] == "tiny" and report["asked"] == 3 and report["answered"] == 2 and
+              f"held up by rank 1 (worker {view.name}): does not answer" == report["verdict"], f"{report}")
+
+        def shown():
+            out = run(cluster, "report", "hang", str(report["number"]), code=0)
+            check(re.search(rf"^1 +{view.name} +- +has not answered", out, re.M), out)
+            for rank in (0, 2):  # as of before they heard of the loss
+                check(re.search(rf"^{rank} +\S+ +\d+ +(gather|reduce|vote) \d+ +[\d.]+ s +\S*1\S*$", out, re.M), out)
+            return out
+        before = shown()
+        cluster.coordinator.kill()
+        cluster.coordinator.wait()
+        cluster.start_coordinator()
+        check(shown() == before, "the report is not the same after a restart")
+        run(cluster, "report", "hang", "7", code=4, fragments=["hang report 7"])
+        run(cluster, "report", "hang", "x", code=2, fragments=["'x'"])
+        run(cluster, "report", "tiny", "1", code=2, fragments=["'1'"])
+        cluster.cancel()
+
+
 def test_logs_come_through_the_coordinator():
     with Cluster() as cluster, cluster.running(1, steps=1000000, checkpoint_every=0, eval__every=0) as workers:
         with open(workers[0].log) as file:

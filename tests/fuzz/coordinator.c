@@ -139,6 +139,7 @@ static void on_action(void *ctx, const struct mu_coord_action *action)
     case MU_CA_CLOSE:
     case MU_CA_EVENT:
     case MU_CA_REPLY:
+    case MU_CA_EXAMINE:
         break;
     }
     if (coordinator->also)

@@ -11,6 +11,7 @@
 #include "coordinator/api.h"
 #include "coordinator/health.h"
 #include "coordinator/reflection.h"
+#include "coordinator/hang.h"
 #include "coordinator/recall.h"
 #include "coordinator/tokens.h"
 #include "rpc/certificate.h"
@@ -106,6 +107,7 @@ struct service {
     struct mu_tokens *tokens;
     struct mu_sessions *sessions;
     struct mu_recalls *recalls;
+    struct mu_hangs *hangs;
     struct mu_wire_arena arena;
     struct mu_rpc_call calls[CALLS_MAX];
     unsigned call_count;
@@ -202,6 +204,8 @@ static void start(struct service *service)
         MU_OK) /* nobody can be asked: its workers have no calls */
         status = mu_recalls_new(service->coordinator.core, service->sessions, &service->recalls, &err);
     MU_ASSERT(status == MU_OK);
+    status = mu_hangs_new(service->coordinator.store, outbox, service->recalls, &service->hangs, &err);
+    MU_ASSERT(status == MU_OK);
     service->coordinator.also = on_action;
     service->coordinator.also_ctx = service;
     fuzz_coordinator_submit(&service->coordinator);
@@ -216,6 +220,7 @@ static void stop(struct service *service)
                   service->calls[i].method == MU_METHOD_REFLECTION_ALPHA);
     mu_api_free(service->api);
     mu_tokens_free(service->tokens);
+    mu_hangs_free(service->hangs);
     mu_recalls_free(service->recalls);
     mu_sessions_free(service->sessions);
     mu_events_free(service->events);
@@ -244,6 +249,8 @@ static void ask(struct service *service, int method, const uint8_t *data, size_t
         mu_health_check(service->health, call, data, size_bytes);
     else if (method == MU_METHOD_HEALTH_WATCH)
         mu_health_watch(service->health, call, data, size_bytes);
+    else if (method >= MU_METHOD_LIST_HANG_REPORTS)
+        mu_hangs_call(service->hangs, call, data, size_bytes);
     else if (method >= MU_METHOD_RECALL)
         mu_recalls_call(service->recalls, call, data, size_bytes);
     else if (method >= MU_METHOD_CREATE_TOKEN)

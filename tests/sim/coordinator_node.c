@@ -171,6 +171,8 @@ static void release(struct mu_sim *sim, struct mu_sim_output *output)
     case MU_CA_EVENT:
         mu_sim_oracle_event(sim, output->record->event);
         break;
+    case MU_CA_EXAMINE:
+        break;
     case MU_CA_REPLY:
         mu_sim_client_reply(sim, output->cookie, output->status, output->existed, output->checkpoint, output->text);
         break;
@@ -321,6 +323,8 @@ static void fill_output(struct mu_sim_output *output, const struct mu_coord_acti
         break;
     case MU_CA_EVENT:
         output->record = mu_sim_copy_record(&(struct mu_record){.kind = MU_RECORD_EVENT, .event = action->event});
+        break;
+    case MU_CA_EXAMINE:
         break;
     case MU_CA_REPLY:
         output->cookie = action->reply.cookie;

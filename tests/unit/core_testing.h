@@ -303,6 +303,8 @@ static void box_on_action(void *ctx, const struct mu_coord_action *action)
                  action->event->text);
         break;
     }
+    case MU_CA_EXAMINE:
+        break;
     case MU_CA_REPLY:
         box->reply = action->reply.status;
         box->reply_reason = action->reply.reason;

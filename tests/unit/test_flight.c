@@ -1,4 +1,4 @@
-/* links: mu_verdict mu_common */
+/* links: mu_common */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,8 +10,8 @@
 
 #include <cmocka.h>
 
-#include "cli/verdict.h"
 #include "common/log.h"
+#include "common/verdict.h"
 
 /* ---- the ring ---- */
 

@@ -183,6 +183,13 @@ static void test_job_json_records_of_earlier_versions_have_the_old_defaults(void
     assert_true(mu_job_spec_hash(&s) == 0xb4e6b2ce90027c05); /* the identity that version gave it */
 }
 
+static bool is_bool(size_t offset)
+{
+    return offset == offsetof(struct mu_job_spec, parallel.optimizer_sharding) ||
+           offset == offsetof(struct mu_job_spec, amendments.list[0].settled) ||
+           offset == offsetof(struct mu_job_spec, amendments.list[1].settled);
+}
+
 /* A field that were forgotten would read back as zero: so change every byte of a record in turn, and where the changed
  * record is still allowed, it must come back changed. */
 static void test_job_json_no_byte_of_the_record_is_forgotten(void **state)
@@ -193,7 +200,7 @@ static void test_job_json_no_byte_of_the_record_is_forgotten(void **state)
     for (size_t i = 0; i < offsetof(struct mu_job_spec, amendments.list[2]); i++) { /* behind are unused ones */
         for (int bit = 0; bit < 8; bit++) {
             struct mu_job_spec s = base, back;
-            if (i == offsetof(struct mu_job_spec, parallel.optimizer_sharding) && bit > 0)
+            if (is_bool(i) && bit > 0)
                 continue; /* no value of a bool */
             ((unsigned char *)&s)[i] ^= (unsigned char)(1 << bit);
             if (mu_job_spec_check(&s, NULL) != MU_OK)

@@ -1,4 +1,4 @@
-#include "cli/verdict.h"
+#include "common/verdict.h"
 
 #include <stdlib.h>
 #include <string.h>

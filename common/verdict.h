@@ -1,6 +1,6 @@
 /* Who holds the others up, from their flight records. Pure. */
-#ifndef MU_CLI_VERDICT_H
-#define MU_CLI_VERDICT_H
+#ifndef MU_COMMON_VERDICT_H
+#define MU_COMMON_VERDICT_H
 
 #include <stdbool.h>
 #include <stddef.h>
