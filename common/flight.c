@@ -4,11 +4,14 @@
 
 #include "common/clock.h"
 
-/* `ticket` is the record's number plus one while the others hold it, 0 while they are being written. Each field is
- * stored with release and read with acquire: who sees a new field sees the ticket that was taken back before. */
+/* `ticket` is the record's number plus one while the other fields are of it, BUSY while they are being written: only
+ * who has made it BUSY writes. Each field is stored with release and read with acquire, so who sees a new field sees
+ * that the former ticket is gone. */
 struct slot {
     atomic_uint_fast64_t ticket, at_us, number, bytes, rest;
 };
+
+#define BUSY UINT64_MAX
 
 static struct slot ring[MU_FLIGHT_RECORDS];
 static atomic_uint_fast64_t next;
@@ -26,7 +29,11 @@ void mu_flight_note(enum mu_flight_kind kind, bool is_end, uint32_t peer, uint64
 {
     uint64_t at = atomic_fetch_add_explicit(&next, 1, memory_order_relaxed);
     struct slot *slot = &ring[at % MU_FLIGHT_RECORDS];
-    atomic_store_explicit(&slot->ticket, 0, memory_order_relaxed);
+    uint64_t before = atomic_load_explicit(&slot->ticket, memory_order_relaxed);
+    /* Somebody has been writing here for a whole round, or was overtaken by one: this record is lost. */
+    if (before > at || !atomic_compare_exchange_strong_explicit(&slot->ticket, &before, BUSY, memory_order_acquire,
+                                                                memory_order_relaxed))
+        return;
     atomic_store_explicit(&slot->at_us, mu_clock_mono_us(), memory_order_release);
     atomic_store_explicit(&slot->number, number, memory_order_release);
     atomic_store_explicit(&slot->bytes, bytes, memory_order_release);

@@ -1,6 +1,6 @@
 /* The flight recorder: what this process did last. A ring of the newest records in memory that any thread may write
  * and any thread may read while others write; when somebody hangs, it tells who entered which exchange and who did not.
- * Always on: a record costs one atomic addition, five stores and a look at the clock. */
+ * Always on: a record costs two atomic operations, five stores and a look at the clock. */
 #ifndef MU_COMMON_FLIGHT_H
 #define MU_COMMON_FLIGHT_H
 
@@ -61,7 +61,7 @@ static inline void mu_flight_end(enum mu_flight_kind kind, uint64_t number)
 /* The number that the next record will have; the first one has 0. */
 uint64_t mu_flight_next(void);
 /* Copies what is still held of [from, to), oldest first, into out[capacity]; returns how many. Records that are being
- * overwritten meanwhile are left out. */
+ * overwritten meanwhile are left out, and so is one whose writer was held up while all others were written. */
 size_t mu_flight_read(uint64_t from, uint64_t to, struct mu_flight_record *out, size_t capacity);
 
 #endif
