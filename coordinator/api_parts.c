@@ -86,3 +86,19 @@ bool api_add_timings(struct mu_wire_arena *arena, const struct mu_coord *coord, 
     }
     return true;
 }
+
+void api_answer_now(struct mu_wire_arena *arena, struct mu_rpc_call *call, enum mu_status status,
+                    const ProtobufCMessage *reply, struct mu_error *err)
+{
+    const void *packed = NULL;
+    size_t packed_bytes = 0;
+    if (status == MU_OK)
+        status = mu_wire_pack(arena, reply, MU_WIRE_REPLY_BYTES_MAX, &packed, &packed_bytes, err);
+    if (status != MU_OK) {
+        mu_rpc_call_fail_error(call, err);
+        return;
+    }
+    struct mu_rpc_bytes *bytes = mu_rpc_bytes_copy(packed, packed_bytes);
+    mu_rpc_call_reply(call, bytes);
+    mu_rpc_bytes_unref(bytes);
+}

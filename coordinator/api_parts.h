@@ -1,4 +1,4 @@
-/* Parts of api.c: pages of lists. The table of methods (api.h) is beside them. */
+/* Parts of api.c and of other services: pages of lists, answers. The table of methods (api.h) is beside them. */
 #ifndef MU_COORDINATOR_API_PARTS_H
 #define MU_COORDINATOR_API_PARTS_H
 
@@ -12,5 +12,9 @@ char *api_put_token(struct mu_wire_arena *arena, uint64_t value); /* NULL: no me
 /* Adds the newest timings of one worker. False: no memory. */
 bool api_add_timings(struct mu_wire_arena *arena, const struct mu_coord *coord, uint32_t slot, uint32_t per_worker,
                      Muster__V1__GetTimingsResponse *response, struct mu_error *err);
+
+/* Ends a call whose answer rests on nothing that has to be durable first: with `reply`, or (status) with the error. */
+void api_answer_now(struct mu_wire_arena *arena, struct mu_rpc_call *call, enum mu_status status,
+                    const ProtobufCMessage *reply, struct mu_error *err);
 
 #endif

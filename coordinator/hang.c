@@ -7,7 +7,7 @@
 #include "common/clock.h"
 #include "common/log.h"
 #include "common/verdict.h"
-#include "coordinator/api.h"
+#include "coordinator/api_parts.h"
 #include "proto/wire_pb.h"
 
 #define KEY_PREFIX "h/"
@@ -349,23 +349,13 @@ void mu_hangs_call(struct mu_hangs *hangs, struct mu_rpc_call *call, const void 
     const ProtobufCMessageDescriptor *type =
         is_list ? &muster__v1__list_hang_reports_request__descriptor : &muster__v1__get_hang_report_request__descriptor;
     const ProtobufCMessage *request = NULL, *reply = NULL;
-    const void *packed = NULL;
-    size_t packed_bytes = 0;
     struct mu_error err = {0};
     mu_wire_arena_reset(&hangs->arena);
     enum mu_status status =
         mu_wire_unpack(&hangs->arena, type, data, size_bytes, MU_WIRE_REQUEST_BYTES_MAX, &request, &err);
     if (status == MU_OK)
         status = is_list ? list(hangs, &reply, &err) : get(hangs, request, &reply, &err);
-    if (status == MU_OK)
-        status = mu_wire_pack(&hangs->arena, reply, MU_WIRE_REPLY_BYTES_MAX, &packed, &packed_bytes, &err);
-    if (status != MU_OK) {
-        mu_rpc_call_fail_error(call, &err);
-        return;
-    }
-    struct mu_rpc_bytes *bytes = mu_rpc_bytes_copy(packed, packed_bytes);
-    mu_rpc_call_reply(call, bytes);
-    mu_rpc_bytes_unref(bytes);
+    api_answer_now(&hangs->arena, call, status, reply, &err);
 }
 
 /* ---- life ---- */

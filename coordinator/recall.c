@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "common/clock.h"
-#include "coordinator/api.h"
+#include "coordinator/api_parts.h"
 #include "muster/v1/recall.pb-c.h"
 #include "proto/wire_pb.h"
 
@@ -359,18 +359,8 @@ void mu_recalls_call(struct mu_recalls *recalls, struct mu_rpc_call *call, const
 {
     struct mu_error err = {0};
     const ProtobufCMessage *reply = NULL;
-    const void *packed = NULL;
-    size_t packed_bytes = 0;
     enum mu_status status = handle(recalls, mu_rpc_call_method_id(call), data, size_bytes, &reply, &err);
-    if (status == MU_OK)
-        status = mu_wire_pack(&recalls->arena, reply, MU_WIRE_REPLY_BYTES_MAX, &packed, &packed_bytes, &err);
-    if (status != MU_OK) {
-        mu_rpc_call_fail_error(call, &err);
-        return;
-    }
-    struct mu_rpc_bytes *bytes = mu_rpc_bytes_copy(packed, packed_bytes);
-    mu_rpc_call_reply(call, bytes);
-    mu_rpc_bytes_unref(bytes);
+    api_answer_now(&recalls->arena, call, status, reply, &err);
 }
 
 /* ---- life ---- */
