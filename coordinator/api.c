@@ -345,7 +345,7 @@ static enum mu_status get_goodput(struct mu_api *api, struct mu_rpc_call *call, 
     if (status)
         return status;
     Muster__V1__GetGoodputResponse *response =
-        mu_view_goodput(&api->arena, api->config.coord, job->record.spec.name, mu_clock_mono_us(),
+        mu_view_goodput(&api->arena, api->config.coord, job, mu_clock_mono_us(),
                         api_page_size(request->page_size), &slot, err);
     if (!response)
         return err->status;
