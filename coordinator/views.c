@@ -305,7 +305,7 @@ static enum mu_status view_prediction(struct mu_wire_arena *arena, const struct 
         Muster__V1__Prediction prediction;
         Muster__V1__StepTerms predicted, measured;
         struct mu_worker_view worker;
-    } *pb;
+    } * pb;
     struct mu_prediction view;
     if (!mu_coord_prediction_view(coord, job->record.spec.name, &view))
         return MU_OK;
@@ -331,8 +331,8 @@ static enum mu_status view_prediction(struct mu_wire_arena *arena, const struct 
 }
 
 Muster__V1__GetGoodputResponse *mu_view_goodput(struct mu_wire_arena *arena, const struct mu_coord *coord,
-                                                const struct mu_job_view *job, uint64_t now_us, uint32_t limit, uint64_t *slot,
-                                                struct mu_error *err)
+                                                const struct mu_job_view *job, uint64_t now_us, uint32_t limit,
+                                                uint64_t *slot, struct mu_error *err)
 {
     struct {
         Muster__V1__GetGoodputResponse response;

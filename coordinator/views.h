@@ -23,7 +23,7 @@ Muster__V1__Timing *mu_view_timing(struct mu_wire_arena *arena, const struct mu_
                                    struct mu_error *err);
 /* Accounts of `job` from *slot on, at most `limit`; *slot: where the next page begins, 0: none. */
 Muster__V1__GetGoodputResponse *mu_view_goodput(struct mu_wire_arena *arena, const struct mu_coord *coord,
-                                                const struct mu_job_view *job, uint64_t now_us, uint32_t limit, uint64_t *slot,
-                                                struct mu_error *err);
+                                                const struct mu_job_view *job, uint64_t now_us, uint32_t limit,
+                                                uint64_t *slot, struct mu_error *err);
 
 #endif

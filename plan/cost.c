@@ -4,16 +4,16 @@
 #include "plan/cost_internal.h"
 
 enum {
-    ELEMENT = sizeof(float),    /* bytes */
-    SUM_BYTES = 3 * ELEMENT,    /* an addition of gradients: two read, one written */
-    UPDATE_BYTES = 7 * ELEMENT, /* AdamW: parameter, gradient, moments read; parameter and moments written */
+    ELEMENT = sizeof(float),      /* bytes */
+    SUM_BYTES = 3 * ELEMENT,      /* an addition of gradients: two read, one written */
+    UPDATE_BYTES = 7 * ELEMENT,   /* AdamW: parameter, gradient, moments read; parameter and moments written */
     SNAPSHOT_BYTES = 6 * ELEMENT, /* parameter and moments, read and written */
-    FORWARD_EXCHANGES = 4,      /* of a layer: gather and scatter around attention and MLP */
-    BACKWARD_EXCHANGES = 6,     /* the same, and the inputs of two products are gathered again */
-    AGAIN_EXCHANGES = 3,        /* full recomputation: forward, but for the last one */
-    HEAD_TOKENS = 512,          /* tokens whose loss is computed at one time */
-    EMBEDDING_PASSES = 2,       /* forward, backward: as long */
-    HEAD_PASSES = 3,            /* forward, backward: twice as long */
+    FORWARD_EXCHANGES = 4,        /* of a layer: gather and scatter around attention and MLP */
+    BACKWARD_EXCHANGES = 6,       /* the same, and the inputs of two products are gathered again */
+    AGAIN_EXCHANGES = 3,          /* full recomputation: forward, but for the last one */
+    HEAD_TOKENS = 512,            /* tokens whose loss is computed at one time */
+    EMBEDDING_PASSES = 2,         /* forward, backward: as long */
+    HEAD_PASSES = 3,              /* forward, backward: twice as long */
 };
 
 void mu_cost_rates_init(struct mu_cost_rates *rates)

@@ -29,20 +29,36 @@ static double magnitude(double x)
 
 /* ---- the prediction ---- */
 
-/* Of the slowest stage, the worker that is expected to compute longest in a step. NULL: nobody is there. */
-static const struct worker *find_busiest(struct mu_coord *coord, const struct job *job, uint32_t stage)
+/* How long the slowest of the members whose speed is known takes for a layer; 0: it is known of none. */
+static double slowest_known(struct mu_coord *coord, const struct job *job)
+{
+    double slowest = 0;
+    for (uint32_t rank = 0; rank < mu_layout_working(&job->layout); rank++) {
+        const struct worker *worker = member_at(coord, job, rank);
+        if (worker && worker->seconds_per_layer > slowest)
+            slowest = worker->seconds_per_layer;
+    }
+    return slowest;
+}
+
+/* Of the slowest stage, the worker that is expected to compute longest in a step; who was never measured is taken to be
+ * as slow as the slowest. *ret_speed: seconds for a layer, 0: not known. NULL: nobody is there. */
+static const struct worker *find_busiest(struct mu_coord *coord, const struct job *job, uint32_t stage,
+                                         double *ret_speed)
 {
     const struct worker *busiest = NULL;
-    double most = 0;
+    double most = -1, slowest = slowest_known(coord, job);
     for (uint32_t rank = 0; rank < mu_layout_working(&job->layout); rank++) {
         const struct worker *worker = member_at(coord, job, rank);
         if (!worker || mu_layout_coords(&job->layout, rank).p != stage)
             continue;
-        double speed = worker->seconds_per_layer > 0 ? worker->seconds_per_layer : 1;
-        if (busiest && worker->leaf_count * speed <= most)
+        double speed = worker->seconds_per_layer > 0 ? worker->seconds_per_layer : slowest;
+        double seconds = worker->leaf_count * (speed > 0 ? speed : 1);
+        if (seconds <= most)
             continue;
         busiest = worker;
-        most = worker->leaf_count * speed;
+        most = seconds;
+        *ret_speed = speed;
     }
     return busiest;
 }
@@ -53,17 +69,16 @@ static void predict(struct mu_coord *coord, struct job *job)
     struct prediction *p = &job->prediction;
     struct mu_cost_rates rates = speeds_rates(job);
     uint32_t stage = mu_cost_of_layout(spec, &job->layout, &rates).slowest_stage;
-    const struct worker *busiest = find_busiest(coord, job, stage);
+    double speed = 0;
+    const struct worker *busiest = find_busiest(coord, job, stage, &speed);
     *p = (struct prediction){.view = {.generation = job->record.generation}, .told = p->told};
     if (!busiest)
         return;
     p->view.rank = busiest->rank;
     p->view.slot = (uint32_t)(busiest - coord->workers);
-    p->view.calibrated = busiest->seconds_per_layer > 0;
-    if (p->view.calibrated)
-        mu_cost_calibrate(&rates, spec, &job->layout,
-                          busiest->seconds_per_layer *
-                              mu_cost_stage_layers(spec, &job->model, &rates, &job->layout, stage));
+    p->view.calibrated = speed > 0;
+    double layers = mu_cost_stage_layers(spec, &job->model, &rates, &job->layout, stage);
+    mu_cost_calibrate(&rates, spec, &job->layout, speed * layers);
     struct mu_cost cost = mu_cost_of_leaves(spec, &job->layout, &rates, busiest->leaf_count ? busiest->leaf_count : 1);
     double *terms = p->view.predicted_s;
     terms[MU_TERM_COMPUTE] = cost.compute_s - cost.bubble_s - cost.tensor_s + cost.leaf_sum_s;
@@ -107,14 +122,15 @@ static void tell(struct mu_coord *coord, struct job *job, int worst)
     const struct mu_layout *layout = &job->layout;
     double predicted = sum_of(p->view.predicted_s), measured = sum_of(p->view.measured_s);
     p->told = p->view.generation;
-    event(coord, p->view.calibrated ? MU_EVENT_WARNING : MU_EVENT_INFO, "prediction_off", job,
-          &coord->workers[p->view.slot],
-          "tp %u x pp %u x dp %u: a step takes %.3g s, predicted were %.3g s (%s); most of the difference is %s: %.3g s "
-          "instead of %.3g s; 'muster report %s' has all terms, and the line with which 'muster plan --measured' "
-          "recalibrates",
-          layout->tp, layout->pp, layout->dp, measured, predicted,
-          p->view.calibrated ? "at the speed that was measured before" : "by default rates", mu_step_term_names[worst],
-          p->view.measured_s[worst], p->view.predicted_s[worst], job->record.spec.name);
+    event(
+        coord, p->view.calibrated ? MU_EVENT_WARNING : MU_EVENT_INFO, "prediction_off", job,
+        &coord->workers[p->view.slot],
+        "tp %u x pp %u x dp %u: a step takes %.3g s, predicted were %.3g s (%s); most of the difference is %s: %.3g s "
+        "instead of %.3g s; 'muster report %s' has all terms, and the line with which 'muster plan --measured' "
+        "recalibrates",
+        layout->tp, layout->pp, layout->dp, measured, predicted,
+        p->view.calibrated ? "at the speed that was measured before" : "by default rates", mu_step_term_names[worst],
+        p->view.measured_s[worst], p->view.predicted_s[worst], job->record.spec.name);
     persist_tally(coord, job);
 }
 
@@ -163,7 +179,8 @@ void prediction_report(struct mu_coord *coord, struct job *job, const struct wor
         p->reports = 1;
     p->warm = true;
     double terms[MU_TERM_COUNT];
-    mu_prediction_split(report, job->layout.pp, (uint64_t)worker->leaf_count * job->record.spec.batch.accumulate, terms);
+    mu_prediction_split(report, job->layout.pp, (uint64_t)worker->leaf_count * job->record.spec.batch.accumulate,
+                        terms);
     for (int i = 0; i < MU_TERM_COUNT; i++)
         p->sums_s[i] += terms[i];
     p->steps += report->step_count;

@@ -75,6 +75,18 @@ static void train(struct box *box, uint32_t leaf_us, int steps)
     }
 }
 
+/* A third one, fed with its state while the others step. */
+static void join(struct box *box)
+{
+    box_add_worker(box, 2);
+    box_settle(box);
+    box_advance(box, 300);
+    for (int i = 0; i < 40 && box_view(box).world < 3; i++)
+        train(box, LEAF_US, 1);
+    box_advance(box, 1000);
+    assert_true(box_all_run(box) && box_view(box).world == 3);
+}
+
 static uint32_t times_told(const struct box *box)
 {
     uint32_t count = 0;
@@ -128,10 +140,7 @@ static void test_what_is_off_is_told_once_a_generation(void **state)
     assert_int_equal(times_told(&box), 1);
 
     box.events[0] = 0;
-    box_add_worker(&box, 2);
-    box_settle(&box);
-    box_advance(&box, 1000);
-    assert_true(box_all_run(&box) && box_view(&box).world == 3);
+    join(&box);
     train(&box, LEAF_US, 100);
     p = prediction_of(&box);
     assert_true(p.calibrated && !p.off && p.steps > 0 && times_told(&box) == 0);
@@ -159,9 +168,7 @@ static void test_noise_is_not_told(void **state)
     static struct box box;
     start(&box, 2);
     train(&box, LEAF_US, 80);
-    box_add_worker(&box, 2);
-    box_settle(&box);
-    box_advance(&box, 1000);
+    join(&box);
     box.events[0] = 0;
     for (int i = 0; i < 60; i++)
         train(&box, i % 8 == 0 ? 2 * LEAF_US : LEAF_US * 11 / 10, i % 8 == 0 ? 1 : 5);
