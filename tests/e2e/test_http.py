@@ -222,7 +222,8 @@ def test_many_slow_dead_and_rude_readers_disturb_nobody():
                 check(grown < 64 << 20, f"{DASHBOARDS} dashboards cost {grown} bytes of memory")
                 check(cluster.job().state == pb.JOB_STATE_RUNNING, "the job ended before")
             check(cluster.wait_finished() == reference(steps=STEPS), "the weights differ from the undisturbed run's")
-        check(cluster.job().generation == generation and not [e for e in cluster.events if e.kind == "worker_lost"], "a worker was lost")
+        changes = [e.text for e in cluster.events if e.kind == "worker_lost" or e.kind == "generation_go" and e.generation > generation]
+        check(not changes, f"the job was disturbed: {changes}")
 
 
 def test_an_address_that_cannot_be_used_is_one_line():
