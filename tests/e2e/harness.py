@@ -248,7 +248,7 @@ class Cluster:
                 slow = [worker for worker in self.workers if worker.alive() and worker.trains()]
                 for worker in slow:
                     worker.pause(True)
-                stop.wait(min(0.4, 0.045 / self.steps_left() ** 2))  # well before it would count as lost
+                stop.wait(min(0.4, max(0.045, 0.01 / self.steps_left() ** 2)))  # well before it would count as lost
                 for worker in slow:
                     worker.pause(False)
                 stop.wait(0.005)
