@@ -423,7 +423,7 @@ static void test_changes_sharded_update_is_rolled_forward(void **state)
 {
     (void)state;
     uint32_t rolled = 0;
-    for (uint32_t i = 0; i < 60 && rolled < rounds(2, 12); i++) {
+    for (uint32_t i = 0; i < 500 && rolled < rounds(2, 12); i++) { /* a matter of microseconds: until it is met */
         struct fleet *fleet = new_fleet(true);
         start_workers(fleet, 6);
         want_layout(fleet, 1 + i % 2, 1, 3, 0);
