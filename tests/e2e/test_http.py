@@ -22,9 +22,9 @@ DASHBOARDS = 200
 
 
 @contextlib.contextmanager
-def serving(workers=2):
+def serving(workers=2, flags=()):
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=[*FAST, "--http", "127.0.0.1:0"])
+        cluster.start_coordinator(flags=[*FAST, "--http", "127.0.0.1:0", *flags])
         for i in range(workers):
             cluster.start_worker(name=f"w{i}")
         yield cluster, http_address(cluster)
