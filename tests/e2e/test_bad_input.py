@@ -12,7 +12,7 @@ import struct
 import subprocess
 
 import grpc
-from harness import BUILD, CALM, SLOW, Cluster, api, check, main, needs_mounts, pb, reference, refused_worker, rpc_error, run, tiny_job
+from harness import BUILD, FAST, SLOW, Cluster, api, check, main, needs_mounts, pb, reference, refused_worker, rpc_error, run, tiny_job
 
 MUSTER = os.path.join(BUILD, "cli/muster")
 STEPS = 150
@@ -444,7 +444,7 @@ def wait_verified(cluster, number):
 def test_a_bit_that_flips_later_is_found_without_anybody_loading_it():
     """Re-reading in the background finds it, tells it, and has the newest one replaced."""
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=[*CALM, "--scrub-again-s", "1"])
+        cluster.start_coordinator(flags=[*FAST, "--scrub-again-s", "1"])
         cluster.submit(tiny_job(cluster, steps=1000000, checkpoint_every=0, checkpoint__keep=10))
         cluster.start_worker()
         cluster.wait_step(5)

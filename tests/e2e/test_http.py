@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 
-from harness import BUILD, CALM, ROOT, SLOW, Cluster, api, check, main, pb, reference, run, tiny_job
+from harness import BUILD, FAST, ROOT, SLOW, Cluster, api, check, main, pb, reference, run, tiny_job
 
 STEPS = 150
 SLOW_READERS = 100
@@ -24,7 +24,7 @@ DASHBOARDS = 200
 @contextlib.contextmanager
 def serving(workers=2):
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=[*CALM, "--http", "127.0.0.1:0"])
+        cluster.start_coordinator(flags=[*FAST, "--http", "127.0.0.1:0"])
         for i in range(workers):
             cluster.start_worker(name=f"w{i}")
         yield cluster, http_address(cluster)
@@ -144,7 +144,7 @@ def test_api_says_what_the_service_says():
 
 def test_vital_signs_are_shown_by_worker_page_and_command():
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=[*CALM, "--http", "127.0.0.1:0", "--worker-series", "2"])
+        cluster.start_coordinator(flags=[*FAST, "--http", "127.0.0.1:0", "--worker-series", "2"])
         for i in range(2):
             cluster.start_worker(name=f"w{i}", flags=["--vitals-every", "100"])
         address = http_address(cluster)

@@ -16,7 +16,7 @@ import time
 
 import grpc
 
-from harness import BUILD, CALM, ROOT, SLOW, Cluster, Process, api, check, connect, log_of, main, reference, rpc_error, run, tiny_job
+from harness import BUILD, FAST, ROOT, SLOW, Cluster, Process, api, check, connect, log_of, main, reference, rpc_error, run, tiny_job
 
 from muster.v1 import token_pb2 as tokens
 
@@ -50,7 +50,7 @@ class SecureCluster(Cluster):
         ca, own, key = (open(path, "rb").read() for path in self.paths(identity, pki))
         return grpc.ssl_channel_credentials(open(self.paths(identity)[0], "rb").read() if pki else ca, key, own)
 
-    def start(self, flags=CALM):
+    def start(self, flags=FAST):
         open(self.deny, "a").close()
         self.start_coordinator(flags=[*flags, *self.flags("coordinator/c"), "--tls-deny", self.deny])
 
@@ -282,7 +282,7 @@ def test_listening_in_the_open_needs_tls_or_consent():
 
 
 class JoinCluster(SecureCluster):
-    def start(self, flags=CALM):
+    def start(self, flags=FAST):
         super().start(flags=[*flags, "--ca-key", os.path.join(self.pki, "ca.key")])
 
     def token(self, *args):
