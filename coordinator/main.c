@@ -28,7 +28,8 @@ static const char usage_text[] =
     "  --data-dir DIR           database of jobs, generations, checkpoints and events; made when absent\n"
     "  --volatile               keep everything in memory instead: all is lost when it stops\n"
     "  --listen ADDR            address for workers and clients (default 127.0.0.1:7070; port 0: any free one)\n"
-    "  --http ADDR              also serve the dashboard, /api/v1/ and /metrics over HTTP there (default: not)\n"
+    "  --http ADDR              also serve the dashboard, /api/v1/ and /metrics over HTTP there, over HTTPS elsewhere\n"
+    "                           than on the loopback (default: not)\n"
     "  --tls-ca FILE, --tls-cert FILE, --tls-key FILE\n"
     "                           mutual TLS: clients need a certificate of that CA, its role says what they may do\n"
     "                           (default: $MUSTER_TLS_CA, $MUSTER_TLS_CERT, $MUSTER_TLS_KEY; see muster cert)\n"
@@ -37,7 +38,7 @@ static const char usage_text[] =
     "  --ca-key FILE            private key of a CA in --tls-ca: workers that bring a join token (muster token) get a\n"
     "                           certificate\n"
     "  --certificate-valid-s N  such a certificate is good for so long; workers renew theirs in time (default %u)\n"
-    "  --insecure-listen        listen where other hosts can reach it although there is no TLS (--http has none)\n"
+    "  --insecure-listen        listen where other hosts can reach it although there is no TLS; --http, too\n"
     "  --topology FILE          which host is under which switch (topology.conf, topology.yaml, topograph's .json): "
     "who is\n"
     "                           new gets ranks by it, and a buddy is under another switch (default: not known)\n"
@@ -402,9 +403,9 @@ static int run(const struct options *options, struct mu_driver *driver)
     }
     MU_LOGI("musterd %s listens on %s, data in %s", MU_VERSION, mu_driver_address(driver),
             options->driver.data_dir ? options->driver.data_dir : "memory");
-    if (mu_driver_http_address(driver))
-        MU_LOGI("HTTP on %s: the dashboard at http://%s/, /api/v1/, /metrics", mu_driver_http_address(driver),
-                mu_driver_http_address(driver));
+    const char *url = mu_driver_http_url(driver);
+    if (url)
+        MU_LOGI("HTTP: the dashboard at %s, %sapi/v1/, %smetrics", url, url, url);
     if (options->is_insecure_wanted && !mu_rpc_tls_wanted(&options->driver.tls) && !is_local(options->driver.listen))
         MU_LOGW("%s can be reached from other hosts, without encryption or authentication: keep it inside a trusted "
                 "network",

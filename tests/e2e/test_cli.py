@@ -16,7 +16,7 @@ import tempfile
 import time
 import xml.etree.ElementTree
 
-from harness import BUILD, FAST, ROOT, SLOW, Cluster, Failure, check, main, pb, tiny_job, undisturbed
+from harness import BUILD, CALM, ROOT, SLOW, Cluster, Failure, check, main, pb, tiny_job, undisturbed
 
 MUSTER = os.path.join(BUILD, "cli/muster")
 OK, FAILURE, USAGE, CONNECT, NOT_FOUND, CONFLICT = 0, 1, 2, 3, 4, 5
@@ -767,7 +767,7 @@ def test_coordinator_gives_ranks_by_topology():
                                  capture_output=True, text=True, timeout=30)
         check(refused.returncode == 1 and "topology.conf:2: node h0 is under b, but at line 1 under a" in refused.stderr, f"{refused}")
         write("SwitchName=a Nodes=h0,h2\nSwitchName=b Nodes=h1,h3\nSwitchName=top Switches=a,b\n")
-        cluster.start_coordinator(flags=(*FAST, "--topology", path))
+        cluster.start_coordinator(flags=(*CALM, "--topology", path))
         cluster.submit(tiny_job(cluster, steps=100000, workers__min=4, workers__max=4))
         for host in ("h0", "h1", "h2", "h3"): # by age they would alternate
             cluster.start_worker(name=host, flags=("--host-id", host))

@@ -10,7 +10,7 @@ import os
 import re
 
 from browser import Browser
-from harness import BUILD, FAST, Cluster, api, check, main, tiny_job
+from harness import BUILD, CALM, Cluster, api, check, main, tiny_job
 from test_http import api_of, http_address
 
 SHOTS = os.path.join(BUILD, "screenshots")
@@ -40,7 +40,7 @@ NAMELESS = """[...document.querySelectorAll('button, input, select, svg[role=img
 def watched(workers):
     os.makedirs(SHOTS, exist_ok=True)
     with Cluster() as cluster, Browser(cluster.dir) as browser:
-        cluster.start_coordinator(flags=[*FAST, "--http", "127.0.0.1:0"])
+        cluster.start_coordinator(flags=[*CALM, "--http", "127.0.0.1:0"])
         for i in range(workers):
             cluster.start_worker(name=f"w{i}")
         yield cluster, browser, http_address(cluster)
@@ -146,7 +146,7 @@ def test_numbers_agree_with_many_workers_and_without_a_coordinator():
         browser.wait("document.querySelector('#alarms').innerText.includes('does not answer')", 40)
         check("does not answer" in text_of(browser, "#health"), text_of(browser, "#health"))
         check(all("ERR_CONNECTION" in e or "Failed to fetch" in e for e in browser.errors), f"the console says: {browser.errors}")
-        cluster.start_coordinator(flags=[*FAST, "--http", f"{address[0]}:{address[1]}"])
+        cluster.start_coordinator(flags=[*CALM, "--http", f"{address[0]}:{address[1]}"])
         browser.wait("!document.querySelector('#alarms').innerText.includes('does not answer')", 40)
 
 

@@ -17,7 +17,7 @@ import time
 
 import grpc
 import harness
-from harness import (BUILD, ROOT, SLOW, Cluster, Failure, api, check, connect, main, needs_mounts, pb, reference, refused_worker, rpc_error, run,
+from harness import (BUILD, CALM, ROOT, SLOW, Cluster, Failure, api, check, connect, main, needs_mounts, pb, reference, refused_worker, rpc_error, run,
                      tiny_job)
 from test_security import SecureCluster
 
@@ -28,7 +28,6 @@ from muster.v1 import session_pb2 as session  # noqa: E402
 FULL = "--full" in sys.argv
 sys.argv = [word for word in sys.argv if word != "--full"]
 STEPS = 150
-CALM = []  # musterd's own liveness limits, where nobody is to be lost however loaded the machine is
 
 
 def call_raw(cluster, path, request=b"", timeout_s=10):

@@ -14,7 +14,7 @@ import sys
 
 import grpc
 
-from harness import BUILD, FAST, ROOT, SLOW, Cluster, Failure, api, check, main, pb, reference, tiny_job
+from harness import BUILD, CALM, ROOT, SLOW, Cluster, Failure, api, check, main, pb, reference, tiny_job
 
 MUSTERD = os.path.join(BUILD, "coordinator/musterd")
 
@@ -92,7 +92,7 @@ def test_sigterm_ends_in_good_order_and_workers_go_on():
 def test_idle_connections_do_not_keep_others_out():
     """Connections without a call, and streams that say nothing."""
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=[*FAST, "--max-workers", "64"])
+        cluster.start_coordinator(flags=[*CALM, "--max-workers", "64"])
         host, port = cluster.address.rsplit(":", 1)
         idle = [socket.create_connection((host, int(port)), timeout=10 * SLOW) for _ in range(500)]
         with grpc.insecure_channel(cluster.address) as channel:

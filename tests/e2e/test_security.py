@@ -5,8 +5,11 @@ in one line; certificates are replaced without a restart; each role may do what 
     test_security.py [TEST...]"""
 
 import glob
+import http.client
 import os
 import re
+import socket
+import ssl
 import stat
 import subprocess
 import time
@@ -14,7 +17,7 @@ import urllib.request
 
 import grpc
 
-from harness import BUILD, FAST, ROOT, SLOW, Cluster, Process, api, check, connect, log_of, main, reference, rpc_error, run, tiny_job
+from harness import BUILD, CALM, ROOT, SLOW, Cluster, Process, api, check, connect, log_of, main, reference, rpc_error, run, tiny_job
 
 from muster.v1 import token_pb2 as tokens
 
@@ -48,7 +51,7 @@ class SecureCluster(Cluster):
         ca, own, key = (open(path, "rb").read() for path in self.paths(identity, pki))
         return grpc.ssl_channel_credentials(open(self.paths(identity)[0], "rb").read() if pki else ca, key, own)
 
-    def start(self, flags=FAST):
+    def start(self, flags=CALM):
         open(self.deny, "a").close()
         self.start_coordinator(flags=[*flags, *self.flags("coordinator/c"), "--tls-deny", self.deny])
 
@@ -206,6 +209,59 @@ def test_the_denied_are_cut_off():
         check("x-good" in [w.name for w in cluster.list_workers("tiny")], "the other worker is gone")
 
 
+def https_of(cluster):
+    """musterd's HTTPS listens everywhere; it is asked under the name that its certificate has."""
+    found = []
+    cluster.wait_until(lambda: found.extend(re.findall(r"dashboard at https://0\.0\.0\.0:(\d+)/", log_of(cluster.coordinator))) or found, 10, "musterd names no HTTPS address")
+    port = int(found[-1])
+
+    def ask(identity, path="/metrics", pki=None):
+        context = ssl.create_default_context(cafile=cluster.paths("viewer/x")[0])
+        if identity:
+            context.load_cert_chain(*cluster.paths(identity, pki)[1:])
+        connection = http.client.HTTPSConnection("localhost", port, timeout=20 * SLOW, context=context)
+        try:
+            connection.request("GET", path)
+            shown = connection.sock.getpeercert()["serialNumber"]
+            reply = connection.getresponse()
+            return reply.status, reply.read().decode(), shown
+        finally:
+            connection.close()
+    return port, ask
+
+
+def test_https_for_those_with_a_role():
+    with SecureCluster() as cluster:
+        open(cluster.deny, "a").close()
+        cluster.start(flags=[*FAST, "--http", "0.0.0.0:0"])
+        port, ask = https_of(cluster)
+        for identity in ("viewer/x", "operator/x", "admin/x"):
+            status, page, shown = ask(identity)
+            check(status == 200 and "muster_build_info" in page, f"{identity}: {status} {page[:200]}")
+        check(ask("viewer/x", "/")[0] == 200 and ask("viewer/x", "/api/v1/jobs")[1] == '{"jobs":[],"next_page_token":""}', "the dashboard")
+        for identity, path, expected, text in (("worker/x", "/metrics", 403, "needs the role viewer"), ("worker/x", "/livez", 200, "ok"), (None, "/metrics", 403, "certificate"),
+                                               (None, "/livez", 403, "certificate")):
+            status, page, _ = ask(identity, path)
+            check(status == expected and text in page, f"{identity} {path}: {status} {page[:200]}")
+        other = os.path.join(cluster.dir, "other")
+        cert("ca", other)
+        cert("issue", other, "admin/x")
+        check(ask("admin/x", pki=other)[0] == 403, "a certificate of another CA")
+        with socket.create_connection(("127.0.0.1", port)) as s:
+            s.settimeout(20 * SLOW)
+            s.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            check(b"muster_" not in s.recv(65536), "metrics in the clear")
+        curl = subprocess.run(["curl", "-sS", "--cacert", cluster.paths("viewer/x")[0], "--cert", cluster.paths("viewer/x")[1], "--key", cluster.paths("viewer/x")[2],
+                               f"https://localhost:{port}/livez"], capture_output=True, text=True, timeout=20 * SLOW)
+        check(curl.stdout == "ok\n", f"curl: {curl}")
+        cluster.issue("coordinator/c", "--hosts", "localhost,127.0.0.1")
+        cluster.wait_until(lambda: ask("viewer/x")[2] != shown, 10, "the replaced certificate is not used")
+        with open(cluster.deny, "w") as denied:
+            denied.write("muster://viewer/x\n")
+        cluster.wait_until(lambda: ask("viewer/x")[0] == 403, 10, "the denied may still read")
+        check("denied" in ask("viewer/x")[1] and ask("operator/x")[0] == 200, "who is denied, and who is not")
+
+
 def test_listening_in_the_open_needs_tls_or_consent():
     with SecureCluster() as cluster:
         musterd = [os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen"]
@@ -227,7 +283,7 @@ def test_listening_in_the_open_needs_tls_or_consent():
 
 
 class JoinCluster(SecureCluster):
-    def start(self, flags=FAST):
+    def start(self, flags=CALM):
         super().start(flags=[*flags, "--ca-key", os.path.join(self.pki, "ca.key")])
 
     def token(self, *args):
@@ -478,6 +534,6 @@ def test_a_worker_has_the_name_of_its_certificate():
 
 if __name__ == "__main__":
     main([test_trains_over_mutual_tls, test_keys_are_private, test_strangers_learn_why, test_a_certificate_serves_on_its_own_side_only, test_replaced_certificates_are_used, test_roles,
-          test_the_denied_are_cut_off, test_listening_in_the_open_needs_tls_or_consent, test_a_token_makes_a_worker_once,
+          test_the_denied_are_cut_off, test_https_for_those_with_a_role, test_listening_in_the_open_needs_tls_or_consent, test_a_token_makes_a_worker_once,
           test_tokens_that_are_not_good_are_refused_and_outlive_the_coordinator, test_strangers_may_join_and_nothing_else,
           test_certificates_of_joined_workers_are_renewed, test_who_may_renew_what, test_a_worker_has_the_name_of_its_certificate])
