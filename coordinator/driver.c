@@ -43,6 +43,7 @@ void mu_driver_config_init(struct mu_driver_config *config)
         .calls_per_client = 1024,
         .questions_per_second = 1000,
         .worker_series = 10000,
+        .certificate_s = MU_TOKEN_CERTIFICATE_S_DEFAULT,
     };
     mu_coord_config_init(&config->core);
 }
@@ -671,7 +672,8 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                       .outbox = driver->outbox,
                                       .access = driver->access,
                                       .ca_cert = driver->config.tls.ca,
-                                      .ca_key = driver->config.ca_key};
+                                      .ca_key = driver->config.ca_key,
+                                      .certificate_s = driver->config.certificate_s};
     if ((status = mu_tokens_new(&tokens, &driver->tokens, err)) ||
         (status = mu_recalls_new(driver->coord, driver->sessions, &driver->recalls, err)) ||
         (status = mu_hangs_new(driver->store, driver->outbox, driver->recalls, &driver->hangs, err)))

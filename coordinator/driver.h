@@ -20,6 +20,7 @@ struct mu_driver_config {
     struct mu_rpc_tls_files tls; /* none set: plaintext, and everybody may do everything */
     const char *tls_deny;        /* coordinator/access.h; NULL: nobody is denied */
     const char *ca_key;          /* of the CA in tls.ca: join tokens are exchanged for certificates; NULL: not */
+    uint32_t certificate_s;      /* life of those certificates */
     const char *http;            /* the same for HTTP (coordinator/http.h); NULL: none */
     bool http_anywhere;          /* also in the clear where other hosts can reach it */
     struct mu_coord_config core;

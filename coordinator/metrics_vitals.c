@@ -66,7 +66,8 @@ struct told {
 
 struct job_sum {
     char name[MU_JOB_NAME_SIZE];
-    double folded[JOB_VITALS]; /* NAN: nobody knows */
+    double folded[JOB_VITALS];  /* NAN: nobody knows */
+    uint64_t certificate_end_s; /* the earliest; 0: nobody told one */
     uint32_t unsynchronised, hosts;
 };
 
@@ -89,6 +90,9 @@ static void fold_in(struct job_sum *job, const struct mu_vitals_heard *heard)
         else
             *sum = (job_vitals[i].fold == MOST) == (value > *sum) ? value : *sum;
     }
+    uint64_t end_s = heard->newest.certificate_end_s;
+    if (end_s > 0 && (job->certificate_end_s == 0 || end_s < job->certificate_end_s))
+        job->certificate_end_s = end_s;
     job->unsynchronised += heard->newest.values[MU_VITAL_CLOCK_SYNCHRONISED] == 0;
 }
 
@@ -154,6 +158,13 @@ static void write_jobs(FILE *out, const struct gathered *all)
     for (uint32_t i = 0; i < all->job_count; i++)
         fprintf(out, "muster_job_clocks_unsynchronised{job=\"%s\"} %u\n", all->jobs[i].name,
                 all->jobs[i].unsynchronised);
+    mu_metrics_head(out, "muster_job_certificate_expiry_timestamp_seconds", "gauge",
+                    "When the first of the job's workers' certificates expires.");
+    for (uint32_t i = 0; i < all->job_count; i++) {
+        if (all->jobs[i].certificate_end_s > 0)
+            fprintf(out, "muster_job_certificate_expiry_timestamp_seconds{job=\"%s\"} %" PRIu64 "\n", all->jobs[i].name,
+                    all->jobs[i].certificate_end_s);
+    }
 }
 
 /* A checkpoint of kind local is spread over the hosts, and each keeps a copy of its neighbour's part. */

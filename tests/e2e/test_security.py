@@ -13,6 +13,7 @@ import ssl
 import stat
 import subprocess
 import time
+import urllib.request
 
 import grpc
 
@@ -293,11 +294,11 @@ class JoinCluster(SecureCluster):
             file.write(text + "\n")
         return text, path
 
-    def joiner(self, name, path, job="tiny"):
+    def joiner(self, name, path, job="tiny", more=()):
         """A worker that has nothing but the CA's certificate and a token."""
         own = os.path.join(self.dir, name)
         return self.start_worker(job, name=name, flags=["--tls-ca", os.path.join(self.pki, "ca.crt"), "--tls-cert", own + ".crt", "--tls-key", own + ".key",
-                                                        "--join-token-file", path, "--give-up-after", "20"])
+                                                        "--join-token-file", path, "--give-up-after", "20", *more])
 
     def refused(self, name, path, *fragments):
         worker = self.joiner(name, path)
@@ -438,6 +439,84 @@ def test_strangers_may_join_and_nothing_else():
         check(done.returncode == 2 and "needs --tls-ca" in done.stderr, f"{done.returncode} {done.stderr}")
 
 
+def certificate_of(cluster, name):
+    """The file and what OpenSSL says of it: serial number and subject, names, end."""
+    path = os.path.join(cluster.dir, name + ".crt")
+    shown = subprocess.run(["openssl", "x509", "-in", path, "-noout", "-serial", "-subject", "-ext", "subjectAltName", "-enddate"], capture_output=True, text=True, check=True)
+    return shown.stdout
+
+
+def renew(channel, request):
+    stub = channel.unary_unary("/muster.v1.TokenService/Renew", request_serializer=lambda m: m.SerializeToString(), response_deserializer=tokens.RenewResponse.FromString)
+    return stub(tokens.RenewRequest(certificate_request=request), timeout=10 * SLOW).certificate
+
+
+def test_certificates_of_joined_workers_are_renewed():
+    life_s = int(8 * SLOW)
+    with JoinCluster() as cluster:
+        cluster.start(flags=[*FAST, "--http", "127.0.0.1:0", "--certificate-valid-s", str(life_s)])
+        cluster.submit(tiny_job(cluster, steps=1000000))
+        _, path = cluster.token("--reusable")
+        alone, several = cluster.joiner("h1", path, more=["--vitals-every", "50"]), cluster.joiner("h2", path, more=["--device", "cpu", "--vitals-every", "50"])
+        cluster.wait_until(lambda: len(cluster.list_workers("tiny")) == 2, 10, "not both workers attach")
+        before = {name: certificate_of(cluster, name) for name in ("h1", "h2")}
+        keys = {name: open(os.path.join(cluster.dir, name + ".key"), "rb").read() for name in before}
+        cluster.coordinator.kill()
+        cluster.coordinator.wait()
+        cluster.wait_until(lambda: "cannot be renewed" in log_of(alone) + log_of(several), 10, "no renewal was tried", watch=alone)
+        cluster.start(flags=[*FAST, "--http", "127.0.0.1:0", "--certificate-valid-s", "86400"])
+        for worker in (alone, several):
+            cluster.wait_until(lambda: "was renewed" in log_of(worker), 5, "the renewal was not tried again", watch=worker)
+            check(log_of(worker).count("cannot be renewed") <= 2, "each reason is told once in a row: " + log_of(worker))
+        for name, was in before.items():
+            now = certificate_of(cluster, name)
+            check(now.split("\n")[0] != was.split("\n")[0] and f"URI:muster://worker/{name}\n" in now, f"{was}{now}")
+            key = os.path.join(cluster.dir, name + ".key")
+            check(open(key, "rb").read() == keys[name] and stat.S_IMODE(os.stat(key).st_mode) == 0o600, "the key is another one")
+        check(not [name for name in os.listdir(cluster.dir) if name.endswith(".tmp")], f"{os.listdir(cluster.dir)}")
+        tomorrow = lambda: any(line.startswith('muster_job_certificate_expiry_timestamp_seconds{job="tiny"} ') and float(line.split(" ")[1]) > time.time() + 40000
+                               for line in metrics_page(cluster).split("\n"))
+        cluster.wait_until(tomorrow, 10, "the workers do not tell when their certificates are over")
+        check(alone.alive() and several.alive() and not [e for e in cluster.events if e.kind == "worker_lost"], "a worker was lost")
+        cluster.cancel()
+        check(alone.wait() == 0 and several.wait() == 0, "the workers do not leave")
+
+
+def metrics_page(cluster):
+    address = re.findall(r"HTTP on (\S+):", log_of(cluster.coordinator))[-1]
+    return urllib.request.urlopen(f"http://{address}/metrics", timeout=10 * SLOW).read().decode()
+
+
+def test_who_may_renew_what():
+    with JoinCluster() as cluster:
+        cluster.issue("worker/short", "--valid", "2s")
+        cluster.start()
+        request = request_of(cluster, "hand", *P256, "-addext", "subjectAltName=URI:muster://admin/root")
+        made = cluster.ask(cluster.token()[0], request, "hand")
+        own = grpc.ssl_channel_credentials(open(os.path.join(cluster.pki, "ca.crt"), "rb").read(), open(os.path.join(cluster.dir, "hand.pem"), "rb").read(), made.certificate)
+        with connect(cluster.address, own) as joined, connect(cluster.address, cluster.credentials_of("worker/short")) as short:
+            code, message = rpc_error(lambda: renew(short, request))
+            check(code == grpc.StatusCode.FAILED_PRECONDITION and "muster://worker/short was not given for a join token" in message, f"{code} {message}")
+            with open(os.path.join(cluster.dir, "hand.crt"), "wb") as file:
+                file.write(renew(joined, request))
+            shown = certificate_of(cluster, "hand")
+            check("URI:muster://worker/hand\n" in shown and "CN = hand" in shown and "root" not in shown, shown)
+            for what, wrong in {"garbage": b"0\x03abc", "nothing": b"", "cut off": request[:-5], "not signed by its key": request[:-10] + bytes([request[-10] ^ 1]) + request[-9:]}.items():
+                code, message = rpc_error(lambda: renew(joined, wrong))
+                check(code == grpc.StatusCode.INVALID_ARGUMENT and "certificate_request" in message, f"{what}: {code} {message}")
+            for role in ("viewer", "operator", "admin"):
+                with connect(cluster.address, cluster.credentials_of(f"{role}/x")) as channel:
+                    code, message = rpc_error(lambda: renew(channel, request))
+                    check(code == grpc.StatusCode.PERMISSION_DENIED and "Renew needs the role worker" in message, f"{role}: {code} {message}")
+            over = lambda: "muster://worker/short is over" in rpc_error(lambda: renew(short, request))[1]
+            cluster.wait_until(over, 10, "over the connection that it was made with, an expired certificate is renewed")
+            with open(cluster.deny, "w") as file:
+                file.write("muster://worker/hand\n")
+            cluster.reload_seen("the list of denied identities was read again")
+            code, message = rpc_error(lambda: renew(joined, request))
+            check(code == grpc.StatusCode.PERMISSION_DENIED and "list of denied" in message, f"{code} {message}")
+
+
 def test_a_worker_has_the_name_of_its_certificate():
     with SecureCluster() as cluster:
         cluster.start()
@@ -457,4 +536,4 @@ if __name__ == "__main__":
     main([test_trains_over_mutual_tls, test_keys_are_private, test_strangers_learn_why, test_a_certificate_serves_on_its_own_side_only, test_replaced_certificates_are_used, test_roles,
           test_the_denied_are_cut_off, test_https_for_those_with_a_role, test_listening_in_the_open_needs_tls_or_consent, test_a_token_makes_a_worker_once,
           test_tokens_that_are_not_good_are_refused_and_outlive_the_coordinator, test_strangers_may_join_and_nothing_else,
-          test_a_worker_has_the_name_of_its_certificate])
+          test_certificates_of_joined_workers_are_renewed, test_who_may_renew_what, test_a_worker_has_the_name_of_its_certificate])
