@@ -122,9 +122,9 @@ static void tell(struct mu_coord *coord, struct job *job, int worst)
     const struct mu_layout *layout = &job->layout;
     double predicted = sum_of(p->view.predicted_s), measured = sum_of(p->view.measured_s);
     p->told = p->view.generation;
+    enum mu_event_severity severity = p->view.calibrated ? MU_EVENT_WARNING : MU_EVENT_INFO;
     event(
-        coord, p->view.calibrated ? MU_EVENT_WARNING : MU_EVENT_INFO, "prediction_off", job,
-        &coord->workers[p->view.slot],
+        coord, severity, "prediction_off", job, &coord->workers[p->view.slot],
         "tp %u x pp %u x dp %u: a step takes %.3g s, predicted were %.3g s (%s); most of the difference is %s: %.3g s "
         "instead of %.3g s; 'muster report %s' has all terms, and the line with which 'muster plan --measured' "
         "recalibrates",
