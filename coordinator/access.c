@@ -45,6 +45,7 @@ static const enum role needed[MU_METHOD_COUNT] = {
     [MU_METHOD_LIST_TOKENS] = ROLE_ADMIN,
     [MU_METHOD_REVOKE_TOKEN] = ROLE_ADMIN,
     [MU_METHOD_JOIN] = ROLE_NONE,
+    [MU_METHOD_RENEW] = ROLE_WORKER,
     [MU_METHOD_RECALL] = ROLE_OPERATOR, /* a log may tell what a viewer need not know */
     [MU_METHOD_READ_RECALL] = ROLE_OPERATOR,
     [MU_METHOD_RECOLLECT] = ROLE_WORKER,

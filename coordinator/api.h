@@ -42,6 +42,7 @@ enum mu_method {
     MU_METHOD_LIST_TOKENS,
     MU_METHOD_REVOKE_TOKEN,
     MU_METHOD_JOIN,
+    MU_METHOD_RENEW,
     /* What workers remember: coordinator/recall.h. */
     MU_METHOD_RECALL,
     MU_METHOD_READ_RECALL,

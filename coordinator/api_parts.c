@@ -34,6 +34,7 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {"/muster.v1.TokenService/ListTokens", MU_RPC_UNARY, MU_METHOD_LIST_TOKENS, MU_RPC_QUESTION},
     {"/muster.v1.TokenService/RevokeToken", MU_RPC_UNARY, MU_METHOD_REVOKE_TOKEN, MU_RPC_CHANGE},
     {"/muster.v1.TokenService/Join", MU_RPC_UNARY, MU_METHOD_JOIN, MU_RPC_QUESTION}, /* strangers call it */
+    {"/muster.v1.TokenService/Renew", MU_RPC_UNARY, MU_METHOD_RENEW, MU_RPC_QUESTION},
     {"/muster.v1.DiagnosticService/Recall", MU_RPC_UNARY, MU_METHOD_RECALL, MU_RPC_QUESTION},
     {"/muster.v1.DiagnosticService/ReadRecall", MU_RPC_UNARY, MU_METHOD_READ_RECALL, MU_RPC_QUESTION},
     {"/muster.v1.DiagnosticService/Recollect", MU_RPC_UNARY, MU_METHOD_RECOLLECT, MU_RPC_CHANGE},

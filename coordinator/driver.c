@@ -43,6 +43,7 @@ void mu_driver_config_init(struct mu_driver_config *config)
         .calls_per_client = 1024,
         .questions_per_second = 1000,
         .worker_series = 10000,
+        .certificate_s = MU_TOKEN_CERTIFICATE_S_DEFAULT,
     };
     mu_coord_config_init(&config->core);
 }
@@ -570,9 +571,9 @@ const char *mu_driver_address(const struct mu_driver *driver)
     return mu_rpc_server_address(driver->server);
 }
 
-const char *mu_driver_http_address(const struct mu_driver *driver)
+const char *mu_driver_http_url(const struct mu_driver *driver)
 {
-    return driver->http ? mu_http_address(driver->http) : NULL;
+    return driver->http ? mu_http_url(driver->http) : NULL;
 }
 
 /* ---- start ---- */
@@ -671,15 +672,21 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                       .outbox = driver->outbox,
                                       .access = driver->access,
                                       .ca_cert = driver->config.tls.ca,
-                                      .ca_key = driver->config.ca_key};
+                                      .ca_key = driver->config.ca_key,
+                                      .certificate_s = driver->config.certificate_s};
     if ((status = mu_tokens_new(&tokens, &driver->tokens, err)) ||
         (status = mu_recalls_new(driver->coord, driver->sessions, &driver->recalls, err)) ||
         (status = mu_hangs_new(driver->store, driver->outbox, driver->recalls, &driver->hangs, err)))
         return status;
     status = mu_api_new(&api, &driver->api, err);
-    if (status == MU_OK && driver->config.http)
-        status = mu_http_new(driver->config.http, driver->config.http_anywhere, driver->server, driver->store,
-                             &driver->http, err);
+    const struct mu_http_config http = {.listen = driver->config.http,
+                                        .tls = driver->config.tls,
+                                        .tls_deny = driver->config.tls_deny,
+                                        .anywhere = driver->config.http_anywhere,
+                                        .server = driver->server,
+                                        .store = driver->store};
+    if (status == MU_OK && http.listen)
+        status = mu_http_new(&http, &driver->http, err);
     return status;
 }
 

@@ -278,6 +278,7 @@ struct mu_vital_link {
 struct mu_vitals {
     uint64_t mono_us; /* when they were read, by the worker's clock */
     uint64_t values[MU_VITAL_COUNT];
+    uint64_t certificate_end_s; /* of the worker's own, since 1970; 0: no TLS */
     uint32_t link_count;
     struct mu_vital_link links[MU_VITAL_LINKS_MAX];
 };

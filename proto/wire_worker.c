@@ -261,6 +261,7 @@ static enum mu_status put_vitals(struct mu_wire_arena *arena, const struct mu_vi
     muster__v1__vitals__init(&pb->vitals);
     pb->vitals.mono_us = vitals->mono_us;
     memcpy(&pb->vitals.cpu_us, vitals->values, sizeof vitals->values);
+    pb->vitals.certificate_end_s = vitals->certificate_end_s;
     for (uint32_t i = 0; i < vitals->link_count; i++) {
         const struct mu_vital_link *link = &vitals->links[i];
         pb->pointers[i] = &pb->links[i];
@@ -542,6 +543,7 @@ static enum mu_status get_vitals(struct mu_wire_arena *arena, const Muster__V1__
         return no_memory(err);
     vitals->mono_us = pb->mono_us;
     memcpy(vitals->values, &pb->cpu_us, sizeof vitals->values);
+    vitals->certificate_end_s = pb->certificate_end_s;
     vitals->link_count = (uint32_t)pb->n_links;
     enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < vitals->link_count && status == MU_OK; i++) {

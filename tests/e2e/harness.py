@@ -42,9 +42,10 @@ compile_protos(BUILD, ROOT)
 from muster.v1 import job_pb2 as pb  # noqa: E402
 from muster.v1 import service_pb2 as api  # noqa: E402
 
-LOST_S = 0.8
-FAST = ["--heartbeat-ms", "100", "--suspect-ms", "300", "--lost-ms", "800", "--reattach-grace-ms", "300",
-        "--rebalance-ms", "0"]  # generations are counted, and the speeds of a busy machine are not
+COUNTED = ["--heartbeat-ms", "100", "--reattach-grace-ms", "300", "--rebalance-ms", "0"]  # generations are; the speeds of a busy machine are not
+FAST = [*COUNTED, "--suspect-ms", "20000", "--lost-ms", "60000"]  # nobody is lost for being slow: deaths are seen by broken streams
+LOST_S = 3
+STRICT = [*COUNTED, "--suspect-ms", "1000", "--lost-ms", "3000"]  # where somebody is to be lost who says nothing, or who never comes back
 RUNNER = os.environ.get("MU_RUNNER", "").split()  # e.g. a sanitizer's wrapper
 SANITIZED = float(os.environ.get("MU_SLOW", "1")) > 1
 SLOW = 4 * float(os.environ.get("MU_SLOW", "1"))  # stretches every limit: they end what hangs, and measure nothing
@@ -122,7 +123,7 @@ class Process:
 
 
 class Cluster:
-    def __init__(self, data=None, keep=False):
+    def __init__(self, data=None, keep=False, flags=FAST):
         self.dir = tempfile.mkdtemp(prefix="muster-e2e-")
         self.keep = keep
         self.data = data or os.path.join(self.dir, "data.txt")
@@ -131,6 +132,7 @@ class Cluster:
                 for i in range(4000):
                     f.write(f"line {i}: the quick brown fox number {i * i % 997} jumps over {i % 13} lazy dogs\n")
         self.coordinator, self.address, self.workers, self.events = None, None, [], []
+        self.options = flags  # musterd's, unless it is started with others
         self.count = 0
         self.restarts = 0
         self.new_events = queue.Queue()
@@ -177,14 +179,15 @@ class Cluster:
 
     # ---- processes ----
 
-    def start_coordinator(self, fault=None, flags=FAST, env=None):
-        """Starts (or restarts, on the same address and store) musterd and returns when it serves."""
+    def start_coordinator(self, fault=None, flags=None, env=None):
+        """Starts (or restarts, on the same address, store and flags) musterd and returns when it serves."""
+        self.options = flags or self.options
         address_file = os.path.join(self.dir, "address")
         if os.path.exists(address_file):
             os.unlink(address_file)
         listen = self.address or "127.0.0.1:0"
         argv = [os.path.join(BUILD, "coordinator/musterd"), "--data-dir", os.path.join(self.dir, "store"), "--listen", listen,
-                "--address-file", address_file, *flags]
+                "--address-file", address_file, *self.options]
         self.coordinator = Process(self, "musterd", argv, self.fault_env(fault, env))
         self.wait_until(lambda: os.path.exists(address_file) and open(address_file).read().strip(), 15,
                         "musterd wrote no address", watch=self.coordinator)
@@ -229,7 +232,7 @@ class Cluster:
     def start_worker(self, job="tiny", name=None, fault=None, threads=1, env=None, flags=(), program="worker/muster-worker"):
         self.count += 1
         argv = [os.path.join(BUILD, program), "--coordinator", self.address, "--job", job, "--threads", str(threads),
-                "--unix-dir", self.dir, *flags]
+                "--unix-dir", self.dir, "--backoff-max", "400", *flags]
         if name:
             argv += ["--name", name]
         worker = Process(self, f"worker{self.count}", argv, self.fault_env(fault, env))

@@ -58,7 +58,9 @@ static void *read_many(void *arg)
 {
     struct mu_flight_record *records = malloc(MU_FLIGHT_RECORDS * sizeof *records);
     size_t *seen = arg;
+    bool last;
     do {
+        last = atomic_load(&over); /* when all is written it is read once more */
         size_t count = mu_flight_read(0, UINT64_MAX, records, MU_FLIGHT_RECORDS);
         for (size_t i = 0; i < count; i++) {
             if (records[i].kind != MU_FLIGHT_RECEIVE)
@@ -67,7 +69,7 @@ static void *read_many(void *arg)
             assert_int_equal((uint32_t)records[i].number, records[i].peer);
             *seen += 1;
         }
-    } while (!atomic_load(&over));
+    } while (!last);
     free(records);
     return NULL;
 }
