@@ -29,6 +29,9 @@ struct failures_text {
 struct topology_text {
     char *slurm, *topograph, *nccl, *hosts;
 };
+struct worker_text {
+    char *flops, *memory_rate, *rows_rate, *link_rate, *latency_s, *fixed_s, *slice_cost;
+};
 struct cluster_text {
     char *cluster, *nodes, *spare_nodes;
     struct topology_text *topology;
@@ -36,6 +39,7 @@ struct cluster_text {
     struct fabric_text *fabric;
     struct storage_text *storage;
     struct failures_text *failures;
+    struct worker_text *worker;
 };
 
 #define OPTIONAL               (CYAML_FLAG_POINTER | CYAML_FLAG_OPTIONAL)
@@ -67,10 +71,15 @@ static const cyaml_schema_field_t failures_schema[] = {TEXT(failures_text, devic
 static const cyaml_schema_field_t topology_schema[] = {TEXT(topology_text, slurm), TEXT(topology_text, topograph),
                                                        TEXT(topology_text, nccl), TEXT(topology_text, hosts),
                                                        CYAML_FIELD_END};
-static const cyaml_schema_field_t cluster_schema[] = {
-    GROUP(topology, topology_schema), TEXT(cluster_text, cluster),     GROUP(device, device_schema),
-    TEXT(cluster_text, nodes),        GROUP(fabric, fabric_schema),    GROUP(storage, storage_schema),
-    GROUP(failures, failures_schema), TEXT(cluster_text, spare_nodes), CYAML_FIELD_END};
+static const cyaml_schema_field_t worker_schema[] = {TEXT(worker_text, flops),      TEXT(worker_text, memory_rate),
+                                                     TEXT(worker_text, rows_rate),  TEXT(worker_text, link_rate),
+                                                     TEXT(worker_text, latency_s),  TEXT(worker_text, fixed_s),
+                                                     TEXT(worker_text, slice_cost), CYAML_FIELD_END};
+static const cyaml_schema_field_t cluster_schema[] = {GROUP(topology, topology_schema), TEXT(cluster_text, cluster),
+                                                      GROUP(device, device_schema),     TEXT(cluster_text, nodes),
+                                                      GROUP(fabric, fabric_schema),     GROUP(storage, storage_schema),
+                                                      GROUP(failures, failures_schema), GROUP(worker, worker_schema),
+                                                      TEXT(cluster_text, spare_nodes),  CYAML_FIELD_END};
 static const cyaml_schema_value_t top_schema = {
     CYAML_VALUE_MAPPING(CYAML_FLAG_POINTER, struct cluster_text, cluster_schema)};
 
@@ -301,6 +310,36 @@ static enum mu_status read_failures(struct mu_yaml_reader *r, const struct failu
     return mu_yaml_read_positive(r, "failures.power_nodes", t->power_nodes, NULL, &c->power_nodes);
 }
 
+static enum mu_status read_worker(struct mu_yaml_reader *r, const struct worker_text *t, struct mu_cluster *c)
+{
+    struct mu_cost_rates *rates = &c->worker;
+    if (!t)
+        return MU_OK;
+    mu_cost_rates_init(rates);
+    c->has_worker = true;
+    const struct {
+        const char *field, *text;
+        double *value;
+        bool may_be_zero;
+    } numbers[] = {{"worker.flops", t->flops, &rates->flops, false},
+                   {"worker.memory_rate", t->memory_rate, &rates->memory_bytes_per_second, false},
+                   {"worker.rows_rate", t->rows_rate, &rates->rows_bytes_per_second, true},
+                   {"worker.link_rate", t->link_rate, &rates->link_bytes_per_second, false},
+                   {"worker.latency_s", t->latency_s, &rates->latency_s, true},
+                   {"worker.fixed_s", t->fixed_s, &rates->fixed_s, true},
+                   {"worker.slice_cost", t->slice_cost, &rates->slice_cost, true}};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        enum mu_status status = mu_yaml_read_real(r, numbers[i].field, numbers[i].text, numbers[i].value);
+        if (status != MU_OK)
+            return status;
+        if (*numbers[i].value < 0 || (*numbers[i].value == 0 && !numbers[i].may_be_zero) || *numbers[i].value > 1e18)
+            return mu_yaml_refuse(r, numbers[i].field, numbers[i].text,
+                                  numbers[i].may_be_zero ? "0 to 1e18" : "above 0, at most 1e18",
+                                  "take what muster probe printed");
+    }
+    return MU_OK;
+}
+
 static enum mu_status read_rest(struct mu_yaml_reader *r, const struct cluster_text *t, struct mu_cluster *c)
 {
     static const struct storage_text no_storage;
@@ -321,7 +360,7 @@ static enum mu_status read_rest(struct mu_yaml_reader *r, const struct cluster_t
         (status =
              mu_yaml_read_real(r, "storage.write_rate", storage->write_rate, &c->storage_write_bytes_per_second)) ||
         (status = mu_yaml_read_real(r, "storage.read_rate", storage->read_rate, &c->storage_read_bytes_per_second)) ||
-        (status = read_failures(r, failures, c)))
+        (status = read_failures(r, failures, c)) || (status = read_worker(r, t->worker, c)))
         return status;
     return MU_OK;
 }

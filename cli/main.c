@@ -69,8 +69,9 @@ static const struct command commands[] = {
      "CLUSTER.yaml JOB.yaml [--top N] [--tp N] [--pp N] [--dp N] [--micro N] [--fp32] "
      "[--what-if NAME=NUMBER,..] [--measured FILE]",
      "which layout, how fast, what failures cost; before anything runs"},
-    {"probe", mu_cmd_probe, "[--threads N] [--dir D] [--mib N]",
-     "what this host can do, as a cluster file for plan: products, memory, messages, storage"},
+    {"probe", mu_cmd_probe, "[--threads N] [--workers N] [--dir D] [--mib N]",
+     "what this host can do, as a cluster file for plan and musterd --rates: products, memory, messages, storage, "
+     "workers"},
     {"simulate", mu_cmd_simulate,
      "CLUSTER.yaml JOB.yaml [--days N] [--seed S] [--runs N] [--svg FILE] [--tp N] [--pp N] [--dp N] [--micro N]",
      "weeks of a job on nodes that fail: what is lost to what, with the coordinator's own decisions"},

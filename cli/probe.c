@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/probe_worker.h"
 #include "common/clock.h"
 #include "kernels/kernels.h"
 
@@ -32,6 +33,7 @@ struct probe {
     double flops[SIZES], best_flops;
     double memory_rate, link_rate, hop_s, write_rate, read_rate;
     double memory_bytes;
+    struct mu_probed_worker worker;
 };
 
 static double seconds_since(uint64_t begun_us)
@@ -220,6 +222,7 @@ static enum mu_status probe_storage(struct probe *p, const char *dir, uint64_t m
 
 static void print_cluster(const struct probe *p)
 {
+    const struct mu_cost_rates *r = &p->worker.rates;
     printf(
         "# Measured by muster probe: one worker of %u thread%s. For muster plan; nic_rate is what processes on this "
         "host "
@@ -227,13 +230,20 @@ static void print_cluster(const struct probe *p)
         "device: {per_node: 1, flops_bf16: %.3e, flops_fp32: %.3e, memory: %.3e, memory_rate: %.3e, link_rate: %.3e, "
         "nic_rate: %.3e, host_rate: %.3e}\n"
         "nodes: 1\n"
-        "storage: {write_rate: %.3e, read_rate: %.3e}\n",
+        "storage: {write_rate: %.3e, read_rate: %.3e}\n"
+        "worker: {flops: %.4g, memory_rate: %.4g, rows_rate: %.4g, link_rate: %.4g, latency_s: %.4g, fixed_s: %.4g, "
+        "slice_cost: %.4g}\n",
         p->threads, p->threads == 1 ? "" : "s", p->best_flops, p->best_flops, p->memory_bytes, p->memory_rate,
-        p->link_rate, p->link_rate, p->memory_rate / 2, p->write_rate, p->read_rate);
+        p->link_rate, p->link_rate, p->memory_rate / 2, p->write_rate, p->read_rate, r->flops,
+        r->memory_bytes_per_second, r->rows_bytes_per_second, r->link_bytes_per_second, r->latency_s, r->fixed_s,
+        r->slice_cost);
     for (uint32_t i = 0; i < SIZES; i++)
         printf("# products of %u: %.3g GFLOP/s, %.0f %% of the best\n", p->sizes[i], p->flops[i] * 1e-9,
                100 * p->flops[i] / p->best_flops);
     printf("# one message between threads: %.1f us\n", p->hop_s * 1e6);
+    printf("# worker: %u at a time, for musterd --rates; %.1f %% off on average for the %u micro-batches it was taken "
+           "from\n",
+           p->worker.workers, 100 * p->worker.apart, p->worker.samples);
 }
 
 static void print_json(const struct probe *p)
@@ -245,6 +255,13 @@ static void print_json(const struct probe *p)
         json_pack("{s:i, s:o, s:f, s:f, s:f, s:f, s:f, s:f}", "threads", (int)p->threads, "products", products,
                   "memory", p->memory_bytes, "memory_rate", p->memory_rate, "link_rate", p->link_rate,
                   "message_seconds", p->hop_s, "write_rate", p->write_rate, "read_rate", p->read_rate);
+    const struct mu_cost_rates *r = &p->worker.rates;
+    json_object_set_new(all, "worker",
+                        json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "workers", (int)p->worker.workers,
+                                  "flops", r->flops, "memory_rate", r->memory_bytes_per_second, "rows_rate",
+                                  r->rows_bytes_per_second, "link_rate", r->link_bytes_per_second, "latency_s",
+                                  r->latency_s, "fixed_s", r->fixed_s, "slice_cost", r->slice_cost, "mean_error",
+                                  p->worker.apart));
     json_dumpf(all, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
     printf("\n");
     json_decref(all);
@@ -252,19 +269,23 @@ static void print_json(const struct probe *p)
 
 int mu_cmd_probe(struct mu_cli *cli, int argc, char **argv)
 {
-    const char *threads = "0", *dir = ".", *mib_text = "256";
-    const struct mu_cli_option options[] = {
-        {"--threads", &threads, NULL}, {"--dir", &dir, NULL}, {"--mib", &mib_text, NULL}};
+    const char *threads = "0", *dir = ".", *mib_text = "256", *workers = "1";
+    const struct mu_cli_option options[] = {{"--threads", &threads, NULL},
+                                            {"--dir", &dir, NULL},
+                                            {"--mib", &mib_text, NULL},
+                                            {"--workers", &workers, NULL}};
     struct probe p = {.threads = 0};
     struct mu_error err;
-    uint64_t count, mib;
+    uint64_t count, mib, crew;
     if (mu_cli_parse("probe", argc, argv, options, (int)(sizeof options / sizeof options[0]), 0, 0) < 0 ||
         !mu_cli_number("probe", "--threads", threads, 0, MU_POOL_THREADS_MAX, &count) ||
-        !mu_cli_number("probe", "--mib", mib_text, 1, DISK_MIB_MAX, &mib))
+        !mu_cli_number("probe", "--mib", mib_text, 1, DISK_MIB_MAX, &mib) ||
+        !mu_cli_number("probe", "--workers", workers, 1, MU_PROBE_WORKERS_MAX, &crew))
         return MU_EXIT_USAGE;
     p.threads = (uint32_t)count;
     if (probe_products(&p, &err) != MU_OK || probe_memory(&p, &err) != MU_OK || probe_link(&p, &err) != MU_OK ||
-        probe_storage(&p, dir, mib, &err) != MU_OK)
+        probe_storage(&p, dir, mib, &err) != MU_OK ||
+        mu_probe_worker((uint32_t)crew, p.threads, &p.worker, &err) != MU_OK)
         return mu_cli_fail(&err);
     (cli->json ? print_json : print_cluster)(&p);
     return MU_EXIT_OK;

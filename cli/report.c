@@ -144,7 +144,7 @@ static void print_prediction(const Muster__V1__Prediction *p)
     double step = step_of(p->predicted), taken = step_of(measured);
     printf("Generation %" PRIu64 ", tp %u x pp %u x dp %u: steps at rank %u (worker %s), predicted %s", p->generation,
            p->layout->tp, p->layout->pp, p->layout->dp, p->rank, p->worker,
-           p->calibrated ? "at the speed measured before" : "by default rates");
+           p->calibrated ? "by measured rates" : "by default rates");
     if (measured)
         printf(", measured over %" PRIu64, p->steps);
     printf("\n");

@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "cli/cluster_file.h"
 #include "cli/topology_file.h"
 #include "common/log.h"
 #include "common/notify.h"
@@ -42,6 +43,7 @@ static const char usage_text[] =
     "  --topology FILE          which host is under which switch (topology.conf, topology.yaml, topograph's .json): "
     "who is\n"
     "                           new gets ranks by it, and a buddy is under another switch (default: not known)\n"
+    "  --rates FILE             what muster probe printed: how fast a worker here is, before any has reported\n"
     "  --address-file FILE      write the address that was bound into FILE, once it can be used\n"
     "\n"
     "  --heartbeat-ms N         workers give a sign of life at least this often (default %u)\n"
@@ -76,7 +78,7 @@ static const char usage_text[] =
 
 struct options {
     struct mu_driver_config driver;
-    const char *address_file, *topology;
+    const char *address_file, *topology, *rates;
     enum mu_log_level log_level;
     bool is_volatile;
     bool is_insecure_wanted; /* reachable by others, without TLS */
@@ -92,6 +94,7 @@ struct number_option {
 enum {
     OPT_TEXT = 1000,
     OPT_DATA_DIR,
+    OPT_RATES,
     OPT_LISTEN,
     OPT_HTTP,
     OPT_TLS_CA,
@@ -107,7 +110,7 @@ enum {
     OPT_VERSION,
     OPT_HELP
 };
-enum { NUMBER_OPTIONS = 22, TEXT_OPTIONS = 15, MS_MAX = 24 * 3600 * 1000 };
+enum { NUMBER_OPTIONS = 22, TEXT_OPTIONS = 16, MS_MAX = 24 * 3600 * 1000 };
 
 static void print_usage(const struct options *options, FILE *to)
 {
@@ -187,6 +190,9 @@ static void parse_one(struct options *options, int choice, const struct number_o
         break;
     case OPT_TOPOLOGY:
         options->topology = optarg;
+        break;
+    case OPT_RATES:
+        options->rates = optarg;
         break;
     case OPT_LOG_LEVEL:
         if (!parse_level(optarg, &options->log_level))
@@ -294,6 +300,7 @@ static void parse_options(struct options *options, int argc, char **argv)
         {"insecure-listen", no_argument, NULL, OPT_INSECURE_LISTEN},
         {"address-file", required_argument, NULL, OPT_ADDRESS_FILE},
         {"topology", required_argument, NULL, OPT_TOPOLOGY},
+        {"rates", required_argument, NULL, OPT_RATES},
         {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
         {"volatile", no_argument, NULL, OPT_VOLATILE},
         {"version", no_argument, NULL, OPT_VERSION},
@@ -388,6 +395,19 @@ static enum mu_status read_network(const char *path, struct network *network, st
     return network->nodes ? MU_OK : mu_fail(err, MU_ERR_NO_MEMORY, "%s: out of memory", path);
 }
 
+/* Section worker of a cluster file. */
+static enum mu_status read_rates(const char *path, struct mu_cost_rates *ret_rates, struct mu_error *err)
+{
+    struct mu_cluster cluster;
+    enum mu_status status = mu_cluster_file_read(path, &cluster, err);
+    if (status != MU_OK)
+        return status;
+    bool has_worker = cluster.has_worker;
+    *ret_rates = cluster.worker;
+    mu_cluster_fini(&cluster);
+    return has_worker ? MU_OK : mu_fail(err, MU_ERR_INVALID, "%s: worker is missing: muster probe prints it", path);
+}
+
 static int run(const struct options *options, struct mu_driver *driver)
 {
     pthread_t signals;
@@ -441,9 +461,14 @@ int main(int argc, char **argv)
 
     struct mu_driver *driver = NULL;
     struct network network = {NULL, NULL};
+    struct mu_cost_rates rates;
     struct mu_error err = {0};
     enum mu_status status = read_network(options.topology, &network, &err);
     options.driver.core.nodes = network.nodes;
+    if (status == MU_OK && options.rates) {
+        status = read_rates(options.rates, &rates, &err);
+        options.driver.core.rates = &rates;
+    }
     if (status == MU_OK)
         status = mu_driver_new(&options.driver, &driver, &err);
     if (status != MU_OK)

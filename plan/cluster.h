@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "common/status.h"
+#include "plan/cost.h"
 #include "plan/topology.h"
 
 enum {
@@ -63,6 +64,8 @@ struct mu_cluster {
     double switch_mtbf_hours, power_mtbf_hours; /* of a leaf switch, of a power domain: all nodes there; 0: never */
     uint32_t power_nodes;                       /* neighbours by name that share a power domain */
     uint32_t spare_nodes;                       /* of `nodes`: not used while nothing fails */
+    bool has_worker;
+    struct mu_cost_rates worker;  /* of one CPU worker, where muster probe measured them */
     struct mu_topology *topology; /* of `nodes` present nodes, which `levels` sum up; NULL: `levels` say all. Shared by
                                      copies; mu_cluster_fini of one of them frees it */
 };

@@ -42,7 +42,8 @@ struct mu_cost_unit mu_cost_unit_of(const struct mu_job_spec *spec, const struct
     double matrices = (double)model->extents[MU_CELL_L].size * m->slices; /* biases are few */
     double flops = tokens * (2 * matrices + 2.0 * spec->batch.length * c) / tp;
     bool full = spec->parallel.recompute == MU_RECOMPUTE_FULL;
-    double rows = tokens * ELEMENT * (10 * c + 8 * c / tp) / r->memory_bytes_per_second;
+    double rows_rate = r->rows_bytes_per_second > 0 ? r->rows_bytes_per_second : r->memory_bytes_per_second;
+    double rows = tokens * ELEMENT * (10 * c + 8 * c / tp) / rows_rate;
     double vocabulary = (double)mu_model_vocab_slice_rows(m) * (m->slices / tp);
     double wide = tokens * c * ELEMENT; /* all rows of the residual stream, bytes */
     double exchange = tp > 1 ? r->latency_s * (1 + log2_ceil(tp)) + wide * (tp - 1) / tp / r->link_bytes_per_second : 0;

@@ -35,6 +35,7 @@
 struct mu_cost_rates {
     double flops;                         /* of matrix products, per second */
     double memory_bytes_per_second;       /* of sums and updates */
+    double rows_bytes_per_second;         /* of norms, activations and so on; 0: as memory_bytes_per_second */
     double link_bytes_per_second;         /* between two workers */
     double latency_s;                     /* of one message */
     double fixed_s;                       /* per layer, direction and micro-batch */
@@ -51,6 +52,17 @@ void mu_cost_rates_init(struct mu_cost_rates *rates);
  * without exchanges). Leaves the rates alone when `seconds` is not a positive number. */
 void mu_cost_calibrate(struct mu_cost_rates *rates, const struct mu_job_spec *spec, const struct mu_layout *layout,
                        double seconds);
+
+/* Forward and backward of one micro-batch of the job's whole model, on one worker, measured. */
+struct mu_cost_sample {
+    const struct mu_job_spec *spec;
+    double seconds;
+};
+/* Sets flops, slice_cost, rows_bytes_per_second and fixed_s so that the relative errors of the samples have the least
+ * squares; what the samples do not tell stays. Returns the mean of the relative errors that are left. At most
+ * MU_COST_SAMPLES_MAX. */
+enum { MU_COST_SAMPLES_MAX = 64 };
+double mu_cost_fit(struct mu_cost_rates *rates, const struct mu_cost_sample *samples, uint32_t count);
 
 struct mu_cost {
     double step_s;

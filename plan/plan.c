@@ -304,6 +304,8 @@ static void measured_rates(struct planning *p)
     const struct mu_plan_input *input = p->input;
     double slowest = 0, layers = 0;
     mu_cost_rates_init(&p->rates);
+    if (input->rates)
+        p->rates = *input->rates;
     p->rates.embedding_layers = (double)input->costs.embedding / MU_STAGE_COST_UNIT;
     p->rates.head_layers = (double)input->costs.head / MU_STAGE_COST_UNIT;
     for (uint32_t i = 0; i < input->member_count; i++) {

@@ -6,6 +6,7 @@
 #ifndef MU_PLAN_PLAN_H
 #define MU_PLAN_PLAN_H
 
+#include "plan/cost.h"
 #include "plan/session.h"
 
 struct mu_plan_member {
@@ -34,6 +35,7 @@ struct mu_stage_costs {
 struct mu_plan_input {
     const struct mu_job_spec *spec;
     struct mu_stage_costs costs;
+    const struct mu_cost_rates *rates;    /* measured; NULL: the default ones */
     const struct mu_plan_member *members; /* eligible workers, in order of preference (old rank first, then age) */
     uint32_t member_count;
     const struct mu_plan_link *bad_links;

@@ -62,8 +62,9 @@ struct mu_coord_config {
     uint32_t link_retry_ms;                /* a bad link is tried again after so long */
     uint32_t scrub_again_s;                /* a verified checkpoint is read again after so long */
     uint32_t crash_limit, crash_window_ms; /* more deaths than this within the window: quarantine */
-    const struct mu_node_map *nodes; /* by the hosts' names: who is new gets ranks by it, and buddies another switch;
-                                        NULL: not known; must stay */
+    const struct mu_node_map *nodes;   /* by the hosts' names: who is new gets ranks by it, and buddies another switch;
+                                          NULL: not known; must stay */
+    const struct mu_cost_rates *rates; /* of a worker, as muster probe measured them; NULL: default ones; must stay */
 };
 
 void mu_coord_config_init(struct mu_coord_config *config);

@@ -535,7 +535,8 @@ void prediction_report(struct mu_coord *coord, struct job *job, const struct wor
                        const struct mu_step_report *report); /* before speeds_report learns from it */
 
 /* speeds.c */
-struct mu_cost_rates speeds_rates(const struct job *job); /* of no worker, with what is known of embedding and head */
+/* Of no worker in particular, with what is known of embedding and head. */
+struct mu_cost_rates speeds_rates(const struct mu_coord *coord, const struct job *job);
 void speeds_report(struct mu_coord *coord, struct job *job, struct worker *worker, const struct mu_step_report *report);
 void speeds_end(struct mu_coord *coord, struct job *job);   /* before members and layout of a generation go */
 void speeds_begin(struct mu_coord *coord, struct job *job); /* a generation goes */

@@ -67,7 +67,7 @@ static void predict(struct mu_coord *coord, struct job *job)
 {
     const struct mu_job_spec *spec = &job->record.spec;
     struct prediction *p = &job->prediction;
-    struct mu_cost_rates rates = speeds_rates(job);
+    struct mu_cost_rates rates = speeds_rates(coord, job);
     uint32_t stage = mu_cost_of_layout(spec, &job->layout, &rates).slowest_stage;
     double speed = 0;
     const struct worker *busiest = find_busiest(coord, job, stage, &speed);
@@ -76,7 +76,7 @@ static void predict(struct mu_coord *coord, struct job *job)
         return;
     p->view.rank = busiest->rank;
     p->view.slot = (uint32_t)(busiest - coord->workers);
-    p->view.calibrated = speed > 0;
+    p->view.calibrated = speed > 0 || coord->config.rates;
     double layers = mu_cost_stage_layers(spec, &job->model, &rates, &job->layout, stage);
     mu_cost_calibrate(&rates, spec, &job->layout, speed * layers);
     struct mu_cost cost = mu_cost_of_leaves(spec, &job->layout, &rates, busiest->leaf_count ? busiest->leaf_count : 1);
@@ -129,7 +129,7 @@ static void tell(struct mu_coord *coord, struct job *job, int worst)
         "instead of %.3g s; 'muster report %s' has all terms, and the line with which 'muster plan --measured' "
         "recalibrates",
         layout->tp, layout->pp, layout->dp, measured, predicted,
-        p->view.calibrated ? "at the speed that was measured before" : "by default rates", mu_step_term_names[worst],
+        p->view.calibrated ? "by measured rates" : "by default rates", mu_step_term_names[worst],
         p->view.measured_s[worst], p->view.predicted_s[worst], job->record.spec.name);
     persist_tally(coord, job);
 }

@@ -2,8 +2,8 @@
  *
  * With the first report of a generation the model of costs (plan/cost.h) says what a step will take at one rank: of
  * the slowest stage, the one whose worker is expected to compute longest. The model has the speed that this worker
- * showed in earlier generations (one that is new: the slowest of the others), or its default rates where nobody was
- * measured (`calibrated` is false). The rank's reports,
+ * showed in earlier generations (one that is new: the slowest of the others), else the rates of the configuration, else
+ * default ones (then `calibrated` is false). The rank's reports,
  * but for the first ones, are summed up over windows; the terms of a window add up to its steps. Who is off by more
  * than 15 % of the predicted step, in the whole or in one term, in two windows in a row, is said once a generation; off
  * is over after two windows below 10 %. Pure. */

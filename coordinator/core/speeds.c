@@ -24,10 +24,12 @@ static const double CHANGE_S = 1;      /* of a change of generation, before one 
 static const double LAYERS_MAX = 4096; /* that embedding or head may cost */
 static const double DISTINCT = 0.25;   /* parts of two stages that differ by less than this tell nothing */
 
-struct mu_cost_rates speeds_rates(const struct job *job)
+struct mu_cost_rates speeds_rates(const struct mu_coord *coord, const struct job *job)
 {
     struct mu_cost_rates rates;
     mu_cost_rates_init(&rates);
+    if (coord->config.rates)
+        rates = *coord->config.rates;
     rates.embedding_layers = (double)job->record.costs.embedding / MU_STAGE_COST_UNIT;
     rates.head_layers = (double)job->record.costs.head / MU_STAGE_COST_UNIT;
     return rates;
@@ -91,9 +93,9 @@ static void learn(uint32_t *cost, const struct estimate *estimate)
 
 /* What the embedding (a stage of a layer and it, less the layer) and the head cost as believed now, at the tp of the
  * generation. */
-static double believed(const struct job *job, bool head)
+static double believed(const struct mu_coord *coord, const struct job *job, bool head)
 {
-    struct mu_cost_rates rates = speeds_rates(job);
+    struct mu_cost_rates rates = speeds_rates(coord, job);
     struct mu_layout two = {.tp = job->layout.tp, .pp = 3, .dp = 1, .stage_first = {0, 1, 2, 3}};
     const struct mu_job_spec *spec = &job->record.spec;
     double layer = mu_cost_stage_layers(spec, &job->model, &rates, &two, 1);
@@ -105,8 +107,8 @@ void speeds_end(struct mu_coord *coord, struct job *job)
     struct estimate embedding = {0}, head = {0};
     if (!job->has_generation)
         return;
-    embedding.usual = believed(job, false);
-    head.usual = believed(job, true);
+    embedding.usual = believed(coord, job, false);
+    head.usual = believed(coord, job, true);
     for (uint32_t rank = 0; rank < mu_layout_working(&job->layout); rank++) {
         struct worker *worker = member_at(coord, job, rank);
         if (!worker || worker->speed_reports < REPORTS_MIN || !(worker->seconds_per_leaf > 0))
@@ -284,7 +286,7 @@ void speeds_report(struct mu_coord *coord, struct job *job, struct worker *worke
     double seconds = (double)(report->data_us + report->forward_us + report->backward_us) * 1e-6;
     if (report->leaf_count == 0 || !(seconds > 0) || seconds > SECONDS_MAX || !is_working(job, worker))
         return;
-    struct mu_cost_rates rates = speeds_rates(job);
+    struct mu_cost_rates rates = speeds_rates(coord, job);
     uint32_t stage = mu_layout_coords(&job->layout, worker->rank).p;
     double layers = mu_cost_stage_layers(&job->record.spec, &job->model, &rates, &job->layout, stage);
     seconds /= report->leaf_count;

@@ -148,7 +148,7 @@ static void test_what_is_off_is_told_once_a_generation(void **state)
 
     train(&box, LEAF_US * 13 / 10, 100);
     assert_true(prediction_of(&box).off && times_told(&box) == 1);
-    assert_true(box_said(&box, "at the speed that was measured before"));
+    assert_true(box_said(&box, "by measured rates"));
     box_kill_coord(&box);
     box_start_coord(&box);
     box_settle(&box);
