@@ -428,6 +428,38 @@ static void test_choose_keeps_the_old_layout_unless_it_gains(void **state)
     expect_grid(chosen(&s, 4, 0, &invalid), 1, 1, 4);
 }
 
+/* From micro-batches that follow the model the rates come back, as far as predictions of other jobs go. */
+static void test_rates_fit_measured_micro_batches(void **state)
+{
+    (void)state;
+    enum { SAMPLES = 12 };
+    struct mu_job_spec specs[SAMPLES];
+    struct mu_cost_sample samples[SAMPLES];
+    struct mu_cost_rates truth, fitted;
+    mu_cost_rates_init(&truth);
+    fitted = truth;
+    truth.flops = 4e10;
+    truth.rows_bytes_per_second = 3e9;
+    truth.fixed_s = 2e-4;
+    truth.slice_cost = 0.1;
+    struct mu_layout one = {.tp = 1, .pp = 1, .dp = 1, .stage_first = {0, 2}};
+    for (uint32_t i = 0; i < SAMPLES; i++) {
+        specs[i] = job(2, 1 + i % 2, 1, 1);
+        specs[i].model.channels = 64u << (i / 2 % 3);
+        specs[i].model.hidden = 4 * specs[i].model.channels;
+        specs[i].batch.length = i < SAMPLES / 2 ? 8 : 64;
+        samples[i] = (struct mu_cost_sample){&specs[i], mu_cost_of_layout(&specs[i], &one, &truth).compute_s};
+    }
+    assert_true(mu_cost_fit(&fitted, samples, SAMPLES) < 0.01);
+    struct mu_job_spec other = job(2, 2, 1, 1);
+    other.model.channels = 192;
+    other.model.hidden = 768;
+    other.batch.length = 32;
+    double ratio =
+        mu_cost_of_layout(&other, &one, &fitted).compute_s / mu_cost_of_layout(&other, &one, &truth).compute_s;
+    assert_true(ratio > 0.97 && ratio < 1.03);
+}
+
 static void test_choose_meets_the_fewest_workers(void **state)
 {
     (void)state;
@@ -503,6 +535,7 @@ int main(void)
         cmocka_unit_test(test_choose_obeys_given_degrees),
         cmocka_unit_test(test_choose_fits_into_memory_or_says_what_is_short),
         cmocka_unit_test(test_choose_keeps_the_old_layout_unless_it_gains),
+        cmocka_unit_test(test_rates_fit_measured_micro_batches),
         cmocka_unit_test(test_choose_meets_the_fewest_workers),
         cmocka_unit_test(test_choose_is_fast_and_deterministic_at_scale),
     };
