@@ -158,6 +158,10 @@ static void put_step(const struct mu_step_report *step, struct parts *parts)
     pb->wait_us = step->wait_us;
     pb->optimizer_us = step->optimizer_us;
     pb->snapshot_us = step->snapshot_us;
+    pb->tensor_us = step->tensor_us;
+    pb->pipeline_us = step->pipeline_us;
+    pb->replicas_us = step->replicas_us;
+    pb->vote_us = step->vote_us;
 }
 
 static enum mu_status put_piece(struct mu_wire_arena *arena, const struct mu_piece_report *piece, struct parts *parts,
@@ -455,6 +459,10 @@ static enum mu_status get_step_report(const Muster__V1__StepReport *pb, struct m
     out->wait_us = pb->wait_us;
     out->optimizer_us = pb->optimizer_us;
     out->snapshot_us = pb->snapshot_us;
+    out->tensor_us = pb->tensor_us;
+    out->pipeline_us = pb->pipeline_us;
+    out->replicas_us = pb->replicas_us;
+    out->vote_us = pb->vote_us;
     return MU_OK;
 }
 

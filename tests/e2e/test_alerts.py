@@ -55,7 +55,7 @@ def test_docs_list_what_there_is():
     same({name.lower() for name in alerts}, set(re.findall(r"runbook: docs/operations.md#(\w+)", rules)), "alerts and their runbooks")
     sources = "".join(text_of("coordinator", folder, name) for folder in ("", "core") for name in os.listdir(os.path.join(ROOT, "coordinator", folder))
                       if name.endswith(".c"))
-    calls = re.findall(r"\bevent(?:_of_name)?\(\s*coord,\s*MU_EVENT_\w+,\s*([^,]*),", sources)
+    calls = re.findall(r"\bevent(?:_of_name)?\(\s*coord,\s*(?:MU_EVENT_\w+|severity),\s*([^,]*),", sources)
     kinds = set(re.findall(r'"([a-z_]+)"', " ".join(calls))) | set(re.findall(r'\.kind = "([a-z_]+)"', sources))
     kinds |= set(re.findall(r'"(job_(?:finished|failed|cancelled))"', sources))
     section = docs[docs.index("\n## Events\n"):]
