@@ -25,6 +25,7 @@
 #include "worker/holder.h"
 #include "worker/notes.h"
 #include "worker/recollect.h"
+#include "worker/renew.h"
 #include "worker/vitals.h"
 
 #define ATTACH_METHOD "/muster.v1.WorkerService/Attach"
@@ -46,8 +47,9 @@ struct agent {
     struct mu_rpc_pool *pool;
     struct mu_rpc_client *client;
     struct mu_recollector *recollector;
-    struct link *link; /* current stream; NULL: none */
-    struct link *dead; /* ended streams, to be freed outside of the lock */
+    struct mu_renewer *renewer; /* NULL: of the certificate, by the supervisor or nobody */
+    struct link *link;          /* current stream; NULL: none */
+    struct link *dead;          /* ended streams, to be freed outside of the lock */
     struct mu_wire_arena arena_in, arena_out;
     struct mu_device *device;
     struct mu_vitals_watch *vitals;     /* NULL: nobody wants them */
@@ -146,6 +148,7 @@ static void do_send(struct agent *agent, const struct mu_worker_message *message
          has_inventory = message->kind == MU_WM_HELLO && agent->keeper;
     if (has_vitals || has_inventory) { /* the core has no eyes for either */
         more = *message;
+        vitals.certificate_end_s = has_vitals ? mu_rpc_client_certificate_end_s(agent->client) : 0;
         more.vitals = has_vitals ? &vitals : NULL;
         if (has_inventory)
             more.hello.inventory_count = mu_keeper_inventory(agent->keeper, more.hello.inventory);
@@ -693,7 +696,11 @@ static enum mu_status start_rpc(struct agent *agent, const struct mu_agent_confi
     enum mu_status status = mu_rpc_pool_new(1, err, &agent->pool);
     if (status == MU_OK)
         status = mu_rpc_client_new(agent->pool, &client, err, &agent->client);
-    return status == MU_OK ? mu_recollector_new(agent->client, &agent->recollector, err) : status;
+    if (status == MU_OK)
+        status = mu_recollector_new(agent->client, &agent->recollector, err);
+    if (status == MU_OK && agent->note_fd < 0)
+        status = mu_renewer_new(&(struct mu_renewer_config){config->coordinator, config->tls}, &agent->renewer, err);
+    return status;
 }
 
 static enum mu_status start_signals(struct agent *agent, struct mu_error *err)
@@ -718,6 +725,7 @@ static void stop(struct agent *agent)
     mu_keeper_free(agent->keeper);       /* first these: they call into the core */
     mu_engine_free(agent->engine);
     free_dead(agent);
+    mu_renewer_free(agent->renewer);
     mu_recollector_free(agent->recollector);
     mu_rpc_client_free(agent->client);
     mu_rpc_pool_free(agent->pool);

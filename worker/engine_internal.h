@@ -91,6 +91,7 @@ struct engine_runs {
 /* Phase times of the step under way, microseconds. */
 struct engine_times {
     uint64_t total_us, data_us, forward_us, backward_us, communicate_us, wait_us, optimizer_us, snapshot_us;
+    uint64_t tensor_us, pipeline_us, replicas_us, vote_us; /* of communicate and wait: for whom */
 };
 
 /* A connection that feeds state; NULL: none. */

@@ -147,7 +147,11 @@ static void post_step(struct mu_engine *engine)
                                                            .communicate_us = times->communicate_us,
                                                            .wait_us = times->wait_us,
                                                            .optimizer_us = times->optimizer_us,
-                                                           .snapshot_us = times->snapshot_us}});
+                                                           .snapshot_us = times->snapshot_us,
+                                                           .tensor_us = (uint32_t)times->tensor_us,
+                                                           .pipeline_us = (uint32_t)times->pipeline_us,
+                                                           .replicas_us = (uint32_t)times->replicas_us,
+                                                           .vote_us = (uint32_t)times->vote_us}});
 }
 
 static enum mu_status park_finished(struct mu_engine *engine, struct mu_error *err)

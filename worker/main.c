@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/flight.h"
 #include "common/log.h"
 #include "common/notify.h"
 #include "kernels/pool.h"
@@ -65,6 +66,7 @@ static const char help[] =
     "  --backoff-max MS      longest pause (default: 2000)\n"
     "  --report-every MS     merge step reports that come faster than this (default: 100)\n"
     "  --vitals-every MS     tell how this worker and its host are so often (default: 5000; 0: never)\n"
+    "  --no-flight           no flight recorder: reports of hangs and traces then lack this worker's records\n"
     "  --connect-timeout MS  for the ranks of a new generation to find each other (default: 30000)\n"
     "  --ledger FILE         append a line for every leaf computed and every update applied\n"
     "  --log-level LEVEL     debug, info, warn or error (default: info)\n"
@@ -97,6 +99,7 @@ enum option_id {
     OPT_BACKOFF_MAX,
     OPT_REPORT_EVERY,
     OPT_VITALS_EVERY,
+    OPT_NO_FLIGHT,
     OPT_CONNECT_TIMEOUT,
     OPT_LEDGER,
     OPT_JOIN_TOKEN,
@@ -126,6 +129,7 @@ static const struct option options[] = {
     {"backoff-max", required_argument, NULL, OPT_BACKOFF_MAX},
     {"report-every", required_argument, NULL, OPT_REPORT_EVERY},
     {"vitals-every", required_argument, NULL, OPT_VITALS_EVERY},
+    {"no-flight", no_argument, NULL, OPT_NO_FLIGHT},
     {"connect-timeout", required_argument, NULL, OPT_CONNECT_TIMEOUT},
     {"ledger", required_argument, NULL, OPT_LEDGER},
     {"join-token-file", required_argument, NULL, OPT_JOIN_TOKEN},
@@ -274,6 +278,9 @@ static bool take_option(int id, const char *text, struct choices *choices, int *
         return false;
     case OPT_DETACH:
         choices->detach = true;
+        return true;
+    case OPT_NO_FLIGHT:
+        mu_flight_switch_off();
         return true;
     case OPT_LOG_LEVEL:
         return parse_level(text, &choices->level);

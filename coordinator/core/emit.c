@@ -147,6 +147,7 @@ void persist_tally(struct mu_coord *coord, const struct job *job)
                      .stall_s = in->stall_s,
                      .slow_s = in->slow_s,
                      .step_s = in->step_s},
+        .prediction_told = job->prediction.told,
         .hung_count = job->hung_count,
     };
     memcpy(record.job, job->record.spec.name, sizeof record.job);

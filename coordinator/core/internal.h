@@ -4,6 +4,7 @@
 
 #include "common/mutant.h"
 #include "coordinator/core/core.h"
+#include "plan/cost.h"
 
 enum { NONE = UINT32_MAX, WORKER_RECORDS_MAX = 4096, NODES_MAX = 4096 };
 
@@ -122,6 +123,19 @@ struct wait_floor {
     bool known;
 };
 
+/* See prediction.h. */
+struct prediction {
+    struct mu_prediction view;
+    uint64_t told; /* the last generation of which it was said that it is off */
+    double snapshot_s;
+    /* of the window under way */
+    double sums_s[MU_TERM_COUNT];
+    uint64_t steps;
+    uint32_t reports, snapshots;
+    uint32_t in_a_row; /* windows that speak against `off` as it is */
+    bool warm;         /* the first reports are over */
+};
+
 /* What is known of the cost of checkpoints: see interval.c. */
 struct interval {
     uint64_t steps, told_steps; /* 0: nothing was measured yet */
@@ -193,6 +207,7 @@ struct job {
     uint64_t steps_done, replayed_steps, replay_until;
     uint32_t down_count; /* accounts of workers that are down */
     struct wait_floor wait_floor;
+    struct prediction prediction;
     uint64_t progress_us; /* lease clock: when steps_done last grew, or Go */
     struct mu_step_result result;
     bool has_result;
@@ -523,7 +538,12 @@ void goodput_restore(struct mu_coord *coord, const struct mu_account_record *rec
 void goodput_start(struct mu_coord *coord);
 void goodput_tick(struct mu_coord *coord);
 
+/* prediction.c */
+void prediction_report(struct mu_coord *coord, struct job *job, const struct worker *worker,
+                       const struct mu_step_report *report); /* before speeds_report learns from it */
+
 /* speeds.c */
+struct mu_cost_rates speeds_rates(const struct job *job); /* of no worker, with what is known of embedding and head */
 void speeds_report(struct mu_coord *coord, struct job *job, struct worker *worker, const struct mu_step_report *report);
 void speeds_end(struct mu_coord *coord, struct job *job);   /* before members and layout of a generation go */
 void speeds_begin(struct mu_coord *coord, struct job *job); /* a generation goes */

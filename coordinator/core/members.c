@@ -513,6 +513,7 @@ static void on_step(struct mu_coord *coord, struct worker *worker, const struct 
     }
     goodput_report(coord, job, worker, report);
     interval_report(coord, job, worker, report);
+    prediction_report(coord, job, worker, report);
     speeds_report(coord, job, worker, report);
     if (job->phase == MU_JP_STEPPING)
         checkpoint_policy(coord, job);

@@ -160,6 +160,7 @@ static enum mu_status restore_tally(struct mu_coord *coord, const struct mu_tall
                                       .slow_s = record->interval.slow_s,
                                       .step_s = record->interval.step_s};
     memcpy(job->interval.reason, record->interval.reason, sizeof job->interval.reason);
+    job->prediction.told = record->prediction_told;
     job->hung_count = record->hung_count;
     memcpy(job->hung, record->hung, sizeof job->hung);
     return MU_OK;

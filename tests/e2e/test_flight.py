@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 
-from harness import BUILD, Cluster, check, connect, main, pb, run, tiny_job
+from harness import BUILD, STRICT, Cluster, check, connect, main, pb, run, tiny_job
 from muster.v1 import recall_pb2 as recall
 
 GO = "generation 1: go"
@@ -78,8 +78,7 @@ def test_a_signal_makes_a_worker_log_what_it_did_last():
 
 def test_who_holds_the_others_up_is_named():
     with Cluster() as cluster:
-        patient = ["--heartbeat-ms", "1000", "--suspect-ms", "60000", "--lost-ms", "120000"]
-        cluster.start_coordinator(flags=patient)
+        cluster.start_coordinator()
         cluster.submit(tiny_job(cluster, steps=1000000, workers__min=3, checkpoint_every=0, eval__every=0))
         workers = [cluster.start_worker() for _ in range(3)]
         cluster.wait_step(5)
@@ -102,7 +101,7 @@ def test_who_holds_the_others_up_is_named():
 
 def test_a_loss_leaves_a_report():
     """A worker that stops answering is given up; what the others waited for is told, and outlives the coordinator."""
-    with Cluster() as cluster:
+    with Cluster(flags=STRICT) as cluster:
         cluster.start_coordinator()
         cluster.submit(tiny_job(cluster, steps=1000000, workers__min=3, checkpoint_every=0, eval__every=0))
         workers = [cluster.start_worker() for _ in range(3)]

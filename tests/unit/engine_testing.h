@@ -30,7 +30,7 @@
 #include "tests/lib/sanitized.h"
 #include "worker/engine.h"
 
-enum { WORKERS_MAX = 8, EVENTS_MAX = 4096, LEDGER_MAX = 8192, PATIENCE_S = 40 };
+enum { WORKERS_MAX = 8, EVENTS_MAX = 4096, LEDGER_MAX = 8192, PATIENCE_S = 120 };
 
 /* When a point of some worker is reached for the `hit`-th time, every worker's generation is aborted: a revoke at that
  * instant. */

@@ -319,16 +319,6 @@ static void test_without_an_older_checkpoint_the_job_fails_and_never_starts_anew
     box_fini(&box);
 }
 
-/* All the steps that are left, and what comes of it. */
-static void end_with_bad_weights(struct box *box)
-{
-    box->weights_unfinite = true;
-    while (box_all_run(box))
-        assert_true(box_train(box, STEPS));
-    box->weights_unfinite = false;
-    box_advance(box, 3000);
-}
-
 static void test_weights_that_are_not_finite_are_no_result(void **state)
 {
     (void)state;
@@ -341,10 +331,11 @@ static void test_weights_that_are_not_finite_are_no_result(void **state)
     save(&box);
     load_again(&box);
     assert_true(box_said(&box, "state from checkpoint 2"));
-    end_with_bad_weights(&box); /* too few steps to be sure of anything else */
+    box.weights_unfinite = true;
+    while (box_all_run(&box))
+        assert_true(box_train(&box, STEPS)); /* after 11 steps, and from the older one again to the end */
     assert_true(box_said(&box, "checkpoint 2 is bad (the final weights are not finite, "));
-    assert_true(box_said(&box, "state from checkpoint 1") && box_all_run(&box));
-    end_with_bad_weights(&box);
+    assert_true(box_said(&box, "state from checkpoint 1"));
     struct mu_job_view view = box_view(&box);
     assert_int_equal(view.record.state, MU_JOB_FAILED);
     assert_string_equal(view.record.text, "the final weights are not finite, and no older checkpoint is left");
