@@ -114,6 +114,7 @@ struct mu_worker_status {
     char text[MU_TEXT_SIZE];
     uint8_t weights_sha256[32]; /* MU_PARK_FINISHED: of the whole model's parameters, cell by cell; zero where this rank
                                    does not know it */
+    bool weights_unfinite;      /* MU_PARK_FINISHED: some parameter, as far as this rank knows them, is not finite */
 };
 
 enum mu_worker_message_kind {

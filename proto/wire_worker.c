@@ -93,6 +93,7 @@ static enum mu_status put_status(struct mu_wire_arena *arena, const struct mu_wo
     pb->feed_state = (Muster__V1__FeedState)status->feed_state;
     pb->text = mu_wire_put_text(arena, status->text, sizeof status->text);
     pb->weights_sha256 = mu_wire_put_bytes32(status->weights_sha256);
+    pb->weights_unfinite = status->weights_unfinite;
     if (!pb->text)
         return no_memory(err);
 
@@ -388,6 +389,7 @@ static enum mu_status get_status(const Muster__V1__WorkerStatus *pb, struct mu_w
     out->park_reason = (enum mu_park_reason)park_reason;
     out->peer_failure = (enum mu_peer_failure)peer_failure;
     out->bad_checkpoint = pb->bad_checkpoint;
+    out->weights_unfinite = pb->weights_unfinite;
     out->feed = pb->feed;
     out->feed_state = (enum mu_feed_state)feed_state;
     return MU_OK;

@@ -414,8 +414,9 @@ void engine_take_drop(struct mu_engine *engine);
 void engine_take_assigned(struct mu_engine *engine, const struct mu_assign *assign);
 
 /* ---- engine_finish.c ---- */
-/* After the last step: SHA-256 of all parameters, cell by cell, whoever holds them. */
-enum mu_status engine_weights_sha256(struct mu_engine *engine, uint8_t ret_sha256[32],
+/* After the last step: SHA-256 of all parameters, cell by cell, whoever holds them, and whether all of them are finite.
+ */
+enum mu_status engine_weights_sha256(struct mu_engine *engine, uint8_t ret_sha256[32], bool *ret_finite,
                                      struct mu_error *err) MU_WARN_UNUSED;
 
 #endif

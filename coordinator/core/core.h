@@ -216,6 +216,8 @@ struct mu_tally_record {
     uint64_t replay_until;          /* steps up to this were done before */
     uint64_t suspect, suspect_step; /* the checkpoint that the state was loaded from not long ago; 0: none */
     uint32_t unfinite_reports;
+    uint64_t judged_step; /* they are of steps up to this one */
+    uint64_t condemned;   /* generations up to this one are of a checkpoint that was found bad; see suspect.c */
     struct {
         uint64_t steps, told_steps, base, worker_us;
         double cost_s, write_s, failure_s, stall_s, slow_s, step_s;

@@ -135,6 +135,8 @@ void persist_tally(struct mu_coord *coord, const struct job *job)
         .suspect = job->suspect,
         .suspect_step = job->suspect_step,
         .unfinite_reports = job->unfinite_reports,
+        .judged_step = job->judged_step,
+        .condemned = job->condemned,
         .interval = {.steps = in->steps,
                      .told_steps = in->told_steps,
                      .base = in->base,

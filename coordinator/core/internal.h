@@ -222,6 +222,8 @@ struct job {
     uint64_t suspect;             /* number of the one that the state was loaded from not long ago; 0: none */
     uint64_t suspect_step;        /* its step */
     uint32_t unfinite_reports;    /* in a row, the newest included */
+    uint64_t judged_step;         /* up to which reports have been looked at for that */
+    uint64_t condemned;           /* what generations up to this one hold counts for nothing; 0: none */
     uint64_t intent;              /* number of the open one; 0: none */
     bool untaken;                 /* it cannot become complete, unless its manifest is there already */
     bool publishing;              /* PUBLISH is out for it (or a probe, after a restart) */
@@ -504,8 +506,13 @@ void note_verified(struct mu_coord *coord, struct checkpoint *checkpoint);
 void on_scrubbed(struct mu_coord *coord, struct job *job, uint64_t number, enum mu_status status, const char *text);
 
 /* suspect.c */
-void suspect_go(struct mu_coord *coord, struct job *job);                                      /* a generation goes */
-void suspect_result(struct mu_coord *coord, struct job *job, uint32_t step_count);             /* a step was done */
+void suspect_go(struct job *job);                             /* a generation goes */
+void suspect_result(struct mu_coord *coord, struct job *job); /* a step was done */
+bool suspect_end(struct mu_coord *coord,
+                 struct job *job); /* all have finished. True: that is not the end, or it failed */
+void suspect_tick(struct mu_coord *coord, struct job *job);
+void suspect_assign(struct mu_coord *coord, struct job *job);      /* a generation has got its number and its members */
+void suspect_status(const struct job *job, struct worker *worker); /* it has said what it holds */
 void suspect_unprepared(struct mu_coord *coord, struct job *job, const struct worker *worker); /* its own failure */
 
 /* interval.c */
@@ -517,6 +524,7 @@ void interval_report(struct mu_coord *coord, struct job *job, const struct worke
                      const struct mu_step_report *report);
 void interval_ordered(struct mu_coord *coord, struct job *job);
 void interval_committed(struct mu_coord *coord, struct job *job);
+void interval_go(struct mu_coord *coord, struct job *job);
 
 /* goodput.c */
 void goodput_note(struct mu_coord *coord, const struct worker *worker); /* its class may be another one */

@@ -147,6 +147,7 @@ static void some_status(struct mu_worker_status *status)
     some_text(status->text, sizeof status->text);
     for (int i = 0; i < 32; i++)
         status->weights_sha256[i] = (uint8_t)any();
+    status->weights_unfinite = any() & 1;
 }
 
 /* Of an address; without one there is none. */
