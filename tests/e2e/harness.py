@@ -144,6 +144,8 @@ class Cluster:
         return self
 
     def __exit__(self, kind, value, trace):
+        if isinstance(value, Exception):
+            value.cluster = self.summary()
         self.watch_stop.set()
         for process in [self.coordinator, *self.workers]:
             if process and process.alive():
@@ -154,6 +156,16 @@ class Cluster:
             self.dump()
         if not (self.keep or kind):
             shutil.rmtree(self.dir, ignore_errors=True)
+
+    def summary(self):
+        """For the one line that says what failed: jobs and newest events, as seen from here."""
+        try:
+            jobs = self.call("ListJobs", api.ListJobsRequest(), api.ListJobsResponse, timeout_s=2 / SLOW).jobs
+            told = [f"{job.name}: {pb.JobState.Name(job.state)[10:]} {pb.JobPhase.Name(job.phase)[10:]} generation {job.generation}, "
+                    f"{job.world} of {job.attached} workers, step {job.steps_done} of {job.spec.steps} {job.text}".strip() for job in jobs]
+        except (grpc.RpcError, ValueError) as error:
+            told = [f"no jobs: {str(error.code() if isinstance(error, grpc.RpcError) else error)}"]
+        return "; ".join(told + [f"event {event.number} {event.kind}" for event in self.events[-6:]])
 
     def dump(self):
         print(f"--- logs in {self.dir}", file=sys.stderr)
@@ -488,6 +500,7 @@ def main(tests):
             print(f"skip {test.__name__}: {reason}", flush=True)
         except Exception as error:  # noqa: BLE001: every failure of a test is reported and counted
             failed += 1
-            print(f"FAIL {test.__name__}: {type(error).__name__}: {error}", flush=True)
+            seen = f" [{error.cluster}]" if hasattr(error, "cluster") else ""
+            print(f"FAIL {test.__name__}: {type(error).__name__}: {error}{seen}", flush=True)
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
     sys.exit(1 if failed or not passed + skipped else 0)
