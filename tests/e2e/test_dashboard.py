@@ -42,7 +42,7 @@ def watched(workers):
     with Cluster() as cluster, Browser(cluster.dir) as browser:
         cluster.start_coordinator(flags=[*FAST, "--http", "127.0.0.1:0"])
         for i in range(workers):
-            cluster.start_worker(name=f"w{i}")
+            cluster.start_worker(name=f"w{i}", flags=["--vitals-every", "100"])
         yield cluster, browser, http_address(cluster)
 
 
@@ -90,6 +90,20 @@ def keys_reach_everything(browser):
     check(browser.eval("document.activeElement.dataset.worker") == names[1], "the focus is lost when the page is refreshed")
 
 
+def a_look_at_a_tile_tells_how_the_worker_is(cluster, browser):
+    """By mouse and by keyboard, and the chosen one's below the tiles."""
+    tip = "document.querySelector('#worker-tip')"
+    for event, name in (("mouseover", "w0"), ("focusin", "w2")):
+        browser.eval(f"document.querySelector('[data-worker={name}]').dispatchEvent(new Event('{event}', {{bubbles: true}}))")
+        browser.wait(f"{tip}.style.display === 'block' && {tip}.innerText.includes('processors ')")
+        said = text_of(browser, "#worker-tip")
+        check(said.startswith(f"{name}: member") and re.search(r"memory [\d.]+ [kMG]B, host [\d.]+ %", said) and re.search(r"disk [\d.]+ [kMGT]B free", said), said)
+    browser.eval("document.querySelector('[data-worker=w2]').click()")
+    browser.wait("document.querySelector('#worker-detail').innerText.includes('processors ')")
+    browser.eval("document.querySelector('[data-worker=w2]').dispatchEvent(new Event('focusout', {bubbles: true}))")
+    check(browser.eval(f"{tip}.style.display") == "none", "the tip stays")
+
+
 def test_a_failing_job_is_shown_as_it_is():
     with watched(3) as (cluster, browser, address):
         cluster.submit(tiny_job(cluster, steps=10000000, eval__every=0, checkpoint_every=200))
@@ -108,6 +122,7 @@ def test_a_failing_job_is_shown_as_it_is():
             browser.screenshot(path)
             check(os.path.getsize(path) > 20000, f"{path} shows nothing")
         keys_reach_everything(browser)
+        a_look_at_a_tile_tells_how_the_worker_is(cluster, browser)
         check(not browser.errors, f"the console says: {browser.errors}")
 
 
