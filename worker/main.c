@@ -17,6 +17,7 @@
 #include "worker/detach.h"
 #include "worker/join.h"
 #include "worker/notes.h"
+#include "worker/stacks.h"
 #include "worker/supervisor.h"
 #include "worker/vitals.h"
 
@@ -70,6 +71,7 @@ static const char help[] =
     "  --connect-timeout MS  for the ranks of a new generation to find each other (default: 30000)\n"
     "  --ledger FILE         append a line for every leaf computed and every update applied\n"
     "  --log-level LEVEL     debug, info, warn or error (default: info)\n"
+    "  --log-format FORMAT   logfmt or json (default: logfmt)\n"
     "  --version, --help\n"
     "\n"
     "exit codes: 0 the job is over, or this worker was released or left on request\n"
@@ -104,6 +106,7 @@ enum option_id {
     OPT_LEDGER,
     OPT_JOIN_TOKEN,
     OPT_LOG_LEVEL,
+    OPT_LOG_FORMAT,
     OPT_VERSION,
     OPT_HELP,
 };
@@ -134,6 +137,7 @@ static const struct option options[] = {
     {"ledger", required_argument, NULL, OPT_LEDGER},
     {"join-token-file", required_argument, NULL, OPT_JOIN_TOKEN},
     {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
+    {"log-format", required_argument, NULL, OPT_LOG_FORMAT},
     {"version", no_argument, NULL, OPT_VERSION},
     {"help", no_argument, NULL, OPT_HELP},
     {NULL, 0, NULL, 0},
@@ -163,17 +167,13 @@ static bool parse_number(const char *option, const char *text, uint32_t least, u
     return true;
 }
 
-static bool parse_level(const char *text, enum mu_log_level *ret_level)
+static bool parse_log(int id, const char *text, enum mu_log_level *ret_level)
 {
-    static const char *const names[] = {
-        [MU_LOG_DEBUG] = "debug", [MU_LOG_INFO] = "info", [MU_LOG_WARN] = "warn", [MU_LOG_ERROR] = "error"};
-    for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(text, names[i]) == 0) {
-            *ret_level = (enum mu_log_level)i;
-            return true;
-        }
-    }
-    fprintf(stderr, "muster-worker: --log-level: '%s' is not allowed: debug, info, warn or error\n", text);
+    bool is_level = id == OPT_LOG_LEVEL;
+    if (is_level ? mu_log_level_of(text, ret_level) : mu_log_choose_format(text))
+        return true;
+    fprintf(stderr, "muster-worker: --log-%s: '%s' is not allowed: %s\n", is_level ? "level" : "format", text,
+            is_level ? "debug, info, warn or error" : "logfmt or json");
     return false;
 }
 
@@ -283,7 +283,8 @@ static bool take_option(int id, const char *text, struct choices *choices, int *
         mu_flight_switch_off();
         return true;
     case OPT_LOG_LEVEL:
-        return parse_level(text, &choices->level);
+    case OPT_LOG_FORMAT:
+        return parse_log(id, text, &choices->level);
     default:
         if (!take_text(id, text, choices))
             return take_number(id, text, choices);
@@ -419,6 +420,7 @@ static int take_options(int argc, char **argv, struct choices *choices)
 /* One worker, on the CPU or on a GPU. */
 static int work(struct choices *choices)
 {
+    mu_stacks_init();
     struct mu_error err = {0};
     enum mu_status status = MU_OK;
     if (choices->gpu)
