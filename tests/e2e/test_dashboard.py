@@ -8,6 +8,7 @@ about. Screenshots are kept in the build folder.
 import contextlib
 import os
 import re
+import socket
 
 from browser import Browser
 from harness import BUILD, FAST, Cluster, api, check, main, tiny_job
@@ -67,7 +68,10 @@ def recovery_is_told(browser, go):
     browser.wait("document.querySelector('[data-state=down]')?.dataset.value === '1'")
     check(value_of(browser, "[data-state=member]") == 2, text_of(browser, "#workers"))
     alarms, health = text_of(browser, "#alarms"), text_of(browser, "#health")
-    check("w1 is down" in alarms and go.text in alarms, f"alarms: {alarms!r}")
+    host = socket.gethostname()
+    check(f"worker w1 on {host} is down for" in alarms and re.search(r"failures have cost [\d.]+ m?s of workers", alarms), f"what it costs: {alarms!r}")
+    step = re.search(r"at step (\d+)", go.text).group(1)
+    check(re.search(rf"[\d:]+ tiny: worker w1 lost \(.*\) on {host}\. [\d.]+ m?s later the job went on with 2 workers from step {step}, no step done again", alarms), f"what happened: {alarms!r}")
     check("1 of 1 job" in health and re.search(r"tiny in generation \d+ with 2 workers", health) and "to look at" in health, health)
 
 
