@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "coordinator/metrics.h"
-#include "coordinator/vitals.h"
 
 enum fold { SUM, MOST, LEAST };
 
@@ -72,13 +71,6 @@ enum { WORKER_VITALS = sizeof worker_vitals / sizeof worker_vitals[0] };
 
 /* ---- gathering ---- */
 
-struct told {
-    char worker[MU_WORKER_NAME_SIZE];
-    uint32_t job; /* index into the jobs */
-    uint64_t host;
-    const struct mu_vitals_heard *heard;
-};
-
 struct job_sum {
     char name[MU_JOB_NAME_SIZE];
     double folded[JOB_VITALS]; /* NAN: nobody knows */
@@ -86,7 +78,7 @@ struct job_sum {
 };
 
 struct gathered {
-    struct told *told;
+    struct mu_told *told;
     struct job_sum *jobs;
     uint32_t told_count, job_count, told_capacity, job_capacity;
 };
@@ -125,9 +117,9 @@ static struct job_sum *job_of(struct gathered *all, const char *name)
 
 static int by_job_and_host(const void *a, const void *b)
 {
-    const struct told *left = a, *right = b;
+    const struct mu_told *left = a, *right = b;
     if (left->job != right->job)
-        return left->job < right->job ? -1 : 1;
+        return left->job < right->job ? -1 : 1; /* both lie in the same array */
     return (left->host > right->host) - (left->host < right->host);
 }
 
@@ -140,14 +132,14 @@ static void gather(struct gathered *all, const struct mu_question_sources *sourc
         struct job_sum *job = heard && all->told_count < all->told_capacity ? job_of(all, view.job) : NULL;
         if (!job)
             continue;
-        struct told *told = &all->told[all->told_count++];
-        *told = (struct told){.job = (uint32_t)(job - all->jobs), .host = mu_host_id(view.host), .heard = heard};
+        struct mu_told *told = &all->told[all->told_count++];
+        *told = (struct mu_told){.job = job->name, .host = mu_host_id(view.host), .heard = heard};
         memcpy(told->worker, view.name, sizeof told->worker);
         fold_in(job, heard);
     }
     qsort(all->told, all->told_count, sizeof *all->told, by_job_and_host);
     for (uint32_t i = 0; i < all->told_count; i++)
-        all->jobs[all->told[i].job].hosts += i == 0 || by_job_and_host(&all->told[i - 1], &all->told[i]) != 0;
+        job_of(all, all->told[i].job)->hosts += i == 0 || by_job_and_host(&all->told[i - 1], &all->told[i]) != 0;
 }
 
 /* ---- writing ---- */
@@ -198,8 +190,7 @@ static void write_workers(FILE *out, const struct gathered *all, uint32_t most)
         const struct worker_vital *vital = &worker_vitals[m];
         mu_metrics_head(out, vital->name, vital->type, vital->help);
         for (uint32_t i = 0; i < all->told_count && all->told_count <= most; i++)
-            fprintf(out, "%s{job=\"%s\",worker=\"%s\"} %.12g\n", vital->name, all->jobs[all->told[i].job].name,
-                    all->told[i].worker, vital->value(all->told[i].heard));
+            fprintf(out, "%s{job=\"%s\",worker=\"%s\"} %.12g\n", vital->name, all->told[i].job, all->told[i].worker, vital->value(all->told[i].heard));
     }
 }
 
@@ -214,10 +205,15 @@ void mu_metrics_vitals(FILE *out, const struct mu_question_sources *sources)
         write_jobs(out, &all);
         write_needs(out, &all, sources);
         write_workers(out, &all, sources->worker_series);
+        mu_metrics_gpus(out, all.told, all.told_count, sources->worker_series);
     }
     mu_metrics_head(out, "muster_network_errors_total", "counter",
                     "Network and RDMA errors and drops, counted by each worker of a host.");
     fprintf(out, "muster_network_errors_total %" PRIu64 "\n", sources->stats->network_errors);
+    mu_metrics_head(out, "muster_gpu_xids_total", "counter", "Errors that drivers reported of workers' GPUs (Xid).");
+    fprintf(out, "muster_gpu_xids_total %" PRIu64 "\n", sources->stats->gpu_xids);
+    mu_metrics_head(out, "muster_gpu_failures_total", "counter", "GPUs that were of no more use to their workers.");
+    fprintf(out, "muster_gpu_failures_total %" PRIu64 "\n", sources->stats->gpu_failures);
     free(all.told);
     free(all.jobs);
 }
