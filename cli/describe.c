@@ -236,9 +236,9 @@ static void print_gpu(const Muster__V1__GpuSigns *gpu)
     print_count("PCIe replays", gpu->pcie_replays);
     print_count("NVLink errors", gpu->nvlink_crc_errors + gpu->nvlink_replays + gpu->nvlink_recoveries);
     print_count("memory errors corrected", gpu->ecc_corrected);
-    print_count("not corrected", gpu->ecc_uncorrected);
+    print_count("memory errors not corrected", gpu->ecc_uncorrected);
     print_count("memory rows remapped", gpu->rows_remapped_correctable + gpu->rows_remapped_uncorrectable);
-    print_count("to be at the next reset", gpu->row_remap_pending);
+    print_count("memory rows to be remapped at the next reset", gpu->row_remap_pending);
     print_count("errors reported by the driver (Xid)", gpu->xid_count);
     if (gpu->last_xid)
         printf(", the last one %u", gpu->last_xid);

@@ -68,7 +68,8 @@ static const struct gpu_metric worker_metrics[] = {
     {"muster_worker_gpu_temperature_celsius", "Of the worker's GPU.", SUM, NULL, 1, MU_GPU_TEMPERATURE_C},
     {"muster_worker_gpu_clock_hertz", "Of the processors of the worker's GPU.", SUM, NULL, 1e6, MU_GPU_SM_CLOCK_MHZ},
     {"muster_worker_gpu_throttled", "1: slowed down by heat, power brake or a fault.", SUM, .of = throttled},
-    {"muster_worker_gpu_ecc_uncorrected", "Memory errors that were not corrected.", SUM, NULL, 1, MU_GPU_ECC_UNCORRECTED},
+    {"muster_worker_gpu_ecc_uncorrected", "Memory errors that were not corrected.", SUM, NULL, 1,
+     MU_GPU_ECC_UNCORRECTED},
 };
 
 /* NAN: not known. */

@@ -190,7 +190,8 @@ static void write_workers(FILE *out, const struct gathered *all, uint32_t most)
         const struct worker_vital *vital = &worker_vitals[m];
         mu_metrics_head(out, vital->name, vital->type, vital->help);
         for (uint32_t i = 0; i < all->told_count && all->told_count <= most; i++)
-            fprintf(out, "%s{job=\"%s\",worker=\"%s\"} %.12g\n", vital->name, all->told[i].job, all->told[i].worker, vital->value(all->told[i].heard));
+            fprintf(out, "%s{job=\"%s\",worker=\"%s\"} %.12g\n", vital->name, all->told[i].job, all->told[i].worker,
+                    vital->value(all->told[i].heard));
     }
 }
 

@@ -64,11 +64,11 @@ struct mu_device {
      * end it ends. */
     void (*watch)(void *ctx);
     void *watch_ctx;
-    size_t page_bytes;              /* of spaces; 0: the system's */
-    char name[MU_DEVICE_NAME_SIZE]; /* "cpu", "cuda:0" */
-    char uuid[MU_DEVICE_UUID_SIZE]; /* of a GPU, the same in all processes: "GPU-5fd4..."; else empty */
+    size_t page_bytes;                /* of spaces; 0: the system's */
+    char name[MU_DEVICE_NAME_SIZE];   /* "cpu", "cuda:0" */
+    char uuid[MU_DEVICE_UUID_SIZE];   /* of a GPU, the same in all processes: "GPU-5fd4..."; else empty */
     char bus_id[MU_DEVICE_NAME_SIZE]; /* of a GPU: "0000:10:00.0"; else empty */
-    const struct mu_error *error;   /* status MU_OK until it fails */
+    const struct mu_error *error;     /* status MU_OK until it fails */
 };
 
 struct mu_device *mu_host_device(void);

@@ -42,8 +42,8 @@ enum mu_status mu_wire_gpu_from_pb(const Muster__V1__GpuSigns *pb, struct mu_gpu
     if ((status = mu_wire_get_enum((int)pb->watch, MU_GPU_STARTING, MU_GPU_UNWATCHED, "GpuSigns.watch", &watch, err)) ||
         (status = mu_wire_get_string(pb->driver, MU_WIRE_TEXT, "GpuSigns.driver", ret_sample->driver,
                                      sizeof ret_sample->driver, err)) ||
-        (status = mu_wire_get_string(pb->text, MU_WIRE_TEXT, "GpuSigns.text", ret_sample->text,
-                                     sizeof ret_sample->text, err)))
+        (status = mu_wire_get_string(pb->text, MU_WIRE_TEXT, "GpuSigns.text", ret_sample->text, sizeof ret_sample->text,
+                                     err)))
         return status;
     ret_sample->watch = (enum mu_gpu_watch)watch;
     return MU_OK;

@@ -146,8 +146,7 @@ static void do_send(struct agent *agent, const struct mu_worker_message *message
     struct mu_gpu_sample gpu;
     if (!agent->link)
         return;
-    bool has_vitals =
-             message->kind != MU_WM_HELLO && mu_vitals_watch_take(agent->vitals, agent->gpu_failed, &vitals),
+    bool has_vitals = message->kind != MU_WM_HELLO && mu_vitals_watch_take(agent->vitals, agent->gpu_failed, &vitals),
          has_inventory = message->kind == MU_WM_HELLO && agent->keeper;
     if (has_vitals || has_inventory) { /* the core has no eyes for either */
         more = *message;

@@ -161,32 +161,31 @@ def test_health_of_a_gpu_is_told_and_one_that_failed_is_left():
     with Cluster() as cluster:
         cluster.start_coordinator(flags=["--http", "127.0.0.1:0"])
         address = http_address(cluster)
-        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1, "steps": 40}))
-        drivers = [Driver(cluster)]
-        drivers[0].tell("set nvmlDeviceGetUtilizationRates 97", "set used 75161927680", "set total 150323855360", "set nvmlDeviceGetPowerUsage 650000",
+        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1, "steps": 12}))
+        driver = Driver(cluster)
+        driver.tell("set nvmlDeviceGetUtilizationRates 97", "set used 75161927680", "set total 150323855360", "set nvmlDeviceGetPowerUsage 650000",
                         "set nvmlDeviceGetTemperature 88", "set nvmlDeviceGetCurrentClocksThrottleReasons 64", "field 144 1", "field 4 2")
-        slow = {"CUDASIM_DELAY_US": "1000"}
-        flags = ("--vitals-every", "50")
-        first = cluster.start_worker(program=SIM, name="g0", flags=("--device", "cuda:0", *flags), env={"CUDASIM_DEVICES": "16", **slow})
-        second = cluster.start_worker(program=SIM, name="g1", flags=("--device", "cuda:1", *flags), env={"CUDASIM_DEVICES": "16", **slow, **drivers[0].env})
-        cluster.wait_until(lambda: cluster.job().world == 2 and gpu_of(address, "g1").get("temperature_celsius"), 30, "nothing is told of the GPU")
-        page = metrics(address)
-        expected = {'muster_gpu_count{job="tiny"}': 1, 'muster_gpu_unwatched{job="tiny"}': 1, 'muster_gpu_utilisation_ratio{job="tiny"}': 0.97,
-                    'muster_gpu_memory_ratio{job="tiny"}': 0.5, 'muster_gpu_power_watts{job="tiny"}': 650, 'muster_gpu_throttled{job="tiny"}': 1,
-                    'muster_gpu_temperature_celsius{job="tiny"}': 88, 'muster_gpu_rows_bad{job="tiny"}': 1, 'muster_gpu_ecc_uncorrected{job="tiny"}': 2,
-                    'muster_worker_gpu_temperature_celsius{job="tiny",worker="g1"}': 88, "muster_gpu_failures_total": 0}
-        for name, value in expected.items():
-            check(page.get(name) == value, f"{name} is {page.get(name)}, not {value}")
-        shown = run(cluster, "describe", "worker", "g1", code=0)
-        check("busy 97 %" in shown and "88 C" in shown and "thermal slowdown by hardware" in shown, shown)
-        check("it comes with NVIDIA's driver" in run(cluster, "describe", "worker", "g0", code=0), "g0 has no driver's library")
-        drivers[0].tell("xid 63", "xid 79")
-        lost = cluster.wait_event("worker_lost")
-        check(lost.worker == "g1" and "Xid 79, GPU has fallen off the bus" in lost.text, lost.text)
-        refused_worker(second, "Xid 79")
+        with cluster.slowed():
+            first, second = (cluster.start_worker(program=SIM, name=f"g{i}", flags=("--device", f"cuda:{i}", "--vitals-every", "50"),
+                                                  env={"CUDASIM_DEVICES": "2", **env}) for i, env in enumerate(({}, driver.env)))
+            cluster.wait_until(lambda: cluster.job().world == 2 and gpu_of(address, "g1").get("temperature_celsius"), 30, "nothing is told of the GPU")
+            page = metrics(address)
+            expected = {'muster_gpu_count{job="tiny"}': 1, 'muster_gpu_unwatched{job="tiny"}': 1, 'muster_gpu_utilisation_ratio{job="tiny"}': 0.97,
+                        'muster_gpu_memory_ratio{job="tiny"}': 0.5, 'muster_gpu_power_watts{job="tiny"}': 650, 'muster_gpu_throttled{job="tiny"}': 1,
+                        'muster_gpu_temperature_celsius{job="tiny"}': 88, 'muster_gpu_rows_bad{job="tiny"}': 1, 'muster_gpu_ecc_uncorrected{job="tiny"}': 2,
+                        'muster_worker_gpu_temperature_celsius{job="tiny",worker="g1"}': 88, "muster_gpu_failures_total": 0}
+            for name, value in expected.items():
+                check(page.get(name) == value, f"{name} is {page.get(name)}, not {value}")
+            shown = run(cluster, "describe", "worker", "g1", code=0)
+            check("busy 97 %" in shown and "88 C" in shown and "thermal slowdown by hardware" in shown, shown)
+            check("it comes with NVIDIA's driver" in run(cluster, "describe", "worker", "g0", code=0), "g0 has no driver's library")
+            driver.tell("xid 63", "xid 79")
+            lost = cluster.wait_event("worker_lost")
+            check(lost.worker == "g1" and "Xid 79, GPU has fallen off the bus" in lost.text, lost.text)
+            refused_worker(second, "Xid 79")
         cluster.wait_until(lambda: metrics(address)["muster_gpu_failures_total"] == 1, 10, "the failure is not counted")
         check(metrics(address)["muster_gpu_xids_total"] == 2, "errors of the driver are not counted")
-        expect_equal(cluster, steps=40)
+        expect_equal(cluster, steps=12)
         check(first.wait() == 0, log_of(first))
 
 
