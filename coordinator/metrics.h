@@ -9,6 +9,8 @@
 #include "coordinator/question.h"
 #include "coordinator/vitals.h"
 
+enum { MU_METRICS_BYTES_MAX = 5000000 }; /* longer than that only for jobs, of which there are few */
+
 /* O(workers log workers + jobs). */
 void mu_metrics_write(FILE *out, const struct mu_question_sources *sources);
 
@@ -23,7 +25,10 @@ struct mu_told {
     uint64_t host;
     const struct mu_vitals_heard *heard;
 };
-/* Those of a job stand side by side; lines of single workers if there are at most `most`. */
-void mu_metrics_gpus(FILE *out, const struct mu_told *told, uint32_t count, uint32_t most);
+/* Those of a job stand side by side. */
+void mu_metrics_gpus(FILE *out, const struct mu_told *told, uint32_t count);
+/* Of each worker, while there are at most `most` and the page stays that short. Returns how many metrics were left out.
+ */
+int mu_metrics_worker_gpus(FILE *out, const struct mu_told *told, uint32_t count, uint32_t most, size_t bytes_max);
 
 #endif

@@ -13,7 +13,10 @@ struct gpu_metric {
     enum mu_gpu_reading reading;
 };
 
-enum { STALE_US = 10 * 1000 * 1000 };
+enum {
+    STALE_US = 10 * 1000 * 1000,
+    LINE_BYTES = MU_JOB_NAME_SIZE + MU_WORKER_NAME_SIZE + 96, /* of a worker, at most */
+};
 
 static double watched(const struct mu_gpu_sample *gpu)
 {
@@ -114,10 +117,22 @@ static void write_worker_metric(FILE *out, const struct gpu_metric *metric, cons
     }
 }
 
-void mu_metrics_gpus(FILE *out, const struct mu_told *told, uint32_t count, uint32_t most)
+void mu_metrics_gpus(FILE *out, const struct mu_told *told, uint32_t count)
 {
     for (size_t m = 0; m < sizeof job_metrics / sizeof job_metrics[0]; m++)
         write_job_metric(out, &job_metrics[m], told, count);
-    for (size_t m = 0; m < sizeof worker_metrics / sizeof worker_metrics[0]; m++)
-        write_worker_metric(out, &worker_metrics[m], told, count <= most ? count : 0);
+}
+
+int mu_metrics_worker_gpus(FILE *out, const struct mu_told *told, uint32_t count, uint32_t most, size_t bytes_max)
+{
+    int left_out = 0;
+    size_t gpus = 0;
+    for (uint32_t i = 0; i < count; i++)
+        gpus += told[i].heard->newest.gpu != NULL;
+    for (size_t m = 0; m < sizeof worker_metrics / sizeof worker_metrics[0]; m++) {
+        bool fits = count <= most && (size_t)ftello(out) + gpus * LINE_BYTES <= bytes_max;
+        write_worker_metric(out, &worker_metrics[m], told, fits ? count : 0);
+        left_out += !fits;
+    }
+    return left_out;
 }

@@ -1,6 +1,18 @@
 #include "plan/gpu.h"
 
-#include <stdio.h>
+#include <string.h>
+
+static size_t put(char *out, size_t size, size_t used, const char *text)
+{
+    size_t length = strlen(text);
+    if (used >= size)
+        return used;
+    if (length > size - 1 - used)
+        length = size - 1 - used;
+    memcpy(out + used, text, length);
+    out[used + length] = 0;
+    return used + length;
+}
 
 void mu_gpu_throttle_text(uint64_t reasons, char *out, size_t size)
 {
@@ -15,8 +27,13 @@ void mu_gpu_throttle_text(uint64_t reasons, char *out, size_t size)
                  {MU_GPU_THROTTLE_THERMAL_HARDWARE, "thermal slowdown by hardware"},
                  {MU_GPU_THROTTLE_POWER_BRAKE, "power brake"}};
     size_t used = 0;
-    snprintf(out, size, "none");
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if ((reasons & names[i].bit) && used < size)
-            used += (size_t)snprintf(out + used, size - used, "%s%s", used > 0 ? ", " : "", names[i].text);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        if (!(reasons & names[i].bit))
+            continue;
+        if (used > 0)
+            used = put(out, size, used, ", ");
+        used = put(out, size, used, names[i].text);
+    }
+    if (used == 0)
+        put(out, size, 0, "none");
 }

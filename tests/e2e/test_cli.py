@@ -307,14 +307,16 @@ def test_a_bundle_has_everything_but_secrets():
         token = "muster-" + "0123456789abcdef" + "." + "89abcdef" * 8  # in a text that people wrote
         run(*address, "drain", "w1", "--reason", f"it used {token}, and muster-x. and muster-")
         out = run(*address, "debug", "bundle", "-O", path)
-        check(re.fullmatch(rf"{path}: 9 files, \d+ bytes\n", out) and os.stat(path).st_size == int(out.split()[-2]), out)
+        check(re.fullmatch(rf"{path}: 12 files, \d+ bytes\n", out) and os.stat(path).st_size == int(out.split()[-2]), out)
         with tarfile.open(path) as archive:
             files = {member.name.removeprefix("muster-debug/"): archive.extractfile(member).read().decode() for member in archive.getmembers()}
             check(all(member.mode == 0o600 and member.isfile() for member in archive.getmembers()), "modes")
         check(set(files) == {"version.json", "jobs.jsonl", "workers.jsonl", "nodes.jsonl", "events.jsonl", "tiny/checkpoints.jsonl", "tiny/timings.jsonl",
-                             "tiny/goodput.jsonl", "tiny/recall.jsonl"}, f"{set(files)}")
+                             "tiny/goodput.jsonl", "tiny/recall.jsonl", "hangs.jsonl", "metrics.txt", "musterd.log"}, f"{set(files)}")
         check(json.loads(files["version.json"])["muster"] == run("version").split()[1], "version")
-        pages = {name: [json.loads(line) for line in text.splitlines()] for name, text in files.items()}
+        pages = {name: [json.loads(line) for line in text.splitlines()] for name, text in files.items() if name.endswith(".jsonl")}
+        check('muster_job_world_size{job="tiny"} ' in files["metrics.txt"] and "muster_worker_cpu_seconds_total{" not in files["metrics.txt"], "metrics")
+        check(f"listens on {cluster.address}" in files["musterd.log"] and "kind=checkpoint_committed" in files["musterd.log"], files["musterd.log"])
         check([job["name"] for page in pages["jobs.jsonl"] for job in page["jobs"]] == ["tiny"], "jobs")
         check([one["number"] for page in pages["tiny/checkpoints.jsonl"] for one in page["checkpoints"]] == [1], "checkpoints")
         check({one["worker"] for page in pages["tiny/goodput.jsonl"] for one in page["accounts"]} == {"w0", "w1"}, "goodput")

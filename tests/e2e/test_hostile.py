@@ -17,7 +17,7 @@ import time
 
 import grpc
 import harness
-from harness import (BUILD, ROOT, SLOW, Cluster, Failure, api, check, connect, main, needs_mounts, pb, reference, refused_worker, rpc_error, run,
+from harness import (BUILD, FAST, ROOT, SLOW, Cluster, Failure, api, check, connect, main, needs_mounts, pb, reference, refused_worker, rpc_error, run,
                      tiny_job)
 from test_security import SecureCluster
 
@@ -28,7 +28,6 @@ from muster.v1 import session_pb2 as session  # noqa: E402
 FULL = "--full" in sys.argv
 sys.argv = [word for word in sys.argv if word != "--full"]
 STEPS = 150
-CALM = []  # musterd's own liveness limits, where nobody is to be lost however loaded the machine is
 
 
 def call_raw(cluster, path, request=b"", timeout_s=10):
@@ -106,7 +105,7 @@ def reject_of(cluster, message):
         attach.close()
 
 
-def running_job(cluster, workers=1, steps=STEPS, flags=CALM):
+def running_job(cluster, workers=1, steps=STEPS, flags=FAST):
     if not cluster.coordinator:
         cluster.start_coordinator(flags=flags)
     cluster.submit(tiny_job(cluster, steps=steps, checkpoint_every=0))
@@ -271,7 +270,7 @@ def test_idle_connections_and_streams_disturb_nobody():
     if hard < count + 1000:
         raise Failure(f"only {hard} open files are allowed, {count + 1000} are needed: ulimit -n")
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=[*CALM, "--connections-per-host", "0"])
+        cluster.start_coordinator(flags=[*FAST, "--connections-per-host", "0"])
         address = tuple(cluster.address.rsplit(":", 1))
         idle = [socket.create_connection(address, timeout=30 * SLOW) for _ in range(count)]
         channels = [connect(cluster.address) for _ in range(5)]
@@ -368,7 +367,7 @@ def test_who_asks_too_often_is_refused_and_disturbs_nobody():
                     codes.append((call.code(), call.details()))
 
     with SecureCluster() as cluster:
-        cluster.start(flags=[*CALM, "--questions-per-second", "100"])
+        cluster.start(flags=[*FAST, "--questions-per-second", "100"])
         stop, codes = threading.Event(), []
         threads = [threading.Thread(target=flood, args=(cluster, cluster.credentials_of("viewer/x"), stop, codes)) for _ in range(2)]
         for thread in threads:
