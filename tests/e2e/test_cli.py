@@ -415,7 +415,7 @@ def follow_over_restarts(cluster, sig, workers):
     """The coordinator is stopped and started twice while `events -f` and `watch` look on."""
     with cluster.slowed():
         start(cluster, workers, steps=600, checkpoint_every=0, eval__every=0)
-        follow, watch = stop_while_followed(cluster, sig)
+        follow, watch, begun = stop_while_followed(cluster, sig)
     cluster.wait_finished()
     numbers = [1]
     for line in follow.stdout:
@@ -427,7 +427,7 @@ def follow_over_restarts(cluster, sig, workers):
     check(follow.poll() is None, "events -f goes on after the job")
     follow.send_signal(signal.SIGINT)
     check(follow.wait(10 * SLOW) != OK, "interrupted")
-    *events, job = objects(watch.stdout.read())
+    *events, job = objects(begun + watch.stdout.read())
     check(watch.wait(10 * SLOW) == OK and job["state"] == "finished", f"{job}")
     numbers = [event["number"] for event in events]
     check(sorted(set(numbers)) == numbers and events[-1]["kind"] == "job_finished", f"{numbers}")
@@ -436,14 +436,14 @@ def follow_over_restarts(cluster, sig, workers):
 def stop_while_followed(cluster, sig):
     follow = subprocess.Popen([MUSTER, "events", "-f", "-o", "json", "--coordinator", cluster.address], stdout=subprocess.PIPE, text=True)
     watch = subprocess.Popen([MUSTER, "watch", "tiny", "-o", "json", "--coordinator", cluster.address], stdout=subprocess.PIPE, text=True)
-    first = json.loads(follow.stdout.readline())
+    first, begun = json.loads(follow.stdout.readline()), watch.stdout.readline()  # both are connected
     check(first["number"] == 1, f"{first}")
     for _ in range(2):
         cluster.wait_step(cluster.job().steps_done + 10)
         cluster.coordinator.kill(sig)
         cluster.coordinator.wait()
         cluster.start_coordinator()
-    return follow, watch
+    return follow, watch, begun
 
 
 def test_followers_outlive_a_killed_coordinator():
