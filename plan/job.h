@@ -74,7 +74,8 @@ enum mu_amend_field {
     MU_AMEND_KEEP = 32,
     MU_AMEND_KEEP_EVERY = 64,
     MU_AMEND_SKIP = 128,
-    MU_AMEND_ALL = 255,
+    MU_AMEND_ROLL_BACK = 256, /* what was done after its step is undone: see plan/amend.h */
+    MU_AMEND_ALL = 511,
     MU_AMEND_POLICY = MU_AMEND_EVERY | MU_AMEND_KEEP | MU_AMEND_KEEP_EVERY, /* what workers need not know */
 };
 
@@ -86,6 +87,11 @@ struct mu_amendment {
     uint64_t at_step;
     struct mu_job_terms terms;       /* what `fields` does not have is 0 */
     uint64_t skip_first, skip_count; /* of the order of training, these sequences are left out */
+    struct {
+        uint64_t checkpoint;  /* number of the one that the job went back to */
+        uint64_t void_before; /* those with numbers from the next one on and below this are of what was undone */
+        uint64_t from_step;   /* where the job was, for people */
+    } back;
 };
 
 /* Ascending by at_step, then version. */

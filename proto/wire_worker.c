@@ -85,6 +85,7 @@ static enum mu_status put_status(struct mu_wire_arena *arena, const struct mu_wo
     pb->command_received = status->command_received;
     pb->command_executed = status->command_executed;
     pb->checkpoint_taken = status->checkpoint_taken;
+    pb->era = status->era;
     pb->park_reason = (Muster__V1__ParkReason)status->park_reason;
     pb->peer_rank = status->peer_rank;
     pb->peer_failure = (Muster__V1__PeerFailure)status->peer_failure;
@@ -380,6 +381,7 @@ static enum mu_status get_status(const Muster__V1__WorkerStatus *pb, struct mu_w
     out->command_received = pb->command_received;
     out->command_executed = pb->command_executed;
     out->checkpoint_taken = pb->checkpoint_taken;
+    out->era = pb->era;
     out->park_reason = (enum mu_park_reason)park_reason;
     out->peer_failure = (enum mu_peer_failure)peer_failure;
     out->bad_checkpoint = pb->bad_checkpoint;

@@ -271,7 +271,6 @@ static enum mu_status prepare(struct mu_engine *engine, const struct engine_comm
                               struct mu_error *err)
 {
     const struct mu_assign *assign = &command->assign;
-    engine->job.spec.amendments = command->amendments;
     enum mu_status status = check_assign(engine, assign, err);
     if (status != MU_OK)
         return status;
@@ -294,6 +293,7 @@ void engine_prepare(struct mu_engine *engine, const struct engine_command *comma
     uint64_t bad_checkpoint = 0;
     MU_FAULT("worker.assign");
     engine_feeds_drop(engine);
+    engine_take_amendments(engine, &command->amendments);
     engine_take_assigned(engine, &command->assign);
     /* The newest generation that stepped stays open until Go; one that never did is superseded now. */
     engine_nccl_end(engine, &engine->now); /* it does not step any more: two sets would take memory of the GPU */

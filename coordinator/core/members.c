@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "plan/amend.h"
+
 enum {
     SCAN_INTERVAL_US = 100000,
     PARK_LIMIT_US = 15000000,
@@ -238,7 +240,8 @@ static bool holds_state(const struct job *job, const struct mu_hello *hello)
 {
     bool superseded = job->go && hello->status.generation != job->record.generation;
     bool worthless = hello->status.held.step == 0 && hello->status.phase == MU_PHASE_PARKED;
-    if (!claims_membership(hello) || superseded || !hello->status.held.has_state || worthless)
+    bool other_era = hello->status.era != mu_amend_era(&job->record.spec.amendments);
+    if (!claims_membership(hello) || superseded || !hello->status.held.has_state || worthless || other_era)
         return false;
     for (uint32_t i = 0; i < MU_HUNG_KEPT; i++) {
         if (mu_id_equal(job->hung[i], hello->incarnation))
@@ -442,6 +445,7 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     worker->memory_bytes = hello->memory_bytes;
     worker->nccl_version = hello->nccl_version;
     worker->status = hello->status;
+    void_state(job, worker);
     feed_note_status(worker, fresh_stream);
     worker->suspect = false;
     if (!worker->draining)
@@ -566,7 +570,7 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
     struct job *job = job_of(coord, worker);
     worker->seen_us = lease_now(coord);
     worker->suspect = false;
-    bool current = worker->rank != NONE && message->generation == job->record.generation;
+    bool current = worker->rank != NONE && message->generation == job->record.generation && !is_rolled_back(job);
     switch (message->kind) {
     case MU_WM_HEARTBEAT:
         if (message->heartbeat.progress != worker->progress || message->heartbeat.waiting) {
@@ -588,6 +592,7 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
             break;
         }
         worker->status = message->status;
+        void_state(job, worker);
         feed_note_status(worker, false);
         note_accusation(coord, worker);
         worker->progress_us = lease_now(coord);

@@ -5,6 +5,7 @@
 
 #include "common/mutant.h"
 #include "common/rng.h"
+#include "plan/amend.h"
 #include "worker/core/report.h"
 #include "worker/core/taking.h"
 
@@ -296,7 +297,6 @@ static void on_reject(struct mu_worker *worker, const struct mu_worker_event *ev
 
 /* ---- generations ---- */
 
-/* The wire has judged it as far as one can without the job. */
 /* The job as it is amended now. */
 static enum mu_status take_amendments(struct mu_worker *worker, const struct mu_amendments *amendments,
                                       struct mu_error *err)
@@ -309,11 +309,23 @@ static enum mu_status take_amendments(struct mu_worker *worker, const struct mu_
     return status;
 }
 
+/* What was computed before the job was rolled back is not held any more. */
+static void enter_era(struct mu_worker *worker)
+{
+    uint32_t era = mu_amend_era(&worker->spec.amendments);
+    if (era != worker->status.era && !MU_MUTANT(MU_MUT_KEEP_VOID_STATE))
+        worker->status.held = (struct mu_held){0};
+    worker->status.era = era;
+}
+
+/* The wire has judged it as far as one can without the job. */
 static enum mu_status judge_assign(struct mu_worker *worker, const struct mu_assign *assign, struct mu_error *err)
 {
     enum mu_status status = mu_layout_check(&assign->layout, &worker->spec, err);
     if (status == MU_OK)
         status = take_amendments(worker, assign->amendments, err);
+    if (status == MU_OK)
+        enter_era(worker);
     for (uint32_t i = 0; i < assign->move_count && status == MU_OK; i++) {
         const struct mu_chunk_run *run = &assign->moves[i].run;
         if (run->count == 0 || run->first >= worker->chunk_count || run->count > worker->chunk_count - run->first)
@@ -348,9 +360,11 @@ static void on_feed(struct mu_worker *worker, const struct mu_coord_message *mes
         take_amendments(worker, order->amendments, &err) != MU_OK)
         return;
     if (gives ? message->generation == worker->status.generation
-              : taking_begins(&worker->status, &worker->layout, message->generation, order))
+              : taking_begins(&worker->status, &worker->layout, message->generation, order)) {
+        enter_era(worker); /* of the members that feed it */
         emit(sink, &(struct mu_worker_action){.kind = MU_WA_FEED,
                                               .feed = {.generation = message->generation, .order = order}});
+    }
 }
 
 static void on_fed(struct mu_worker *worker, const struct mu_worker_event *event, const struct mu_worker_sink *sink)
