@@ -146,7 +146,9 @@ bool mu_amend_pending(const struct mu_job_spec *spec)
 void mu_amend_cut(struct mu_job_spec *spec, uint64_t step)
 {
     for (uint32_t i = spec->amendments.count; i-- > 0;) {
-        if (spec->amendments.list[i].at_step > step || !spec->amendments.list[i].settled)
+        const struct mu_amendment *one = &spec->amendments.list[i];
+        bool is_final = one->settled || one->fields & MU_AMEND_ROLL_BACK;
+        if (one->at_step > step || !is_final)
             remove_at(&spec->amendments, i);
     }
 }

@@ -23,7 +23,8 @@ void mu_amend_settle(struct mu_job_spec *spec);
 /* There is one that is not settled. */
 bool mu_amend_pending(const struct mu_job_spec *spec);
 
-/* What became of the job after `step` is undone: amendments that take effect later, or are not settled, go. */
+/* What became of the job after `step` is undone: amendments that take effect later go, and those whose step is not
+ * settled (that of a roll back always is). */
 void mu_amend_cut(struct mu_job_spec *spec, uint64_t step);
 
 /* The era of a job that was rolled back: the version of the newest amendment that did it; 0: none did. State is of the

@@ -113,8 +113,9 @@ struct mu_sim_params {
     uint32_t workers, slots; /* at the start; most processes at one time */
     uint32_t min_workers, max_workers, spares, leaves;
     uint64_t steps, checkpoint_every, keep, keep_every, eval_every;
-    bool amends;  /* the job is amended now and then */
-    bool repeats; /* requests have ids, and come again after their answer */
+    bool amends;     /* the job is amended now and then */
+    bool rolls_back; /* ... or rolled back to a checkpoint */
+    bool repeats;    /* requests have ids, and come again after their answer */
     bool checkpoints;
     uint64_t leaf_us, optimizer_us, io_us, load_us;
     uint64_t net_us, stream_us; /* one way: between workers, to and from the coordinator */
