@@ -518,7 +518,7 @@ static enum mu_status order_node(struct mu_api *api, struct mu_rpc_call *call, c
     int order = 0;
     struct mu_coord_event event = {
         .kind = MU_CE_NODE,
-        .expected_revision = request->optional_expected_revision_case ? request->expected_revision : MU_REVISION_ANY,
+        .expected_revision = api_expected(request->optional_expected_revision_case, request->expected_revision),
         .request = {.node = name, .reason = reason, .by = who, .deadline_us = request->deadline_s * 1000000ull}};
     enum mu_status status;
     if ((status = mu_wire_get_string(request->node, MU_WIRE_TEXT, "node", name, sizeof name, err)) ||

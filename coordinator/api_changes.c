@@ -2,6 +2,13 @@
 
 #include "coordinator/api.h"
 
+uint64_t api_expected(bool given, uint64_t revision)
+{
+    if (!given)
+        return 0;
+    return revision ? revision : MU_REVISION_NONE;
+}
+
 static void read_cancel(const Muster__V1__CancelJobRequest *request, struct api_change *out)
 {
     *out = (struct api_change){.kind = MU_CE_CANCEL,
@@ -14,23 +21,23 @@ static void read_cancel(const Muster__V1__CancelJobRequest *request, struct api_
 
 static void read_drain(const Muster__V1__DrainWorkerRequest *request, struct api_change *out)
 {
-    *out = (struct api_change){
-        .kind = MU_CE_DRAIN,
-        .field = "worker",
-        .name = request->worker,
-        .reason = request->reason,
-        .id = request->request_id,
-        .expected_revision = request->optional_expected_revision_case ? request->expected_revision : MU_REVISION_ANY};
+    *out = (struct api_change){.kind = MU_CE_DRAIN,
+                               .field = "worker",
+                               .name = request->worker,
+                               .reason = request->reason,
+                               .id = request->request_id,
+                               .expected_revision =
+                                   api_expected(request->optional_expected_revision_case, request->expected_revision)};
 }
 
 static void read_undrain(const Muster__V1__UndrainWorkerRequest *request, struct api_change *out)
 {
-    *out = (struct api_change){
-        .kind = MU_CE_UNDRAIN,
-        .field = "worker",
-        .name = request->worker,
-        .id = request->request_id,
-        .expected_revision = request->optional_expected_revision_case ? request->expected_revision : MU_REVISION_ANY};
+    *out = (struct api_change){.kind = MU_CE_UNDRAIN,
+                               .field = "worker",
+                               .name = request->worker,
+                               .id = request->request_id,
+                               .expected_revision =
+                                   api_expected(request->optional_expected_revision_case, request->expected_revision)};
 }
 
 static void read_checkpoint(const Muster__V1__TriggerCheckpointRequest *request, struct api_change *out)

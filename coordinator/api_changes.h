@@ -19,6 +19,8 @@ struct api_change {
     uint64_t checkpoint;           /* BRANCH */
 };
 
+/* Of a worker or node, where 0 is a revision, too. */
+uint64_t api_expected(bool given, uint64_t revision);
 enum mu_status api_read_change(int method, const ProtobufCMessage *base, struct api_change *ret_change,
                                struct mu_error *err) MU_WARN_UNUSED;
 

@@ -365,15 +365,15 @@ struct mu_coord_once {
     struct mu_hash128 body; /* of what is asked for */
 };
 
-#define MU_REVISION_ANY UINT64_MAX
+#define MU_REVISION_NONE UINT64_MAX
 struct mu_coord_event {
     enum mu_coord_event_kind kind;
     uint64_t now_us;           /* monotonic */
     uint64_t wall_us;          /* display only */
     struct mu_id random;       /* fresh randomness, for identities and nonces */
     struct mu_coord_once once; /* SUBMIT to CHECKPOINT */
-    /* Refused if the job, worker or node has another one. SUBMIT, CANCEL, CHECKPOINT, SCALE, AMEND, BRANCH: 0: any.
-     * DRAIN, UNDRAIN, NODE: MU_REVISION_ANY; 0: nothing is ordered of it. */
+    /* Refused if the job, worker or node has another one; 0: any. DRAIN, UNDRAIN, NODE: MU_REVISION_NONE: nothing is
+     * ordered of it. */
     uint64_t expected_revision;
     union {
         struct {

@@ -75,13 +75,13 @@ static bool is_expected(const struct job *job, const char *name, uint64_t expect
 
 bool is_expected_of(const char *what, const char *name, uint64_t revision, uint64_t expected, struct answer *answer)
 {
-    if (expected == MU_REVISION_ANY || expected == revision)
+    if (expected == 0 || (expected == MU_REVISION_NONE ? 0 : expected) == revision)
         return true;
     answer->reply.reason_value = revision;
     refuse(answer, MU_ERR_STALE, MU_REASON_REVISION_CHANGED,
            "expected_revision: what is ordered of %s '%s' was changed since %llu, its revision is %llu (0: nothing is "
            "ordered): look at it again",
-           what, name, (unsigned long long)expected, (unsigned long long)revision);
+           what, name, (unsigned long long)(expected == MU_REVISION_NONE ? 0 : expected), (unsigned long long)revision);
     return false;
 }
 

@@ -40,8 +40,6 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
     if (!mu_sim_coord_up(sim) || sim->nodes[MU_SIM_NODE_COORDINATOR].stopped)
         return;
     struct mu_coord_event out = {.kind = request.kind};
-    if (request.kind == MU_CE_DRAIN || request.kind == MU_CE_UNDRAIN || request.kind == MU_CE_NODE)
-        out.expected_revision = MU_REVISION_ANY;
     if (repeats)
         out.once = (struct mu_coord_once){.id = {.high = 1, .low = cookie}, .body = {.low = cookie}};
     if (request.kind == MU_CE_SUBMIT) {

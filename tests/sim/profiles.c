@@ -659,7 +659,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"cancels", "the job is cancelled in the middle of trouble", 4, cancels},
     {"operators", "changes (checkpoints, drains, scaling) are asked for again and again, by their ids", 8, operators},
     {"amended", "the job is amended, over deaths, growth and coordinator crashes", 8, amended},
-    {"rollbacks", "the job is amended and rolled back, over deaths, growth and coordinator crashes", 0, rollbacks},
+    {"rollbacks", "the job is amended and rolled back, over deaths, growth and coordinator crashes", 6, rollbacks},
     {"quarantine", "workers crash too often and are kept out", 3, quarantine},
     {"everything", "all of it together", 12, everything},
     {"wide", "34 to 90 workers, tree exchange", 3, wide},
