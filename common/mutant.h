@@ -42,7 +42,6 @@ enum mu_mutant {
     MU_MUT_KEEP_VOID_STATE,   /* a worker that is told of one keeps what it held */
     MU_MUT_START_FROM_VOID,   /* later checkpoints stay as good as they were */
     MU_MUT_KEEP_UNDONE_TERMS, /* amendments that took effect later stay */
-    MU_MUT_DELETE_BORROWED,   /* what a branch has borrowed is deleted like any other (tests/unit) */
     /* votes and commands */
     MU_MUT_VOTE_NEWEST,          /* the largest command number wins */
     MU_MUT_VOTE_BEFORE_GRADIENT, /* a rank votes before it holds the whole gradient */

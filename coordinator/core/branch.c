@@ -12,7 +12,7 @@
 
 bool is_borrowed(const struct mu_coord *coord, const struct checkpoint *checkpoint)
 {
-    return mu_coord_borrowers(coord, &checkpoint->record) > 0 && !MU_MUTANT(MU_MUT_DELETE_BORROWED);
+    return mu_coord_borrowers(coord, &checkpoint->record) > 0;
 }
 
 /* Who is loading from it has it until it goes. */
