@@ -20,9 +20,9 @@ def roll_back(cluster, checkpoint, **fields):
     return call(cluster, "AmendJob", job="tiny", amendment=pb.Amendment(roll_back_to=checkpoint, **fields), by="tests").job
 
 
-def at_step(cluster, step, job="tiny"):
-    """The committed checkpoint of that step."""
-    return next(one for one in cluster.checkpoints(job) if one.step == step and one.state == pb.CHECKPOINT_STATE_COMMITTED)
+def saved(cluster, job="tiny"):
+    """Committed checkpoints; which steps they are of depends on how fast the machine is."""
+    return [one for one in cluster.checkpoints(job) if one.state == pb.CHECKPOINT_STATE_COMMITTED and not one.borrowed_from]
 
 
 def restart_coordinator(cluster):
@@ -34,14 +34,17 @@ def restart_coordinator(cluster):
 def test_a_branch_has_the_weights_of_its_record():
     with Cluster() as cluster:
         cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster))
-        cluster.start_worker()
-        whole = cluster.wait_finished()
+        cluster.submit(tiny_job(cluster, checkpoint_every=5, checkpoint__keep=100))
+        with cluster.slowed():
+            cluster.start_worker()
+            whole = cluster.wait_finished()
         check(whole == reference(), "the origin")
-        twin = branch(cluster, at_step(cluster, 10).number, "twin")
-        check(twin.origin.job == "tiny" and twin.origin.step == 10 and twin.steps_done == 10, f"{twin.origin}")
+        first, second = saved(cluster)[:2]
+        twin = branch(cluster, first.number, "twin")
+        check(twin.origin.job == "tiny" and twin.origin.step == first.step and twin.steps_done == first.step, f"{twin.origin}")
         restart_coordinator(cluster)
-        branch(cluster, at_step(cluster, 20).number, "late", lr=0.002, skip_first=400, skip_count=100)
+        changes = {"lr": 0.002, "skip_first": second.step * 16 + 80, "skip_count": 20}
+        branch(cluster, second.number, "late", **changes)
         for name in ("twin", "late"):
             cluster.start_worker(job=name)
             cluster.start_worker(job=name)
@@ -50,7 +53,7 @@ def test_a_branch_has_the_weights_of_its_record():
         check(cluster.job("twin").steps_done == 30, "to the end")
         late = cluster.wait_finished("late")
         run(cluster, "describe", "job", "late", code=0)
-    check(late == weights([{"lr": 0.002, "skip_first": 400, "skip_count": 100, "at_step": 20}])[0], "as if the origin had been amended there")
+    check(late == weights([dict(changes, at_step=second.step)])[0], "as if the origin had been amended there")
 
 
 def test_a_borrowed_checkpoint_is_kept():
@@ -88,7 +91,7 @@ def test_what_a_branch_may_not_be():
         cluster.submit(tiny_job(cluster))
         cluster.start_worker()
         cluster.wait_finished()
-        number = at_step(cluster, 30).number
+        number = saved(cluster)[-1].number
         for action, reason in ((lambda: branch(cluster, 99, "twin"), "CHECKPOINT_UNKNOWN"), (lambda: branch(cluster, number, "tiny"), "FIELD_INVALID"),
                                (lambda: branch(cluster, number, "twin"), "FIELD_INVALID"), (lambda: branch(cluster, number, "twin", steps=20), "FIELD_INVALID"),
                                (lambda: branch(cluster, 1, "twin", job="none"), "JOB_UNKNOWN"), (lambda: roll_back(cluster, number), "JOB_OVER"),
@@ -120,22 +123,23 @@ def test_rolled_back_while_it_runs():
         cluster.submit(tiny_job(cluster, steps=1000000, checkpoint__keep=100000))
         cluster.start_worker()
         cluster.start_worker()
-        cluster.wait_until(lambda: cluster.job().last_checkpoint_step >= 30, 30, "three checkpoints")
+        cluster.wait_until(lambda: len(saved(cluster)) >= 3, 30, "three checkpoints")
         call(cluster, "AmendJob", job="tiny", amendment=pb.Amendment(lr=0.005))  # goes with what is undone
         cluster.wait_event(lambda event: event.kind == "amendment_settled")
-        to, end = at_step(cluster, 20), 60
-        fields = {"lr": 0.002, "steps": end, "skip_first": 20 * 16 + 40, "skip_count": 30}
+        to = saved(cluster)[1]
+        end = to.step + 40
+        fields = {"lr": 0.002, "steps": end, "skip_first": to.step * 16 + 40, "skip_count": 30}
         job = roll_back(cluster, to.number, **fields)
         restart_coordinator(cluster)  # right after the answer
-        check(job.steps_done == 20 and job.state == pb.JOB_STATE_RUNNING, f"{job.steps_done}")
+        check(job.steps_done == to.step and job.state == pb.JOB_STATE_RUNNING, f"{job.steps_done}")
         sha256 = cluster.wait_finished()
         told = run(cluster, "describe", "job", "tiny", code=0)
         check(f"rolled back to checkpoint {to.number} from step" in told and "lr 0.005" not in told.split("amendment", 1)[1].split("\n", 1)[0], told)
         later = [one for one in cluster.checkpoints() if one.state == pb.CHECKPOINT_STATE_VOID]
         check(not later and all(one.step <= end for one in cluster.checkpoints()), "what was undone is deleted")
         told = cluster.wait_event(lambda event: event.kind == "job_rolled_back").text
-        check(f"to step 20, checkpoint {to.number}, by tests (amendment 2)" in told, told)
-    check((sha256, end) == rolled_back(20, end), "as if it had been known from the beginning")
+        check(f"to step {to.step}, checkpoint {to.number}, by tests (amendment 2)" in told, told)
+    check((sha256, end) == rolled_back(to.step, end), "as if it had been known from the beginning")
 
 
 def test_a_failed_job_goes_on():
@@ -143,7 +147,7 @@ def test_a_failed_job_goes_on():
         cluster.start_coordinator()
         cluster.submit(tiny_job(cluster, steps=1000000, checkpoint__keep=100000))
         worker = cluster.start_worker()
-        cluster.wait_until(lambda: cluster.job().last_checkpoint_step >= 20, 30, "two checkpoints")
+        cluster.wait_until(lambda: len(saved(cluster)) >= 2, 30, "two checkpoints")
         worker.kill()
         worker.wait()
         root = cluster.job().spec.checkpoint.path
@@ -152,15 +156,16 @@ def test_a_failed_job_goes_on():
         cluster.wait_until(lambda: cluster.job().state == pb.JOB_STATE_FAILED, 30, "nothing can be read")
         check(all(one.state == pb.CHECKPOINT_STATE_BAD for one in cluster.checkpoints()), "all are quarantined")
         os.rename(root + ".away", root)
-        to = next(one for one in cluster.checkpoints() if one.step == 10)
-        out = run(cluster, "job", "amend", "tiny", "--roll-back", str(to.number), "--lr", "0.002", "--steps", "40", "--skip", f"{10 * 16 + 40}:30", code=0)
+        to = cluster.checkpoints()[0]
+        end = to.step + 30
+        out = run(cluster, "job", "amend", "tiny", "--roll-back", str(to.number), "--lr", "0.002", "--steps", str(end), "--skip", f"{to.step * 16 + 40}:30", code=0)
         check(f"goes back to checkpoint {to.number}" in out, out)
         restart_coordinator(cluster)
-        check(cluster.job().state == pb.JOB_STATE_RUNNING and cluster.job().steps_done == 10, "it is back")
+        check(cluster.job().state == pb.JOB_STATE_RUNNING and cluster.job().steps_done == to.step, "it is back")
         cluster.start_worker()
         cluster.wait_event("job_finished")
         sha256 = cluster.job().weights_sha256.hex()
-    check((sha256, 40) == rolled_back(10, 40), "the weights of its record")
+    check((sha256, end) == rolled_back(to.step, end), "the weights of its record")
 
 
 def test_two_operators():
@@ -168,17 +173,18 @@ def test_two_operators():
         cluster.start_coordinator()
         cluster.submit(tiny_job(cluster, steps=1000000, checkpoint__keep=100000))
         cluster.start_worker()
-        cluster.wait_until(lambda: cluster.job().last_checkpoint_step >= 20, 30, "two checkpoints")
+        cluster.wait_until(lambda: len(saved(cluster)) >= 2, 30, "two checkpoints")
+        numbers = [one.number for one in saved(cluster)[:2]]
         revision, outcomes = cluster.job().revision, []
 
-        def back(step):
+        def back(number):
             try:
-                call(cluster, "AmendJob", job="tiny", amendment=pb.Amendment(roll_back_to=at_step(cluster, step).number), expected_revision=revision)
+                call(cluster, "AmendJob", job="tiny", amendment=pb.Amendment(roll_back_to=number), expected_revision=revision)
                 outcomes.append("made")
-            except (grpc.RpcError, StopIteration) as error:
-                outcomes.append(error.code() if isinstance(error, grpc.RpcError) else "gone")
+            except grpc.RpcError as error:
+                outcomes.append(error.code())
 
-        operators = [threading.Thread(target=back, args=(step,)) for step in (10, 20)]
+        operators = [threading.Thread(target=back, args=(number,)) for number in numbers]
         for one in operators:
             one.start()
         for one in operators:

@@ -116,15 +116,15 @@ def test_errors_are_typed():
 def test_a_job_is_rolled_back_and_branched_and_hosts_have_revisions():
     with Cluster() as cluster:
         cluster.start_coordinator()
-        cluster.start_worker()
-        with muster.Client(cluster.address, timeout=20 * SLOW) as client:
-            client.submit(tiny_job(cluster))
+        with muster.Client(cluster.address, timeout=20 * SLOW) as client, cluster.slowed():
+            client.submit(tiny_job(cluster, checkpoint_every=5, checkpoint__keep=100))
+            cluster.start_worker()
             client.wait("tiny", timeout=60 * SLOW)
-            first = next(one for one in client.checkpoints("tiny") if one.step == 10)
+            first = client.checkpoints("tiny")[0]  # which step it is of depends on how fast the machine is
             raised(muster.Conflict, lambda: client.roll_back("tiny", first.number))
             raised(muster.NotFound, lambda: client.branch("tiny", 99, "twin"))
             twin = client.branch("tiny", first.number, "twin", by="somebody", lr=0.002, steps=40)
-            check(twin.origin.job == "tiny" and twin.steps == 40 and twin.steps_done == 10, f"{twin}")
+            check(twin.origin.job == "tiny" and twin.steps == 40 and twin.steps_done == first.step < 30, f"{twin}")
             check(client.checkpoints("twin")[0].borrowed_from == "tiny", "borrowed")
             back = client.roll_back("twin", first.number, steps=35, expected_revision=twin.revision)
             check(back.steps == 35 and back.spec.newest_amendment == 2, f"{back}")
