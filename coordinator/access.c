@@ -46,11 +46,13 @@ static const enum role needed[MU_METHOD_COUNT] = {
     [MU_METHOD_LIST_TOKENS] = ROLE_ADMIN,
     [MU_METHOD_REVOKE_TOKEN] = ROLE_ADMIN,
     [MU_METHOD_JOIN] = ROLE_NONE,
+    [MU_METHOD_RENEW] = ROLE_WORKER,
     [MU_METHOD_RECALL] = ROLE_OPERATOR, /* a log may tell what a viewer need not know */
     [MU_METHOD_READ_RECALL] = ROLE_OPERATOR,
     [MU_METHOD_RECOLLECT] = ROLE_WORKER,
     [MU_METHOD_LIST_HANG_REPORTS] = ROLE_VIEWER,
     [MU_METHOD_GET_HANG_REPORT] = ROLE_VIEWER,
+    [MU_METHOD_READ_COORDINATOR] = ROLE_OPERATOR, /* as a worker's log */
 };
 
 struct denied {

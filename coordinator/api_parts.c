@@ -35,11 +35,13 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {"/muster.v1.TokenService/ListTokens", MU_RPC_UNARY, MU_METHOD_LIST_TOKENS, MU_RPC_QUESTION},
     {"/muster.v1.TokenService/RevokeToken", MU_RPC_UNARY, MU_METHOD_REVOKE_TOKEN, MU_RPC_CHANGE},
     {"/muster.v1.TokenService/Join", MU_RPC_UNARY, MU_METHOD_JOIN, MU_RPC_QUESTION}, /* strangers call it */
+    {"/muster.v1.TokenService/Renew", MU_RPC_UNARY, MU_METHOD_RENEW, MU_RPC_QUESTION},
     {"/muster.v1.DiagnosticService/Recall", MU_RPC_UNARY, MU_METHOD_RECALL, MU_RPC_QUESTION},
     {"/muster.v1.DiagnosticService/ReadRecall", MU_RPC_UNARY, MU_METHOD_READ_RECALL, MU_RPC_QUESTION},
     {"/muster.v1.DiagnosticService/Recollect", MU_RPC_UNARY, MU_METHOD_RECOLLECT, MU_RPC_CHANGE},
     {"/muster.v1.DiagnosticService/ListHangReports", MU_RPC_UNARY, MU_METHOD_LIST_HANG_REPORTS, MU_RPC_QUESTION},
     {"/muster.v1.DiagnosticService/GetHangReport", MU_RPC_UNARY, MU_METHOD_GET_HANG_REPORT, MU_RPC_QUESTION},
+    {"/muster.v1.DiagnosticService/ReadCoordinator", MU_RPC_UNARY, MU_METHOD_READ_COORDINATOR, MU_RPC_QUESTION},
 };
 
 uint32_t api_page_size(uint32_t asked)

@@ -11,6 +11,7 @@
 #include "common/log.h"
 #include "common/notify.h"
 #include "coordinator/driver_internal.h"
+#include "coordinator/introspection.h"
 #include "coordinator/records.h"
 #include "coordinator/reflection.h"
 #include "coordinator/vitals.h"
@@ -43,6 +44,7 @@ void mu_driver_config_init(struct mu_driver_config *config)
         .calls_per_client = 1024,
         .questions_per_second = 1000,
         .worker_series = 10000,
+        .certificate_s = MU_TOKEN_CERTIFICATE_S_DEFAULT,
     };
     mu_coord_config_init(&config->core);
 }
@@ -282,6 +284,20 @@ static void on_checkpoint_done(struct mu_driver *driver, struct mu_checkpoint_do
     free(done);
 }
 
+static struct mu_question_sources sources_of(const struct mu_driver *driver)
+{
+    struct mu_error full;
+    return (struct mu_question_sources){.coord = driver->coord,
+                                        .api = driver->api,
+                                        .events = driver->events,
+                                        .outbox = driver->outbox,
+                                        .server = driver->server,
+                                        .sessions = driver->sessions,
+                                        .stats = &driver->stats,
+                                        .worker_series = driver->config.worker_series,
+                                        .may_write = mu_store_check(driver->store, &full) == MU_OK};
+}
+
 static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
 {
     struct mu_posted *posted = (struct mu_posted *)item;
@@ -293,20 +309,18 @@ static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
         on_checkpoint_done(driver, (struct mu_checkpoint_done *)posted);
         break;
     case MU_POSTED_QUESTION: {
-        struct mu_error full;
-        const struct mu_question_sources sources = {.coord = driver->coord,
-                                                    .api = driver->api,
-                                                    .events = driver->events,
-                                                    .outbox = driver->outbox,
-                                                    .server = driver->server,
-                                                    .sessions = driver->sessions,
-                                                    .stats = &driver->stats,
-                                                    .worker_series = driver->config.worker_series,
-                                                    .may_write = mu_store_check(driver->store, &full) == MU_OK};
+        const struct mu_question_sources sources = sources_of(driver);
         mu_question_answer((struct mu_question *)posted, &sources);
         break;
     }
     }
+}
+
+static void introspect(struct mu_driver *driver, const struct mu_rpc_event *event)
+{
+    const struct mu_question_sources sources = sources_of(driver);
+    mu_wire_arena_reset(&driver->out_arena);
+    mu_introspection_call(&driver->out_arena, &sources, event->call, event->data, event->size_bytes);
 }
 
 static void drop_item(struct mu_rpc_item *item)
@@ -330,6 +344,8 @@ static void on_call(struct mu_driver *driver, const struct mu_rpc_event *event)
         mu_health_check(driver->health, event->call, event->data, event->size_bytes);
     else if (event->method_id == MU_METHOD_HEALTH_WATCH)
         mu_health_watch(driver->health, event->call, event->data, event->size_bytes);
+    else if (event->method_id == MU_METHOD_READ_COORDINATOR)
+        introspect(driver, event);
     else if (event->method_id >= MU_METHOD_LIST_HANG_REPORTS)
         mu_hangs_call(driver->hangs, event->call, event->data, event->size_bytes);
     else if (event->method_id >= MU_METHOD_RECALL)
@@ -570,9 +586,9 @@ const char *mu_driver_address(const struct mu_driver *driver)
     return mu_rpc_server_address(driver->server);
 }
 
-const char *mu_driver_http_address(const struct mu_driver *driver)
+const char *mu_driver_http_url(const struct mu_driver *driver)
 {
-    return driver->http ? mu_http_address(driver->http) : NULL;
+    return driver->http ? mu_http_url(driver->http) : NULL;
 }
 
 /* ---- start ---- */
@@ -671,15 +687,21 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                       .outbox = driver->outbox,
                                       .access = driver->access,
                                       .ca_cert = driver->config.tls.ca,
-                                      .ca_key = driver->config.ca_key};
+                                      .ca_key = driver->config.ca_key,
+                                      .certificate_s = driver->config.certificate_s};
     if ((status = mu_tokens_new(&tokens, &driver->tokens, err)) ||
         (status = mu_recalls_new(driver->coord, driver->sessions, &driver->recalls, err)) ||
         (status = mu_hangs_new(driver->store, driver->outbox, driver->recalls, &driver->hangs, err)))
         return status;
     status = mu_api_new(&api, &driver->api, err);
-    if (status == MU_OK && driver->config.http)
-        status = mu_http_new(driver->config.http, driver->config.http_anywhere, driver->server, driver->store,
-                             &driver->http, err);
+    const struct mu_http_config http = {.listen = driver->config.http,
+                                        .tls = driver->config.tls,
+                                        .tls_deny = driver->config.tls_deny,
+                                        .anywhere = driver->config.http_anywhere,
+                                        .server = driver->server,
+                                        .store = driver->store};
+    if (status == MU_OK && http.listen)
+        status = mu_http_new(&http, &driver->http, err);
     return status;
 }
 

@@ -20,8 +20,9 @@ struct mu_driver_config {
     struct mu_rpc_tls_files tls; /* none set: plaintext, and everybody may do everything */
     const char *tls_deny;        /* coordinator/access.h; NULL: nobody is denied */
     const char *ca_key;          /* of the CA in tls.ca: join tokens are exchanged for certificates; NULL: not */
+    uint32_t certificate_s;      /* life of those certificates */
     const char *http;            /* the same for HTTP (coordinator/http.h); NULL: none */
-    bool http_anywhere;          /* also where other hosts can reach it */
+    bool http_anywhere;          /* also in the clear where other hosts can reach it */
     struct mu_coord_config core;
     uint64_t reserve_bytes, ballast_bytes; /* see storage/store.h */
     uint32_t events_kept;
@@ -42,8 +43,8 @@ void mu_driver_config_init(struct mu_driver_config *config);
  * do. */
 enum mu_status mu_driver_new(const struct mu_driver_config *config, struct mu_driver **ret_driver,
                              struct mu_error *err) MU_WARN_UNUSED;
-const char *mu_driver_address(const struct mu_driver *driver);      /* with the port bound */
-const char *mu_driver_http_address(const struct mu_driver *driver); /* NULL: none */
+const char *mu_driver_address(const struct mu_driver *driver);  /* with the port bound */
+const char *mu_driver_http_url(const struct mu_driver *driver); /* NULL: none */
 
 /* Returns MU_OK after mu_driver_stop; an error when the store failed: then the process must end and be started again.
  */

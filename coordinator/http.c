@@ -7,29 +7,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "common/clock.h"
 #include "coordinator/dashboard.h"
 #include "coordinator/http_api.h"
+#include "coordinator/http_tls.h"
 #include "coordinator/question.h"
 
-enum { ADDRESS_SIZE = 128, HEADER_BYTES_MAX = 8192, PAGES = 64, KEY_SIZE = 512 };
-
-/* An answer that serves everybody who asks the same for MU_HTTP_PAGE_AGE_MS. */
-struct page {
-    char key[KEY_SIZE]; /* path and query; empty: none */
-    struct mu_http_reply reply;
-    uint64_t made_us;
-};
+enum { ADDRESS_SIZE = 128, HEADER_BYTES_MAX = 8192, BLOCK_BYTES = 32768, HEADERS = 8, OPTIONS_MAX = 4 };
 
 struct mu_http {
     struct mu_rpc_server *server;
     struct mu_store *store;
     struct MHD_Daemon *daemon;
-    char address[ADDRESS_SIZE];
+    struct mu_http_tls *tls; /* NULL: in the clear */
+    char url[ADDRESS_SIZE];
     /* The listener's thread. */
-    struct page pages[PAGES];
+    struct mu_http_pages *pages;
     bool may_write; /* as of the newest page of metrics */
 };
 
@@ -80,79 +76,61 @@ struct key {
 static bool add_to_key(void *ctx, const char *name, const char *value)
 {
     struct key *key = ctx;
-    int length = snprintf(key->text + key->size, KEY_SIZE - key->size, "&%s=%s", name, value);
-    key->fits = length >= 0 && key->size + (size_t)length < KEY_SIZE;
+    int length = snprintf(key->text + key->size, MU_HTTP_KEY_SIZE - key->size, "&%s=%s", name, value);
+    key->fits = length >= 0 && key->size + (size_t)length < MU_HTTP_KEY_SIZE;
     key->size += key->fits ? (size_t)length : 0;
     return key->fits;
 }
 
-/* The page of that key if it is not too old, else the one whose place it takes. */
-static struct page *place_of(struct mu_http *http, const char *key)
+/* Path and query; false: they are too long. */
+static bool make_key(struct MHD_Connection *connection, const char *url, char text[MU_HTTP_KEY_SIZE])
 {
-    struct page *oldest = &http->pages[0];
-    for (int i = 0; i < PAGES; i++) {
-        struct page *page = &http->pages[i];
-        if (strcmp(page->key, key) == 0)
-            return page;
-        if (page->made_us < oldest->made_us)
-            oldest = page;
-    }
-    return oldest;
+    struct key key = {.text = text, .size = strlen(url), .fits = strlen(url) < MU_HTTP_KEY_SIZE};
+    if (!key.fits)
+        return false;
+    memcpy(text, url, key.size + 1);
+    if (strcmp(url, metrics_path) != 0)
+        each_parameter(connection, add_to_key, &key);
+    return key.fits;
 }
 
 /* NULL: the core does not answer (or there is no memory). */
-static const struct mu_http_reply *fetch(struct mu_http *http, struct MHD_Connection *connection, const char *url)
+static struct mu_http_page *fetch(struct mu_http *http, struct MHD_Connection *connection, const char *url,
+                                  const char *key)
 {
-    static const struct mu_http_reply too_long = {
-        .status = MHD_HTTP_URI_TOO_LONG, .type = "text/plain", .body = "", .size_bytes = 0};
-    char text[KEY_SIZE];
-    struct key key = {.text = text, .size = strlen(url), .fits = strlen(url) < KEY_SIZE};
-    bool is_metrics = strcmp(url, metrics_path) == 0;
-    if (!key.fits)
-        return &too_long;
-    memcpy(text, url, key.size + 1);
-    if (!is_metrics)
-        each_parameter(connection, add_to_key, &key);
-    if (!key.fits)
-        return &too_long;
     uint64_t now_us = mu_clock_mono_us();
-    struct page *page = place_of(http, text);
-    if (strcmp(page->key, text) == 0 && now_us - page->made_us < MU_HTTP_PAGE_AGE_MS * 1000ull)
-        return &page->reply;
+    struct mu_http_page *page = mu_http_pages_find(http->pages, key, now_us);
+    if (page)
+        return page;
     struct mu_http_reply reply = {0};
     struct mu_http_request request = {.path = url + sizeof api_path - 1,
                                       .each = each_parameter,
                                       .parameters = connection,
                                       .until_us = now_us + MU_HTTP_ANSWER_MS * 1000ull};
-    if (is_metrics)
+    if (strcmp(url, metrics_path) == 0)
         make_metrics(http, &reply, request.until_us);
     else
         mu_http_api(http->server, http->store, &request, &reply);
-    if (!reply.body)
-        return NULL;
-    free(page->reply.body);
-    page->reply = reply;
-    page->made_us = mu_clock_mono_us();
-    memcpy(page->key, text, sizeof text);
-    return &page->reply;
+    return reply.body ? mu_http_pages_keep(http->pages, key, &reply, mu_clock_mono_us()) : NULL;
 }
 
 /* ---- requests ---- */
 
-static enum MHD_Result respond(struct MHD_Connection *connection, unsigned status, const char *type, const char *text,
-                               size_t size)
+static enum MHD_Result respond(struct MHD_Connection *connection, unsigned status, const char *type,
+                               struct MHD_Response *response)
 {
-    struct MHD_Response *response =
-        MHD_create_response_from_buffer(size, (void *)(uintptr_t)text, MHD_RESPMEM_MUST_COPY);
+    static const char *const headers[HEADERS][2] = {
+        {MHD_HTTP_HEADER_CACHE_CONTROL, "no-store"},
+        {"X-Content-Type-Options", "nosniff"},
+        {"Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+                                    "connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'"},
+        {"Referrer-Policy", "no-referrer"},
+    };
     if (!response)
         return MHD_NO;
     MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
-    MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-store");
-    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
-    MHD_add_response_header(response, "Content-Security-Policy",
-                            "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-                            "connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'");
-    MHD_add_response_header(response, "Referrer-Policy", "no-referrer");
+    for (int i = 0; i < HEADERS && headers[i][0]; i++)
+        MHD_add_response_header(response, headers[i][0], headers[i][1]);
     if (status == MHD_HTTP_METHOD_NOT_ALLOWED)
         MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
     enum MHD_Result result = MHD_queue_response(connection, status, response);
@@ -162,11 +140,56 @@ static enum MHD_Result respond(struct MHD_Connection *connection, unsigned statu
 
 static enum MHD_Result say(struct MHD_Connection *connection, unsigned status, const char *line)
 {
-    return respond(connection, status, "text/plain; charset=utf-8", line, strlen(line));
+    return respond(connection, status, "text/plain; charset=utf-8",
+                   MHD_create_response_from_buffer(strlen(line), (void *)(uintptr_t)line, MHD_RESPMEM_MUST_COPY));
+}
+
+static ssize_t read_page(void *ctx, uint64_t offset, char *out, size_t most)
+{
+    ssize_t size = mu_http_page_read(ctx, offset, out, most);
+    return size >= 0 ? size : MHD_CONTENT_READER_END_WITH_ERROR;
+}
+
+static void release_page(void *ctx)
+{
+    mu_http_page_release(ctx);
+}
+
+/* Takes the reference. */
+static enum MHD_Result show(struct MHD_Connection *connection, struct mu_http_page *page)
+{
+    const struct mu_http_reply *reply = mu_http_page_reply(page);
+    struct MHD_Response *response =
+        MHD_create_response_from_callback(reply->size_bytes, BLOCK_BYTES, read_page, page, release_page);
+    if (!response)
+        mu_http_page_release(page);
+    return respond(connection, reply->status, reply->type, response);
+}
+
+/* /livez and /readyz: whether the core answers at all is seen from the page of metrics. */
+static enum MHD_Result probe(struct mu_http *http, struct MHD_Connection *connection, bool asks_ready)
+{
+    struct mu_http_page *page = fetch(http, connection, metrics_path, metrics_path);
+    if (!page)
+        return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "the core does not answer\n");
+    mu_http_page_release(page);
+    if (asks_ready && !http->may_write)
+        return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
+                   "changes are refused: too little space for the data directory\n");
+    return say(connection, MHD_HTTP_OK, "ok\n");
+}
+
+static enum MHD_Result answer(struct mu_http *http, struct MHD_Connection *connection, const char *url)
+{
+    char key[MU_HTTP_KEY_SIZE];
+    if (!make_key(connection, url, key))
+        return say(connection, MHD_HTTP_URI_TOO_LONG, "the query is too long\n");
+    struct mu_http_page *page = fetch(http, connection, url, key);
+    return page ? show(connection, page) : say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "the core does not answer\n");
 }
 
 /* A page in a browser may have made a name of its own point here (DNS rebinding): only literal addresses and localhost
- * are names of this listener. */
+ * are names of this listener, unless a certificate says which names it has. */
 static bool host_is_ours(const char *host)
 {
     char name[ADDRESS_SIZE];
@@ -185,10 +208,33 @@ static bool host_is_ours(const char *host)
     return strcmp(name, "localhost") == 0 || inet_pton(AF_INET, name, binary) == 1;
 }
 
+/* Whether whoever asks may have it; if not, the answer is on its way. */
+static bool is_permitted(struct mu_http *http, struct MHD_Connection *connection, bool is_probe,
+                         enum MHD_Result *ret_result)
+{
+    char line[sizeof((struct mu_error *)0)->text + 2];
+    struct mu_error err = {0};
+    if (!http->tls) {
+        if (host_is_ours(MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST)))
+            return true;
+        *ret_result =
+            say(connection, MHD_HTTP_FORBIDDEN, "this name is not allowed in Host: use the literal address\n");
+        return false;
+    }
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    if (mu_http_tls_check(info ? info->socket_context : NULL, is_probe ? MU_METHOD_HEALTH_CHECK : MU_METHOD_LIST_JOBS,
+                          &err) == MU_OK)
+        return true;
+    snprintf(line, sizeof line, "%s\n", err.text);
+    *ret_result = say(connection, MHD_HTTP_FORBIDDEN, line);
+    return false;
+}
+
 static enum MHD_Result on_request(void *ctx, struct MHD_Connection *connection, const char *url, const char *method,
                                   const char *version, const char *upload, size_t *upload_size, void **state)
 {
     struct mu_http *http = ctx;
+    enum MHD_Result result = MHD_NO;
     (void)version;
     (void)upload;
     if (*upload_size > 0) { /* of a body that nobody wants */
@@ -199,24 +245,33 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *connection, 
         *state = http;
         return MHD_YES;
     }
+    bool is_ready = strcmp(url, "/readyz") == 0, is_probe = is_ready || strcmp(url, "/livez") == 0;
     if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
         return say(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD: this listener changes nothing\n");
-    if (!host_is_ours(MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST)))
-        return say(connection, MHD_HTTP_FORBIDDEN, "this name is not allowed in Host: use the literal address\n");
+    if (!is_permitted(http, connection, is_probe, &result))
+        return result;
     if (strcmp(url, "/") == 0)
-        return respond(connection, MHD_HTTP_OK, "text/html; charset=utf-8", mu_dashboard, mu_dashboard_size());
-    bool is_probe = strcmp(url, "/livez") == 0 || strcmp(url, "/readyz") == 0,
-         is_metrics = strcmp(url, metrics_path) == 0;
-    if (!is_probe && !is_metrics && strncmp(url, api_path, sizeof api_path - 1) != 0)
-        return say(connection, MHD_HTTP_NOT_FOUND, "there are /, /api/v1/, /livez, /readyz and /metrics\n");
-    const struct mu_http_reply *reply = fetch(http, connection, is_probe ? metrics_path : url);
-    if (!reply)
-        return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "the core does not answer\n");
-    if (strcmp(url, "/readyz") == 0 && !http->may_write)
-        return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
-                   "changes are refused: too little space for the data directory\n");
-    return is_probe ? say(connection, MHD_HTTP_OK, "ok\n")
-                    : respond(connection, reply->status, reply->type, reply->body, reply->size_bytes);
+        return respond(connection, MHD_HTTP_OK, "text/html; charset=utf-8",
+                       MHD_create_response_from_buffer(mu_dashboard_size(), (void *)(uintptr_t)mu_dashboard,
+                                                       MHD_RESPMEM_PERSISTENT));
+    if (is_probe)
+        return probe(http, connection, is_ready);
+    if (strcmp(url, metrics_path) == 0 || strncmp(url, api_path, sizeof api_path - 1) == 0)
+        return answer(http, connection, url);
+    return say(connection, MHD_HTTP_NOT_FOUND, "there are /, /api/v1/, /livez, /readyz and /metrics\n");
+}
+
+static void on_connection(void *ctx, struct MHD_Connection *connection, void **state,
+                          enum MHD_ConnectionNotificationCode what)
+{
+    struct mu_http *http = ctx;
+    if (what == MHD_CONNECTION_NOTIFY_CLOSED) {
+        mu_http_tls_end(*state);
+        *state = NULL;
+        return;
+    }
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+    *state = info ? mu_http_tls_begin(http->tls, info->tls_session) : NULL;
 }
 
 /* ---- the listener ---- */
@@ -246,11 +301,11 @@ static enum mu_status parse(const char *listen, struct sockaddr_storage *ret_add
     return MU_OK;
 }
 
-static void name_address(struct mu_http *http, const char *listen)
+static void name_url(struct mu_http *http, const char *listen)
 {
     const union MHD_DaemonInfo *info = MHD_get_daemon_info(http->daemon, MHD_DAEMON_INFO_BIND_PORT);
     const char *colon = strrchr(listen, ':');
-    snprintf(http->address, sizeof http->address, "%.*s:%u", (int)(colon - listen), listen,
+    snprintf(http->url, sizeof http->url, "%s://%.*s:%u/", http->tls ? "https" : "http", (int)(colon - listen), listen,
              info ? (unsigned)info->port : 0);
 }
 
@@ -262,38 +317,91 @@ static bool is_loopback(const struct sockaddr_storage *address)
                                           : ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
 }
 
-enum mu_status mu_http_new(const char *listen, bool anywhere, struct mu_rpc_server *server, struct mu_store *store,
-                           struct mu_http **ret_http, struct mu_error *err)
+/* In the clear on the loopback, where nobody listens in; elsewhere under TLS, or in the clear if that is wanted. */
+static enum mu_status open_tls(struct mu_http *http, const struct mu_http_config *config,
+                               const struct sockaddr_storage *address, struct mu_error *err)
 {
-    struct sockaddr_storage address = {0};
-    enum mu_status status = parse(listen, &address, err);
-    if (status == MU_OK && !anywhere && !is_loopback(&address))
-        status =
-            mu_fail(err, MU_ERR_INVALID,
-                    "--http: %s can be reached from other hosts, without encryption: keep it on the loopback, behind a "
-                    "proxy, or give --insecure-listen inside a trusted network",
-                    listen);
-    struct mu_http *http = status == MU_OK ? calloc(1, sizeof *http) : NULL;
-    if (!http)
-        return status != MU_OK ? status : mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the HTTP listener");
-    http->server = server;
-    http->store = store;
-    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | (address.ss_family == AF_INET6 ? MHD_USE_IPv6 : 0);
-    errno = 0;
-    http->daemon = MHD_start_daemon(flags, 0, NULL, NULL, on_request, http, MHD_OPTION_SOCK_ADDR, &address,
-                                    MHD_OPTION_CONNECTION_LIMIT, (unsigned)MU_HTTP_CONNECTIONS_MAX,
-                                    MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)MU_HTTP_CONNECTIONS_MAX / 2,
-                                    MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)MU_HTTP_IDLE_S,
-                                    MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES_MAX * 2, MHD_OPTION_END);
-    if (!http->daemon) {
-        int reason = errno;
-        free(http);
-        if (reason == EADDRINUSE)
-            return mu_fail(err, MU_ERR_BUSY, "--http: %s is in use; choose another port, or 0 for any free one",
-                           listen);
-        return mu_fail_errno(err, reason ? reason : EINVAL, "--http: cannot listen on %s", listen);
+    if (is_loopback(address))
+        return MU_OK;
+    if (mu_rpc_tls_wanted(&config->tls))
+        return mu_http_tls_new(&config->tls, config->tls_deny, &http->tls, err);
+    if (config->anywhere)
+        return MU_OK;
+    return mu_fail(err, MU_ERR_INVALID,
+                   "--http: %s can be reached from other hosts, where anybody could read along: give --tls-ca, "
+                   "--tls-cert and --tls-key (see muster cert), or --insecure-listen inside a trusted network",
+                   config->listen);
+}
+
+static unsigned connections_max(void)
+{
+    struct rlimit files;
+    bool is_known = getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur != RLIM_INFINITY;
+    rlim_t part = is_known ? files.rlim_cur / MU_HTTP_PART_OF_FILES : MU_HTTP_CONNECTIONS_MAX;
+    return part < MU_HTTP_CONNECTIONS_MAX ? (unsigned)part : MU_HTTP_CONNECTIONS_MAX;
+}
+
+struct start {
+    struct mu_http *http;
+    const char *listen;
+    struct sockaddr_storage address;
+};
+
+/* With the certificate, if there is one: each connection gets the one that is newest when it begins. */
+static enum mu_status start_daemon(void *ctx, const char *ca, const char *cert, const char *key, struct mu_error *err)
+{
+    struct start *start = ctx;
+    struct mu_http *http = start->http;
+    (void)ca;
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | (start->address.ss_family == AF_INET6 ? MHD_USE_IPv6 : 0) |
+                     (http->tls ? MHD_USE_TLS : 0);
+    struct MHD_OptionItem of_tls[OPTIONS_MAX] = {{.option = MHD_OPTION_END}};
+    if (http->tls) {
+        of_tls[0] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_CERT, 0, (void *)(uintptr_t)cert};
+        of_tls[1] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_KEY, 0, (void *)(uintptr_t)key};
+        of_tls[2] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_PRIORITIES, 0,
+                                            (void *)(uintptr_t) "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2"};
+        of_tls[3] = (struct MHD_OptionItem){.option = MHD_OPTION_END};
     }
-    name_address(http, listen);
+    errno = 0;
+    http->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, on_request, http, MHD_OPTION_SOCK_ADDR, &start->address, MHD_OPTION_CONNECTION_LIMIT,
+        connections_max(), MHD_OPTION_PER_IP_CONNECTION_LIMIT, connections_max() / 2, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)MU_HTTP_IDLE_S, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES_MAX * 2,
+        MHD_OPTION_NOTIFY_CONNECTION, http->tls ? on_connection : NULL, http, MHD_OPTION_ARRAY, of_tls, MHD_OPTION_END);
+    if (http->daemon)
+        return MU_OK;
+    if (errno == EADDRINUSE)
+        return mu_fail(err, MU_ERR_BUSY, "--http: %s is in use; choose another port, or 0 for any free one",
+                       start->listen);
+    return mu_fail_errno(err, errno ? errno : EINVAL, "--http: cannot listen on %s", start->listen);
+}
+
+enum mu_status mu_http_new(const struct mu_http_config *config, struct mu_http **ret_http, struct mu_error *err)
+{
+    struct start start = {.listen = config->listen};
+    enum mu_status status = parse(config->listen, &start.address, err);
+    if (status != MU_OK)
+        return status;
+    struct mu_http *http = calloc(1, sizeof *http);
+    if (http)
+        http->pages = mu_http_pages_new();
+    if (!http || !http->pages) {
+        free(http);
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the HTTP listener");
+    }
+    http->server = config->server;
+    http->store = config->store;
+    start.http = http;
+    status = open_tls(http, config, &start.address, err);
+    if (status == MU_OK)
+        status = http->tls ? mu_http_tls_use(http->tls, start_daemon, &start, err)
+                           : start_daemon(&start, NULL, NULL, NULL, err);
+    if (status != MU_OK) {
+        mu_http_free(http);
+        return status;
+    }
+    name_url(http, config->listen);
     *ret_http = http;
     return MU_OK;
 }
@@ -302,13 +410,14 @@ void mu_http_free(struct mu_http *http)
 {
     if (!http)
         return;
-    MHD_stop_daemon(http->daemon);
-    for (int i = 0; i < PAGES; i++)
-        free(http->pages[i].reply.body);
+    if (http->daemon)
+        MHD_stop_daemon(http->daemon);
+    mu_http_pages_free(http->pages);
+    mu_http_tls_free(http->tls);
     free(http);
 }
 
-const char *mu_http_address(const struct mu_http *http)
+const char *mu_http_url(const struct mu_http *http)
 {
-    return http->address;
+    return http->url;
 }

@@ -10,15 +10,9 @@
 #ifndef MU_COORDINATOR_HTTP_API_H
 #define MU_COORDINATOR_HTTP_API_H
 
+#include "coordinator/http_pages.h"
 #include "rpc/server.h"
 #include "storage/store.h"
-
-struct mu_http_reply {
-    unsigned status;  /* of HTTP */
-    const char *type; /* of its content */
-    char *body;       /* from malloc; NULL: no memory */
-    size_t size_bytes;
-};
 
 /* One parameter of the query: `name`, `value`; false ends them. */
 typedef bool mu_http_parameter_fn(void *ctx, const char *name, const char *value);

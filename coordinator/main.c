@@ -15,6 +15,7 @@
 #include "common/log.h"
 #include "common/notify.h"
 #include "coordinator/driver.h"
+#include "coordinator/tokens.h"
 
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 enum { FILES_BESIDE_WORKERS = 512, FILES_GENEROUS = 16384, FILES_GENEROUS_FACTOR = 2 };
@@ -27,7 +28,8 @@ static const char usage_text[] =
     "  --data-dir DIR           database of jobs, generations, checkpoints and events; made when absent\n"
     "  --volatile               keep everything in memory instead: all is lost when it stops\n"
     "  --listen ADDR            address for workers and clients (default 127.0.0.1:7070; port 0: any free one)\n"
-    "  --http ADDR              also serve the dashboard, /api/v1/ and /metrics over HTTP there (default: not)\n"
+    "  --http ADDR              also serve the dashboard, /api/v1/ and /metrics over HTTP there, over HTTPS elsewhere\n"
+    "                           than on the loopback (default: not)\n"
     "  --tls-ca FILE, --tls-cert FILE, --tls-key FILE\n"
     "                           mutual TLS: clients need a certificate of that CA, its role says what they may do\n"
     "                           (default: $MUSTER_TLS_CA, $MUSTER_TLS_CERT, $MUSTER_TLS_KEY; see muster cert)\n"
@@ -35,7 +37,8 @@ static const char usage_text[] =
     "changes\n"
     "  --ca-key FILE            private key of a CA in --tls-ca: workers that bring a join token (muster token) get a\n"
     "                           certificate\n"
-    "  --insecure-listen        listen where other hosts can reach it although there is no TLS (--http has none)\n"
+    "  --certificate-valid-s N  such a certificate is good for so long; workers renew theirs in time (default %u)\n"
+    "  --insecure-listen        listen where other hosts can reach it although there is no TLS; --http, too\n"
     "  --topology FILE          which host is under which switch (topology.conf, topology.yaml, topograph's .json): "
     "who is\n"
     "                           new gets ranks by it, and a buddy is under another switch (default: not known)\n"
@@ -66,6 +69,7 @@ static const char usage_text[] =
     "  --questions-per-second N of one client; more are refused, 0: no limit (default %u)\n"
     "  --pollers N              threads of the RPC server (default %u)\n"
     "  --log-level LEVEL        debug, info, warn or error (default info)\n"
+    "  --log-format FORMAT      logfmt or json (default logfmt)\n"
     "  --version, --help\n"
     "\n"
     "SIGTERM and SIGINT stop it in good order; workers keep training and attach again when it is back.\n"
@@ -100,20 +104,22 @@ enum {
     OPT_ADDRESS_FILE,
     OPT_TOPOLOGY,
     OPT_LOG_LEVEL,
+    OPT_LOG_FORMAT,
     OPT_VOLATILE,
     OPT_VERSION,
     OPT_HELP
 };
-enum { NUMBER_OPTIONS = 21, TEXT_OPTIONS = 15, MS_MAX = 24 * 3600 * 1000 };
+enum { NUMBER_OPTIONS = 22, TEXT_OPTIONS = 16, MS_MAX = 24 * 3600 * 1000 };
 
 static void print_usage(const struct options *options, FILE *to)
 {
     const struct mu_driver_config *d = &options->driver;
     const struct mu_coord_config *c = &d->core;
-    fprintf(to, usage_text, c->heartbeat_ms, c->suspect_ms, c->lost_ms, c->reattach_grace_ms, c->settle_ms,
-            c->rebalance_ms, c->prepare_limit_ms, c->hang_floor_ms, c->link_retry_ms, c->scrub_again_s, c->crash_limit,
-            c->crash_window_ms, c->max_workers, c->max_jobs, d->events_kept, (unsigned)(d->reserve_bytes >> 20),
-            d->worker_series, d->connections_per_host, d->calls_per_client, d->questions_per_second, d->pollers);
+    fprintf(to, usage_text, d->certificate_s, c->heartbeat_ms, c->suspect_ms, c->lost_ms, c->reattach_grace_ms,
+            c->settle_ms, c->rebalance_ms, c->prepare_limit_ms, c->hang_floor_ms, c->link_retry_ms, c->scrub_again_s,
+            c->crash_limit, c->crash_window_ms, c->max_workers, c->max_jobs, d->events_kept,
+            (unsigned)(d->reserve_bytes >> 20), d->worker_series, d->connections_per_host, d->calls_per_client,
+            d->questions_per_second, d->pollers);
 }
 
 static bool parse_number(const struct number_option *option, const char *text)
@@ -130,16 +136,13 @@ static bool parse_number(const struct number_option *option, const char *text)
     return false;
 }
 
-static bool parse_level(const char *text, enum mu_log_level *ret_level)
+static bool parse_log(struct options *options, int choice)
 {
-    static const char *const names[] = {"debug", "info", "warn", "error"};
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(text, names[i]) == 0) {
-            *ret_level = (enum mu_log_level)i;
-            return true;
-        }
-    }
-    fprintf(stderr, "musterd: --log-level: value '%s' is not allowed: debug, info, warn or error\n", text);
+    bool is_level = choice == OPT_LOG_LEVEL;
+    if (is_level ? mu_log_level_of(optarg, &options->log_level) : mu_log_choose_format(optarg))
+        return true;
+    fprintf(stderr, "musterd: --log-%s: value '%s' is not allowed: %s\n", is_level ? "level" : "format", optarg,
+            is_level ? "debug, info, warn or error" : "logfmt or json");
     return false;
 }
 
@@ -185,7 +188,8 @@ static void parse_one(struct options *options, int choice, const struct number_o
         options->topology = optarg;
         break;
     case OPT_LOG_LEVEL:
-        if (!parse_level(optarg, &options->log_level))
+    case OPT_LOG_FORMAT:
+        if (!parse_log(options, choice))
             options->exit_code = EXIT_USAGE;
         break;
     case OPT_VOLATILE:
@@ -252,6 +256,7 @@ static void parse_options(struct options *options, int argc, char **argv)
     struct mu_coord_config *core = &options->driver.core;
     uint32_t reserve_mib = (uint32_t)(options->driver.reserve_bytes >> 20);
     const struct number_option numbers[NUMBER_OPTIONS] = {
+        {"certificate-valid-s", &options->driver.certificate_s, 1, MU_TOKEN_CERTIFICATE_S_MAX},
         {"heartbeat-ms", &core->heartbeat_ms, 1, MS_MAX},
         {"suspect-ms", &core->suspect_ms, 1, MS_MAX},
         {"lost-ms", &core->lost_ms, 1, MS_MAX},
@@ -290,6 +295,7 @@ static void parse_options(struct options *options, int argc, char **argv)
         {"address-file", required_argument, NULL, OPT_ADDRESS_FILE},
         {"topology", required_argument, NULL, OPT_TOPOLOGY},
         {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
+        {"log-format", required_argument, NULL, OPT_LOG_FORMAT},
         {"volatile", no_argument, NULL, OPT_VOLATILE},
         {"version", no_argument, NULL, OPT_VERSION},
         {"help", no_argument, NULL, OPT_HELP},
@@ -398,9 +404,9 @@ static int run(const struct options *options, struct mu_driver *driver)
     }
     MU_LOGI("musterd %s listens on %s, data in %s", MU_VERSION, mu_driver_address(driver),
             options->driver.data_dir ? options->driver.data_dir : "memory");
-    if (mu_driver_http_address(driver))
-        MU_LOGI("HTTP on %s: the dashboard at http://%s/, /api/v1/, /metrics", mu_driver_http_address(driver),
-                mu_driver_http_address(driver));
+    const char *url = mu_driver_http_url(driver);
+    if (url)
+        MU_LOGI("HTTP: the dashboard at %s, %sapi/v1/, %smetrics", url, url, url);
     if (options->is_insecure_wanted && !mu_rpc_tls_wanted(&options->driver.tls) && !is_local(options->driver.listen))
         MU_LOGW("%s can be reached from other hosts, without encryption or authentication: keep it inside a trusted "
                 "network",

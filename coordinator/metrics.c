@@ -162,6 +162,43 @@ static void write_jobs(FILE *out, const struct mu_coord *coord)
     free(view);
 }
 
+/* ---- predicted and measured ---- */
+
+static void write_terms(FILE *out, const struct mu_coord *coord, struct mu_job_view *view, bool measured)
+{
+    struct mu_prediction p;
+    for (uint32_t i = 0; mu_coord_job_view(coord, i, view); i++) {
+        const char *job = view->record.spec.name;
+        if (!mu_coord_prediction_view(coord, job, &p) || (measured && p.steps == 0))
+            continue;
+        for (int term = 0; term < MU_TERM_COUNT; term++)
+            fprintf(out, "muster_job_step_%s_seconds{job=\"%s\",term=\"%s\"} %.9g\n",
+                    measured ? "measured" : "predicted", job, mu_step_term_names[term],
+                    (measured ? p.measured_s : p.predicted_s)[term]);
+    }
+}
+
+static void write_predictions(FILE *out, const struct mu_coord *coord)
+{
+    struct mu_job_view *view = malloc(sizeof *view);
+    struct mu_prediction p;
+    if (!view)
+        return;
+    mu_metrics_head(out, "muster_job_step_predicted_seconds", "gauge",
+                    "What a step of the newest generation was predicted to take.");
+    write_terms(out, coord, view, false);
+    mu_metrics_head(out, "muster_job_step_measured_seconds", "gauge",
+                    "What a step takes at the rank of the prediction, mean over the last steps.");
+    write_terms(out, coord, view, true);
+    mu_metrics_head(out, "muster_job_prediction_off", "gauge",
+                    "1: steps do not take what was predicted at the speed that was measured before.");
+    for (uint32_t i = 0; mu_coord_job_view(coord, i, view); i++) {
+        if (mu_coord_prediction_view(coord, view->record.spec.name, &p))
+            fprintf(out, "muster_job_prediction_off{job=\"%s\"} %d\n", view->record.spec.name, p.off && p.calibrated);
+    }
+    free(view);
+}
+
 /* ---- phases of the steps: the mean over the members' newest reports ---- */
 
 enum { PHASES = 7 };
@@ -396,6 +433,7 @@ void mu_metrics_write(FILE *out, const struct mu_question_sources *sources)
     fprintf(out, "muster_build_info{version=\"%s\"} 1\n", MU_VERSION);
     write_workers(out, coord);
     write_jobs(out, coord);
+    write_predictions(out, coord);
     write_refusals(out, sources->server);
     write_goodput(out, coord);
     const struct {

@@ -8,6 +8,8 @@
 
 #include "coordinator/question.h"
 
+enum { MU_METRICS_BYTES_MAX = 5000000 }; /* longer than that only for jobs, of which there are few */
+
 /* O(workers log workers + jobs). */
 void mu_metrics_write(FILE *out, const struct mu_question_sources *sources);
 

@@ -1,5 +1,5 @@
 /* /metrics: what workers tell of themselves and their hosts. Numbers of jobs always; numbers of workers, whose lines
- * grow with their number, only up to a limit. */
+ * grow with their number, only up to a limit of workers and of the page's length. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -35,38 +35,23 @@ static const struct job_vital job_vitals[] = {
 };
 enum { JOB_VITALS = sizeof job_vitals / sizeof job_vitals[0] };
 
+/* Of single workers, what is needed most first: the last ones are left out when the page would grow too long. */
 struct worker_vital {
     const char *name, *type, *help;
-    double (*value)(const struct mu_vitals_heard *heard);
+    enum mu_vital vital, added; /* the number is their sum; MU_VITAL_COUNT: nothing is added */
+    bool is_seconds;            /* counted in microseconds */
 };
-
-static double cpu_of(const struct mu_vitals_heard *heard)
-{
-    return (double)heard->newest.values[MU_VITAL_CPU_US] * 1e-6;
-}
-static double memory_of(const struct mu_vitals_heard *heard)
-{
-    return (double)heard->newest.values[MU_VITAL_MEMORY_BYTES];
-}
-static double errors_of(const struct mu_vitals_heard *heard)
-{
-    return (double)(heard->newest.values[MU_VITAL_NETWORK_ERRORS] + heard->newest.values[MU_VITAL_RDMA_ERRORS]);
-}
-static double plane_of(const struct mu_vitals_heard *heard)
-{
-    return (double)heard->newest.values[MU_VITAL_PLANE_SENT_BYTES];
-}
-static double latency_of(const struct mu_vitals_heard *heard)
-{
-    return (double)heard->newest.values[MU_VITAL_LATENCY_US] * 1e-6;
-}
-
 static const struct worker_vital worker_vitals[] = {
-    {"muster_worker_cpu_seconds_total", "counter", "Processor time of the worker.", cpu_of},
-    {"muster_worker_memory_bytes", "gauge", "Resident memory of the worker.", memory_of},
-    {"muster_worker_network_errors_total", "counter", "Network and RDMA errors and drops of its host.", errors_of},
-    {"muster_worker_plane_sent_bytes_total", "counter", "Data plane: bytes sent.", plane_of},
-    {"muster_worker_latency_seconds", "gauge", "Data plane: longest round trip of its connections.", latency_of},
+    {"muster_worker_memory_bytes", "gauge", "Resident memory of the worker.", MU_VITAL_MEMORY_BYTES, MU_VITAL_COUNT,
+     false},
+    {"muster_worker_network_errors_total", "counter", "Network and RDMA errors and drops of its host.",
+     MU_VITAL_NETWORK_ERRORS, MU_VITAL_RDMA_ERRORS, false},
+    {"muster_worker_cpu_seconds_total", "counter", "Processor time of the worker.", MU_VITAL_CPU_US, MU_VITAL_COUNT,
+     true},
+    {"muster_worker_latency_seconds", "gauge", "Data plane: longest round trip of its connections.",
+     MU_VITAL_LATENCY_US, MU_VITAL_COUNT, true},
+    {"muster_worker_plane_sent_bytes_total", "counter", "Data plane: bytes sent.", MU_VITAL_PLANE_SENT_BYTES,
+     MU_VITAL_COUNT, false},
 };
 enum { WORKER_VITALS = sizeof worker_vitals / sizeof worker_vitals[0] };
 
@@ -81,7 +66,8 @@ struct told {
 
 struct job_sum {
     char name[MU_JOB_NAME_SIZE];
-    double folded[JOB_VITALS]; /* NAN: nobody knows */
+    double folded[JOB_VITALS];  /* NAN: nobody knows */
+    uint64_t certificate_end_s; /* the earliest; 0: nobody told one */
     uint32_t unsynchronised, hosts;
 };
 
@@ -104,6 +90,9 @@ static void fold_in(struct job_sum *job, const struct mu_vitals_heard *heard)
         else
             *sum = (job_vitals[i].fold == MOST) == (value > *sum) ? value : *sum;
     }
+    uint64_t end_s = heard->newest.certificate_end_s;
+    if (end_s > 0 && (job->certificate_end_s == 0 || end_s < job->certificate_end_s))
+        job->certificate_end_s = end_s;
     job->unsynchronised += heard->newest.values[MU_VITAL_CLOCK_SYNCHRONISED] == 0;
 }
 
@@ -169,6 +158,13 @@ static void write_jobs(FILE *out, const struct gathered *all)
     for (uint32_t i = 0; i < all->job_count; i++)
         fprintf(out, "muster_job_clocks_unsynchronised{job=\"%s\"} %u\n", all->jobs[i].name,
                 all->jobs[i].unsynchronised);
+    mu_metrics_head(out, "muster_job_certificate_expiry_timestamp_seconds", "gauge",
+                    "When the first of the job's workers' certificates expires.");
+    for (uint32_t i = 0; i < all->job_count; i++) {
+        if (all->jobs[i].certificate_end_s > 0)
+            fprintf(out, "muster_job_certificate_expiry_timestamp_seconds{job=\"%s\"} %" PRIu64 "\n", all->jobs[i].name,
+                    all->jobs[i].certificate_end_s);
+    }
 }
 
 /* A checkpoint of kind local is spread over the hosts, and each keeps a copy of its neighbour's part. */
@@ -192,15 +188,68 @@ static void write_needs(FILE *out, const struct gathered *all, const struct mu_q
     free(view);
 }
 
+enum {
+    LINE_BESIDE_NAMES = 48, /* bytes of a line that are not names: labels, braces, the number */
+    LINE_SIZE = 320,
+    BYTES_BEHIND = 4096, /* of the page, at most, when the workers are written */
+};
+
+static char *put_text(char *at, const char *text)
+{
+    size_t length = strlen(text);
+    memcpy(at, text, length);
+    return at + length;
+}
+
+static char *put_number(char *at, uint64_t value, bool is_seconds)
+{
+    char digits[24], *first = digits + sizeof digits;
+    int written = 0;
+    do {
+        if (is_seconds && written == 6)
+            *--first = '.';
+        *--first = (char)('0' + value % 10);
+        value /= 10;
+        written++;
+    } while (value || (is_seconds && written <= 6));
+    memcpy(at, first, (size_t)(digits + sizeof digits - first));
+    return at + (digits + sizeof digits - first);
+}
+
+/* By hand: tens of thousands of lines are written while the core waits, and printf takes five times as long. */
+static void write_vital(FILE *out, const struct gathered *all, const struct worker_vital *vital)
+{
+    for (uint32_t i = 0; i < all->told_count; i++) {
+        const struct told *told = &all->told[i];
+        const uint64_t *values = told->heard->newest.values;
+        char line[LINE_SIZE], *at = put_text(line, vital->name);
+        at = put_text(put_text(at, "{job=\""), all->jobs[told->job].name);
+        at = put_text(put_text(put_text(at, "\",worker=\""), told->worker), "\"} ");
+        at = put_number(at, values[vital->vital] + (vital->added < MU_VITAL_COUNT ? values[vital->added] : 0),
+                        vital->is_seconds);
+        *at++ = '\n';
+        fwrite(line, 1, (size_t)(at - line), out);
+    }
+}
+
 static void write_workers(FILE *out, const struct gathered *all, uint32_t most)
 {
+    size_t names_bytes = 0;
+    int left_out = 0;
+    for (uint32_t i = 0; i < all->told_count; i++)
+        names_bytes += strlen(all->jobs[all->told[i].job].name) + strlen(all->told[i].worker) + LINE_BESIDE_NAMES;
     for (int m = 0; m < WORKER_VITALS; m++) {
         const struct worker_vital *vital = &worker_vitals[m];
+        size_t bytes = names_bytes + all->told_count * strlen(vital->name);
         mu_metrics_head(out, vital->name, vital->type, vital->help);
-        for (uint32_t i = 0; i < all->told_count && all->told_count <= most; i++)
-            fprintf(out, "%s{job=\"%s\",worker=\"%s\"} %.12g\n", vital->name, all->jobs[all->told[i].job].name,
-                    all->told[i].worker, vital->value(all->told[i].heard));
+        if (all->told_count <= most && (size_t)ftello(out) + bytes <= MU_METRICS_BYTES_MAX - BYTES_BEHIND)
+            write_vital(out, all, vital);
+        else
+            left_out++;
     }
+    mu_metrics_head(out, "muster_worker_series_left_out", "gauge",
+                    "Metrics of single workers that are left out, because there are too many workers.");
+    fprintf(out, "muster_worker_series_left_out %d\n", left_out);
 }
 
 void mu_metrics_vitals(FILE *out, const struct mu_question_sources *sources)

@@ -356,10 +356,12 @@ static enum mu_status hash_key(EVP_PKEY *key, uint8_t out[HASH_BYTES])
     return size_bytes > 0 ? MU_OK : MU_ERR_NO_MEMORY;
 }
 
-static enum mu_status sign(struct mu_tokens *tokens, const char *worker, EVP_PKEY *key,
-                           const ProtobufCMessage **ret_reply, struct mu_error *err)
+/* The certificate, as PEM in the arena. */
+static enum mu_status sign(struct mu_tokens *tokens, const char *worker, EVP_PKEY *key, ProtobufCBinaryData *ret_pem,
+                           struct mu_error *err)
 {
-    const struct mu_certificate_subject subject = {.role = "worker", .name = worker, .valid_s = MU_TOKEN_CERTIFICATE_S};
+    const struct mu_certificate_subject subject = {
+        .role = "worker", .name = worker, .valid_s = tokens->config.certificate_s, .is_renewable = true};
     X509 *cert = NULL;
     enum mu_status status = mu_certificate_sign(&subject, &tokens->ca, key, &cert, err);
     if (status)
@@ -367,19 +369,11 @@ static enum mu_status sign(struct mu_tokens *tokens, const char *worker, EVP_PKE
     char *pem = mu_certificate_to_pem(cert);
     X509_free(cert);
     size_t size_bytes = pem ? strlen(pem) : 0;
-    Muster__V1__JoinResponse *response = mu_wire_arena_alloc(&tokens->arena, sizeof *response);
-    char *identity = mu_wire_arena_alloc(&tokens->arena, IDENTITY_SIZE);
     void *copy = mu_wire_arena_alloc(&tokens->arena, size_bytes + 1);
-    if (pem && response && identity && copy) {
-        muster__v1__join_response__init(response);
-        snprintf(identity, IDENTITY_SIZE, MU_CERTIFICATE_SCHEME "worker/%s", worker);
-        memcpy(copy, pem, size_bytes);
-        response->identity = identity;
-        response->certificate = (ProtobufCBinaryData){.len = size_bytes, .data = copy};
-        *ret_reply = &response->base;
-    } else {
+    if (pem && copy)
+        *ret_pem = (ProtobufCBinaryData){.len = size_bytes, .data = memcpy(copy, pem, size_bytes)};
+    else
         status = mu_fail(err, MU_ERR_NO_MEMORY, "no memory for a certificate");
-    }
     free(pem);
     return status;
 }
@@ -391,7 +385,12 @@ static enum mu_status join(struct mu_tokens *tokens, struct mu_rpc_call *call, c
     char worker[MU_WORKER_NAME_SIZE];
     uint8_t key_hash[HASH_BYTES];
     EVP_PKEY *key = NULL;
+    Muster__V1__JoinResponse *response = mu_wire_arena_alloc(&tokens->arena, sizeof *response);
+    char *identity = mu_wire_arena_alloc(&tokens->arena, IDENTITY_SIZE);
     struct token *token = prove(tokens, request->token);
+    if (!response || !identity)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for a certificate");
+    muster__v1__join_response__init(response);
     if (!token)
         return mu_fail(err, MU_ERR_DENIED,
                        "the join token is not one of this coordinator's: mistyped, or revoked, or over");
@@ -403,10 +402,13 @@ static enum mu_status join(struct mu_tokens *tokens, struct mu_rpc_call *call, c
     if (status)
         return status;
     if ((status = hash_key(key, key_hash)) == MU_OK && (status = judge(tokens, token, worker, key_hash, err)) == MU_OK)
-        status = sign(tokens, worker, key, ret_reply, err);
+        status = sign(tokens, worker, key, &response->certificate, err);
     EVP_PKEY_free(key);
     if (status)
         return status;
+    snprintf(identity, IDENTITY_SIZE, MU_CERTIFICATE_SCHEME "worker/%s", worker);
+    response->identity = identity;
+    *ret_reply = &response->base;
     token->used_count++;
     token->used_wall_us = mu_clock_wall_us();
     memcpy(token->key_hash, key_hash, sizeof key_hash);
@@ -414,6 +416,50 @@ static enum mu_status join(struct mu_tokens *tokens, struct mu_rpc_call *call, c
     MU_LOGI("the worker '%s' at %s was given a certificate for join token %s", worker, mu_rpc_call_peer(call),
             token->id);
     return persist(tokens, token, err);
+}
+
+/* ---- renewal ---- */
+
+/* Whether the caller may have another certificate: only of those that were given here has somebody agreed to that. The
+ * connection may be older than the end of the one that it was made with. */
+static enum mu_status judge_shown(struct mu_rpc_call *call, struct mu_error *err)
+{
+    char *pem = mu_rpc_call_certificate(call);
+    X509 *shown = pem ? mu_certificate_from_pem(pem, strlen(pem)) : NULL;
+    enum mu_status status = MU_OK;
+    if (!shown || X509_cmp_current_time(X509_get0_notAfter(shown)) <= 0)
+        status = mu_fail(err, MU_ERR_CONFLICT, "the certificate of %s is over: join with a new token",
+                         mu_rpc_call_identity(call));
+    else if (!mu_certificate_is_renewable(shown))
+        status = mu_fail(err, MU_ERR_CONFLICT,
+                         "the certificate of %s was not given for a join token: it is replaced by who issued it",
+                         mu_rpc_call_identity(call));
+    X509_free(shown);
+    free(pem);
+    return status;
+}
+
+static enum mu_status renew(struct mu_tokens *tokens, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                            const ProtobufCMessage **ret_reply, struct mu_error *err)
+{
+    const ProtobufCBinaryData *request = &((const Muster__V1__RenewRequest *)base)->certificate_request;
+    const char *worker = mu_rpc_call_identity(call) + strlen(MU_CERTIFICATE_SCHEME "worker/"); /* see access.h */
+    EVP_PKEY *key = NULL;
+    Muster__V1__RenewResponse *response = mu_wire_arena_alloc(&tokens->arena, sizeof *response);
+    if (!response)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for a certificate");
+    muster__v1__renew_response__init(response);
+    enum mu_status status = judge_shown(call, err);
+    if (status == MU_OK)
+        status = mu_certificate_read_request(request->data, request->len, &key, err);
+    if (status == MU_OK)
+        status = sign(tokens, worker, key, &response->certificate, err);
+    EVP_PKEY_free(key);
+    if (status)
+        return status;
+    MU_LOGI("the worker '%s' at %s was given a new certificate for its former one", worker, mu_rpc_call_peer(call));
+    *ret_reply = &response->base;
+    return MU_OK;
 }
 
 /* ---- calls ---- */
@@ -441,11 +487,13 @@ static const struct handler {
     int method;
     const ProtobufCMessageDescriptor *request;
     handler_fn *handle;
+    bool stores; /* there must be room in the store */
 } handlers[] = {
-    {MU_METHOD_CREATE_TOKEN, &muster__v1__create_token_request__descriptor, create},
-    {MU_METHOD_LIST_TOKENS, &muster__v1__list_tokens_request__descriptor, list},
-    {MU_METHOD_REVOKE_TOKEN, &muster__v1__revoke_token_request__descriptor, revoke},
-    {MU_METHOD_JOIN, &muster__v1__join_request__descriptor, join},
+    {MU_METHOD_CREATE_TOKEN, &muster__v1__create_token_request__descriptor, create, true},
+    {MU_METHOD_LIST_TOKENS, &muster__v1__list_tokens_request__descriptor, list, true}, /* forgets those that are over */
+    {MU_METHOD_REVOKE_TOKEN, &muster__v1__revoke_token_request__descriptor, revoke, true},
+    {MU_METHOD_JOIN, &muster__v1__join_request__descriptor, join, true},
+    {MU_METHOD_RENEW, &muster__v1__renew_request__descriptor, renew, false},
 };
 
 static enum mu_status handle(struct mu_tokens *tokens, struct mu_rpc_call *call, const struct handler *handler,
@@ -459,7 +507,7 @@ static enum mu_status handle(struct mu_tokens *tokens, struct mu_rpc_call *call,
     if (status == MU_OK && !tokens->ca.key)
         status = mu_fail(err, MU_ERR_CONFLICT,
                          "this coordinator gives no certificates: it runs without --ca-key (or without TLS)");
-    if (status == MU_OK && (status = mu_store_check(tokens->config.store, err)) != MU_OK)
+    if (status == MU_OK && handler->stores && (status = mu_store_check(tokens->config.store, err)) != MU_OK)
         mu_error_prefix(err, "refused, because it could not be stored");
     if (status == MU_OK)
         status = handler->handle(tokens, call, request, &reply, err);

@@ -1,4 +1,5 @@
-/* Join tokens and what they are exchanged for: certificates of workers, signed with the CA's key.
+/* Join tokens and what they are exchanged for: certificates of workers, signed with the CA's key, and the certificates
+ * that follow those.
  *
  *    CREATED --Join--> used up (reusable: CREATED) --time is over--> forgotten
  *
@@ -18,7 +19,8 @@ enum {
     MU_TOKENS_MAX = 1024,
     MU_TOKEN_VALID_S_DEFAULT = 3600,
     MU_TOKEN_VALID_S_MAX = 366 * 86400,
-    MU_TOKEN_CERTIFICATE_S = 365 * 86400, /* life of the certificates */
+    MU_TOKEN_CERTIFICATE_S_DEFAULT = 90 * 86400,
+    MU_TOKEN_CERTIFICATE_S_MAX = 3660 * 86400,
 };
 
 struct mu_tokens_config {
@@ -26,6 +28,7 @@ struct mu_tokens_config {
     struct mu_outbox *outbox;
     const struct mu_access *access; /* the denied get no certificate */
     const char *ca_cert, *ca_key;   /* ca_key NULL: all calls are refused */
+    uint32_t certificate_s;         /* life of the certificates */
 };
 
 struct mu_tokens;
@@ -34,7 +37,7 @@ enum mu_status mu_tokens_new(const struct mu_tokens_config *config, struct mu_to
                              struct mu_error *err) MU_WARN_UNUSED;
 void mu_tokens_free(struct mu_tokens *tokens); /* NULL is fine */
 
-/* A CALL event of CREATE_TOKEN, LIST_TOKENS, REVOKE_TOKEN or JOIN. */
+/* A CALL event of CREATE_TOKEN, LIST_TOKENS, REVOKE_TOKEN, JOIN or RENEW. */
 void mu_tokens_call(struct mu_tokens *tokens, struct mu_rpc_call *call, const void *data, size_t size_bytes);
 
 #endif

@@ -94,6 +94,7 @@ static enum mu_status put_status(struct mu_wire_arena *arena, const struct mu_wo
     pb->feed_state = (Muster__V1__FeedState)status->feed_state;
     pb->text = mu_wire_put_text(arena, status->text, sizeof status->text);
     pb->weights_sha256 = mu_wire_put_bytes32(status->weights_sha256);
+    pb->weights_unfinite = status->weights_unfinite;
     if (!pb->text)
         return no_memory(err);
 
@@ -159,6 +160,10 @@ static void put_step(const struct mu_step_report *step, struct parts *parts)
     pb->wait_us = step->wait_us;
     pb->optimizer_us = step->optimizer_us;
     pb->snapshot_us = step->snapshot_us;
+    pb->tensor_us = step->tensor_us;
+    pb->pipeline_us = step->pipeline_us;
+    pb->replicas_us = step->replicas_us;
+    pb->vote_us = step->vote_us;
 }
 
 static enum mu_status put_piece(struct mu_wire_arena *arena, const struct mu_piece_report *piece, struct parts *parts,
@@ -262,6 +267,7 @@ static enum mu_status put_vitals(struct mu_wire_arena *arena, const struct mu_vi
     muster__v1__vitals__init(&pb->vitals);
     pb->vitals.mono_us = vitals->mono_us;
     memcpy(&pb->vitals.cpu_us, vitals->values, sizeof vitals->values);
+    pb->vitals.certificate_end_s = vitals->certificate_end_s;
     for (uint32_t i = 0; i < vitals->link_count; i++) {
         const struct mu_vital_link *link = &vitals->links[i];
         pb->pointers[i] = &pb->links[i];
@@ -385,6 +391,7 @@ static enum mu_status get_status(const Muster__V1__WorkerStatus *pb, struct mu_w
     out->park_reason = (enum mu_park_reason)park_reason;
     out->peer_failure = (enum mu_peer_failure)peer_failure;
     out->bad_checkpoint = pb->bad_checkpoint;
+    out->weights_unfinite = pb->weights_unfinite;
     out->feed = pb->feed;
     out->feed_state = (enum mu_feed_state)feed_state;
     return MU_OK;
@@ -456,6 +463,10 @@ static enum mu_status get_step_report(const Muster__V1__StepReport *pb, struct m
     out->wait_us = pb->wait_us;
     out->optimizer_us = pb->optimizer_us;
     out->snapshot_us = pb->snapshot_us;
+    out->tensor_us = pb->tensor_us;
+    out->pipeline_us = pb->pipeline_us;
+    out->replicas_us = pb->replicas_us;
+    out->vote_us = pb->vote_us;
     return MU_OK;
 }
 
@@ -544,6 +555,7 @@ static enum mu_status get_vitals(struct mu_wire_arena *arena, const Muster__V1__
         return no_memory(err);
     vitals->mono_us = pb->mono_us;
     memcpy(vitals->values, &pb->cpu_us, sizeof vitals->values);
+    vitals->certificate_end_s = pb->certificate_end_s;
     vitals->link_count = (uint32_t)pb->n_links;
     enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < vitals->link_count && status == MU_OK; i++) {

@@ -578,6 +578,15 @@ bool mu_rpc_call_has_certificate(const struct mu_rpc_call *call)
     return has_one;
 }
 
+char *mu_rpc_call_certificate(const struct mu_rpc_call *call)
+{
+    grpc_auth_context *context = call->server->tls ? grpc_call_auth_context(call->grpc) : NULL;
+    const char *pem = context ? find_property(context, GRPC_X509_PEM_CERT_PROPERTY_NAME, "") : NULL;
+    char *copy = pem ? strdup(pem) : NULL;
+    grpc_auth_context_release(context);
+    return copy;
+}
+
 uint64_t mu_rpc_call_deadline_us(const struct mu_rpc_call *call)
 {
     gpr_timespec never = gpr_inf_future(call->deadline.clock_type);

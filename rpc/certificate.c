@@ -12,8 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
+#define RENEWABLE_UNIT "given for a join token" /* OU of the subject */
 enum { PATH_SIZE = 4096, SANS_SIZE = 2048, SERIAL_BYTES = 16, SLACK_S = 300, REQUEST_BYTES_MAX = 8192 };
 
 void mu_certificate_pair_free(struct mu_certificate_pair *pair)
@@ -92,6 +94,8 @@ static enum mu_status sign(const struct mu_certificate_subject *subject, const s
         X509_gmtime_adj(X509_getm_notBefore(cert), -SLACK_S) && /* clocks differ */
         X509_gmtime_adj(X509_getm_notAfter(cert), subject->valid_s) && X509_set_pubkey(cert, key) == 1 &&
         X509_NAME_add_entry_by_txt(name, "O", MBSTRING_UTF8, (const unsigned char *)"muster", -1, -1, 0) == 1 &&
+        (!subject->is_renewable || X509_NAME_add_entry_by_txt(name, "OU", MBSTRING_UTF8,
+                                                              (const unsigned char *)RENEWABLE_UNIT, -1, -1, 0) == 1) &&
         X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_UTF8, (const unsigned char *)subject->name, -1, -1, 0) == 1 &&
         X509_set_issuer_name(cert, X509_get_subject_name(issuer)) == 1 && add_extensions(cert, issuer, subject) &&
         X509_sign(cert, ca ? ca->key : key, EVP_sha256()) > 0;
@@ -114,20 +118,44 @@ enum mu_status mu_certificate_sign(const struct mu_certificate_subject *subject,
     return status;
 }
 
+EVP_PKEY *mu_certificate_new_key(void)
+{
+    return EVP_EC_gen("P-256");
+}
+
 enum mu_status mu_certificate_make(const struct mu_certificate_subject *subject, const struct mu_certificate_pair *ca,
                                    struct mu_certificate_pair *ret_pair, struct mu_error *err)
 {
-    ret_pair->key = EVP_EC_gen("P-256");
+    ret_pair->key = mu_certificate_new_key();
     return sign(subject, ca, ret_pair->key, &ret_pair->cert, err);
+}
+
+/* ---- renewal ---- */
+
+bool mu_certificate_is_renewable(const X509 *cert)
+{
+    const X509_NAME *name = X509_get_subject_name(cert);
+    int at = X509_NAME_get_index_by_NID(name, NID_organizationalUnitName, -1);
+    const ASN1_STRING *unit = at < 0 ? NULL : X509_NAME_ENTRY_get_data(X509_NAME_get_entry(name, at));
+    return unit && ASN1_STRING_length(unit) == (int)strlen(RENEWABLE_UNIT) &&
+           memcmp(ASN1_STRING_get0_data(unit), RENEWABLE_UNIT, strlen(RENEWABLE_UNIT)) == 0;
+}
+
+void mu_certificate_span(const X509 *cert, int64_t *ret_begin_s, int64_t *ret_end_s)
+{
+    struct tm begin, end;
+    bool is_told =
+        ASN1_TIME_to_tm(X509_get0_notBefore(cert), &begin) == 1 && ASN1_TIME_to_tm(X509_get0_notAfter(cert), &end) == 1;
+    *ret_begin_s = is_told ? timegm(&begin) + SLACK_S : 0;
+    *ret_end_s = is_told ? timegm(&end) : 0;
 }
 
 /* ---- requests ---- */
 
-enum mu_status mu_certificate_ask(EVP_PKEY **ret_key, uint8_t **ret_der, size_t *ret_size_bytes, struct mu_error *err)
+enum mu_status mu_certificate_ask(EVP_PKEY *key, uint8_t **ret_der, size_t *ret_size_bytes, struct mu_error *err)
 {
     unsigned char *der = NULL;
     X509_REQ *request = X509_REQ_new();
-    EVP_PKEY *key = EVP_EC_gen("P-256");
     int size_bytes = -1;
     if (request && key && X509_REQ_set_pubkey(request, key) == 1 && X509_REQ_sign(request, key, EVP_sha256()) > 0)
         size_bytes = i2d_X509_REQ(request, &der);
@@ -136,11 +164,8 @@ enum mu_status mu_certificate_ask(EVP_PKEY **ret_key, uint8_t **ret_der, size_t 
     if (copy)
         memcpy(copy, der, (size_t)size_bytes);
     OPENSSL_free(der);
-    if (!copy) {
-        EVP_PKEY_free(key);
+    if (!copy)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no key could be made: no memory or no randomness");
-    }
-    *ret_key = key;
     *ret_der = copy;
     *ret_size_bytes = (size_t)size_bytes;
     return MU_OK;
@@ -220,12 +245,12 @@ enum mu_status mu_certificate_read_pair(const char *cert_path, const char *key_p
                    cert_path);
 }
 
-/* Under a temporary name first: whoever reads the final one finds all of it. */
+/* Under a temporary name first, which no other process uses: whoever reads the final one finds all of it. */
 static enum mu_status write_pem(const char *path, const struct mu_certificate_pair *pair, bool is_key,
                                 struct mu_error *err)
 {
     char temporary[PATH_SIZE];
-    if ((size_t)snprintf(temporary, sizeof temporary, "%s.tmp", path) >= sizeof temporary)
+    if ((size_t)snprintf(temporary, sizeof temporary, "%s.%d.tmp", path, (int)getpid()) >= sizeof temporary)
         return mu_fail(err, MU_ERR_INVALID, "the path '%.64s...' is too long", path);
     unlink(temporary);
     int fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, is_key ? 0600 : 0644);
@@ -247,6 +272,11 @@ enum mu_status mu_certificate_write_pair(const char *cert_path, const char *key_
 {
     enum mu_status status = write_pem(key_path, pair, true, err);
     return status ? status : write_pem(cert_path, pair, false, err);
+}
+
+enum mu_status mu_certificate_write(const char *cert_path, X509 *cert, struct mu_error *err)
+{
+    return write_pem(cert_path, &(struct mu_certificate_pair){.cert = cert}, false, err);
 }
 
 char *mu_certificate_to_pem(X509 *cert)

@@ -225,6 +225,14 @@ static void refresh_tls(struct mu_rpc_client *client)
     client->channel = create_channel(&client->config, &client->address, client->tls);
 }
 
+uint64_t mu_rpc_client_certificate_end_s(struct mu_rpc_client *client)
+{
+    pthread_mutex_lock(&client->lock);
+    refresh_tls(client);
+    pthread_mutex_unlock(&client->lock);
+    return client->tls ? mu_rpc_tls_end_s(client->tls) : 0;
+}
+
 grpc_call *mu_rpc_client_open(struct mu_rpc_client *client, const char *method, unsigned timeout_ms)
 {
     gpr_timespec deadline = gpr_inf_future(GPR_CLOCK_MONOTONIC);

@@ -62,6 +62,8 @@ enum mu_status mu_rpc_client_new(struct mu_rpc_pool *pool, const struct mu_rpc_c
 /* All its streams and readers must be freed, no call in progress. NULL is fine. */
 void mu_rpc_client_free(struct mu_rpc_client *client);
 const char *mu_rpc_client_address(const struct mu_rpc_client *client);
+/* When the certificate is over that the next call will show, in seconds since 1970; 0: no TLS, or none. */
+uint64_t mu_rpc_client_certificate_end_s(struct mu_rpc_client *client);
 
 /* Unary call; blocks at most about timeout_ms. The reply is the caller's reference. `err` holds the server's text or
  * ours. */

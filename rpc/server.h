@@ -215,6 +215,8 @@ const char *mu_rpc_call_peer(struct mu_rpc_call *call);
 const char *mu_rpc_call_identity(struct mu_rpc_call *call);
 /* Whether the peer has shown a certificate of the CA; false without TLS. */
 bool mu_rpc_call_has_certificate(const struct mu_rpc_call *call);
+/* The certificate that the peer has shown, as PEM, from malloc; NULL: none, or no TLS. */
+char *mu_rpc_call_certificate(const struct mu_rpc_call *call);
 /* The monotonic microsecond at which the peer gives up; UINT64_MAX: never. */
 uint64_t mu_rpc_call_deadline_us(const struct mu_rpc_call *call);
 /* The first header named `key` (lower case) of the call; false when it has none. Not terminated; lives as long as the

@@ -252,6 +252,14 @@ enum mu_status mu_rpc_tls_refresh(struct mu_rpc_tls *tls, bool *ret_changed, str
     return status;
 }
 
+enum mu_status mu_rpc_tls_use(struct mu_rpc_tls *tls, mu_rpc_tls_use_fn *use, void *ctx, struct mu_error *err)
+{
+    pthread_mutex_lock(&tls->lock);
+    enum mu_status status = use(ctx, tls->pems.ca, tls->pems.cert, tls->pems.key, err);
+    pthread_mutex_unlock(&tls->lock);
+    return status;
+}
+
 /* ---- credentials ---- */
 
 /* Before each handshake: whether there is something newer than what the listener has. */

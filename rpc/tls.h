@@ -18,4 +18,23 @@ struct mu_rpc_tls_files {
 struct mu_rpc_tls_files mu_rpc_tls_files_from_environment(void);
 bool mu_rpc_tls_wanted(const struct mu_rpc_tls_files *files);
 
+struct mu_rpc_tls;
+
+/* Reads and judges the files, and makes this process one that leaves no core dump. is_stranger: a client that shows no
+ * certificate, and needs the CA alone. */
+enum mu_status mu_rpc_tls_new(const struct mu_rpc_tls_files *files, bool is_stranger, struct mu_error *err,
+                              struct mu_rpc_tls **ret_tls) MU_WARN_UNUSED;
+/* After the credentials are released and their users gone. NULL is fine. */
+void mu_rpc_tls_free(struct mu_rpc_tls *tls);
+
+/* Reads the files again when they have changed. An error keeps what was there, and is told once per change. Any thread.
+ */
+enum mu_status mu_rpc_tls_refresh(struct mu_rpc_tls *tls, bool *ret_changed, struct mu_error *err) MU_WARN_UNUSED;
+
+/* Calls `use` with the contents of the files, which are borrowed. Any thread. */
+typedef enum mu_status mu_rpc_tls_use_fn(void *ctx, const char *ca, const char *cert, const char *key,
+                                         struct mu_error *err);
+enum mu_status mu_rpc_tls_use(struct mu_rpc_tls *tls, mu_rpc_tls_use_fn *use, void *ctx,
+                              struct mu_error *err) MU_WARN_UNUSED;
+
 #endif

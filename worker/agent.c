@@ -25,6 +25,7 @@
 #include "worker/holder.h"
 #include "worker/notes.h"
 #include "worker/recollect.h"
+#include "worker/renew.h"
 #include "worker/vitals.h"
 
 #define ATTACH_METHOD "/muster.v1.WorkerService/Attach"
@@ -46,8 +47,9 @@ struct agent {
     struct mu_rpc_pool *pool;
     struct mu_rpc_client *client;
     struct mu_recollector *recollector;
-    struct link *link; /* current stream; NULL: none */
-    struct link *dead; /* ended streams, to be freed outside of the lock */
+    struct mu_renewer *renewer; /* NULL: of the certificate, by the supervisor or nobody */
+    struct link *link;          /* current stream; NULL: none */
+    struct link *dead;          /* ended streams, to be freed outside of the lock */
     struct mu_wire_arena arena_in, arena_out;
     struct mu_device *device;
     struct mu_vitals_watch *vitals;     /* NULL: nobody wants them */
@@ -146,6 +148,7 @@ static void do_send(struct agent *agent, const struct mu_worker_message *message
          has_inventory = message->kind == MU_WM_HELLO && agent->keeper;
     if (has_vitals || has_inventory) { /* the core has no eyes for either */
         more = *message;
+        vitals.certificate_end_s = has_vitals ? mu_rpc_client_certificate_end_s(agent->client) : 0;
         more.vitals = has_vitals ? &vitals : NULL;
         if (has_inventory)
             more.hello.inventory_count = mu_keeper_inventory(agent->keeper, more.hello.inventory);
@@ -210,10 +213,12 @@ static void do_engine(struct agent *agent, const struct mu_worker_action *action
     case MU_WA_LOAD_JOB:
         agent->spec = *action->load.spec;
         watch_disk(agent);
+        mu_log_set_job(action->load.spec->name);
         MU_LOGI("job '%s': loading data and model", action->load.spec->name);
         status = mu_engine_load(agent->engine, action->load.spec, action->load.uid);
         break;
     case MU_WA_PREPARE:
+        mu_log_set_rank(action->generation.generation, action->generation.assign->rank);
         log_assign(action->generation.generation, action->generation.assign);
         status = mu_engine_prepare(agent->engine, action->generation.generation, mu_worker_incarnation(agent->worker),
                                    action->generation.assign);
@@ -236,6 +241,7 @@ static void do_engine(struct agent *agent, const struct mu_worker_action *action
                                 action->feed.order);
         break;
     case MU_WA_FORGET:
+        mu_log_set_rank(0, 0);
         MU_LOGW("the coordinator has given up this incarnation: everything held is dropped");
         status = mu_engine_forget(agent->engine);
         break;
@@ -424,13 +430,21 @@ static void start_keeper(struct agent *agent, struct mu_worker_event *loaded)
 
 /* ---- the engine's calls: engine and writer threads ---- */
 
+static void log_parked(const struct mu_worker_event *event)
+{
+    char peer[24];
+    snprintf(peer, sizeof peer, "peer=%u", event->parked.peer_rank);
+    mu_log(MU_LOG_INFO, event->parked.reason == MU_PARK_PEER ? peer : NULL, "generation %llu: parked at step %llu%s%s",
+           (unsigned long long)event->parked.generation, (unsigned long long)event->parked.held.step,
+           event->parked.text[0] ? ": " : "", event->parked.text);
+}
+
 static void on_post(void *ctx, const struct mu_worker_event *event)
 {
     struct agent *agent = ctx;
     struct mu_worker_event copy = *event;
     if (event->kind == MU_WE_PARKED)
-        MU_LOGI("generation %llu: parked at step %llu%s%s", (unsigned long long)event->parked.generation,
-                (unsigned long long)event->parked.held.step, event->parked.text[0] ? ": " : "", event->parked.text);
+        log_parked(event);
     if (event->kind == MU_WE_FED)
         MU_LOGI("feed %016llx: %s%s", (unsigned long long)event->fed.number,
                 event->fed.state == MU_FEED_LIVE    ? "whole, and at most one step behind"
@@ -693,7 +707,11 @@ static enum mu_status start_rpc(struct agent *agent, const struct mu_agent_confi
     enum mu_status status = mu_rpc_pool_new(1, err, &agent->pool);
     if (status == MU_OK)
         status = mu_rpc_client_new(agent->pool, &client, err, &agent->client);
-    return status == MU_OK ? mu_recollector_new(agent->client, &agent->recollector, err) : status;
+    if (status == MU_OK)
+        status = mu_recollector_new(agent->client, &agent->recollector, err);
+    if (status == MU_OK && agent->note_fd < 0)
+        status = mu_renewer_new(&(struct mu_renewer_config){config->coordinator, config->tls}, &agent->renewer, err);
+    return status;
 }
 
 static enum mu_status start_signals(struct agent *agent, struct mu_error *err)
@@ -718,6 +736,7 @@ static void stop(struct agent *agent)
     mu_keeper_free(agent->keeper);       /* first these: they call into the core */
     mu_engine_free(agent->engine);
     free_dead(agent);
+    mu_renewer_free(agent->renewer);
     mu_recollector_free(agent->recollector);
     mu_rpc_client_free(agent->client);
     mu_rpc_pool_free(agent->pool);

@@ -60,9 +60,8 @@ static bool has_certificate(const struct mu_rpc_tls_files *tls)
 {
     struct mu_certificate_pair pair = {0};
     struct mu_error ignored;
-    time_t tomorrow = time(NULL) + MU_CERTIFICATE_DAY_S;
     bool is_good = tls->cert && tls->key && mu_certificate_read_pair(tls->cert, tls->key, &pair, &ignored) == MU_OK &&
-                   X509_cmp_time(X509_get0_notAfter(pair.cert), &tomorrow) > 0;
+                   X509_cmp_current_time(X509_get0_notAfter(pair.cert)) > 0;
     mu_certificate_pair_free(&pair);
     return is_good;
 }
@@ -145,7 +144,7 @@ static enum mu_status exchange(const struct mu_join_config *config, struct mu_rp
                                struct mu_error *err)
 {
     char name[MU_WORKER_NAME_SIZE];
-    EVP_PKEY *key = NULL;
+    EVP_PKEY *key = mu_certificate_new_key();
     uint8_t *der = NULL;
     size_t der_bytes;
     struct mu_rpc_bytes *request = NULL, *reply = NULL;
@@ -154,7 +153,7 @@ static enum mu_status exchange(const struct mu_join_config *config, struct mu_rp
     name_of_host(name);
     if (config->name)
         snprintf(name, sizeof name, "%s", config->name);
-    enum mu_status status = mu_certificate_ask(&key, &der, &der_bytes, err);
+    enum mu_status status = mu_certificate_ask(key, &der, &der_bytes, err);
     if (status == MU_OK)
         status = pack(&arena, token, name, der, der_bytes, &request, err);
     if (status == MU_OK)

@@ -16,7 +16,8 @@ struct mu_join_config {
     uint32_t give_up_ms;         /* without a coordinator; 0: never */
 };
 
-/* Does nothing when there is a certificate with its key that is good for a day at least, and when there is no token.
+/* Does nothing when there is a certificate with its key that is not over yet (worker/renew.h), and when there is no
+ * token.
  * MU_ERR_UNAVAILABLE: no coordinator answered for give_up_ms. Blocks; before other threads are started. */
 enum mu_status mu_join(const struct mu_join_config *config, struct mu_error *err) MU_WARN_UNUSED;
 

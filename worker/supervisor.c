@@ -25,6 +25,7 @@
 #include "worker/herald.h"
 #include "worker/notes.h"
 #include "worker/oom.h"
+#include "worker/renew.h"
 
 enum {
     ASK_AGAIN_US = 2000000,  /* a drained or quarantined name: may it come back? */
@@ -52,6 +53,7 @@ struct supervisor {
     const struct mu_supervisor_config *config;
     struct slot slots[MU_SLOTS_MAX];
     struct mu_herald *herald;
+    struct mu_renewer *renewer; /* NULL: nothing is to be renewed */
     struct mu_oom oom;
     uint32_t telling; /* the slot whose letter the herald has; UINT32_MAX: none */
     int signal_fd, wake_fd;
@@ -497,7 +499,10 @@ static enum mu_status init(struct supervisor *self, struct mu_error *err)
                                       .host = self->config->host,
                                       .answered = wake,
                                       .ctx = self};
-    return mu_herald_new(&herald, &self->herald, err);
+    enum mu_status status = mu_herald_new(&herald, &self->herald, err);
+    if (status == MU_OK)
+        status = mu_renewer_new(&(struct mu_renewer_config){herald.coordinator, herald.tls}, &self->renewer, err);
+    return status;
 }
 
 static int exit_code_of(const struct supervisor *self)
@@ -531,6 +536,7 @@ int mu_supervise(const struct mu_supervisor_config *config)
     } else {
         MU_LOGE("%s", err.text);
     }
+    mu_renewer_free(self->renewer);
     mu_herald_free(self->herald);
     int fds[] = {self->signal_fd, self->wake_fd};
     for (unsigned i = 0; i < 2; i++)

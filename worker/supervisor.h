@@ -13,7 +13,8 @@
  *
  *   main thread   children, signals, the service manager's watchdog; forks (a child's death signal is tied to the
  *                 thread that started it)
- *   herald        the calls to the coordinator, one at a time */
+ *   herald        the calls to the coordinator, one at a time
+ *   renewer       the certificate that the workers share (worker/renew.h) */
 #ifndef MU_WORKER_SUPERVISOR_H
 #define MU_WORKER_SUPERVISOR_H
 

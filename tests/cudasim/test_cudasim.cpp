@@ -58,7 +58,7 @@ template <typename F> static bool dies_saying(const char *text, F body)
     if (child == 0) {
         dup2(pipes[1], 2);
         close(pipes[0]);
-        alarm(20);
+        alarm(300); /* what hangs does not end by itself */
         body();
         _exit(0);
     }

@@ -1,11 +1,12 @@
 #!/usr/bin/python3
 """The law holds for the amended record: whoever computes it, and whoever dies. Arguments: only the tests named."""
 
+import contextlib
 import os
 
 import grpc
 
-from harness import Cluster, check, main, pb, run, tiny_job
+from harness import FAST, STRICT, Cluster, check, main, pb, run, tiny_job
 from test_api import call, refusal
 
 
@@ -19,7 +20,7 @@ def settled(job):
 
 def weights(amendments, workers=1, trouble=False, **changes):
     """SHA-256 of the job with those amendments, made before it has any worker, so that each takes effect where it says."""
-    with Cluster() as cluster:
+    with Cluster(flags=STRICT if trouble else FAST) as cluster:
         cluster.start_coordinator()
         cluster.submit(tiny_job(cluster, **changes))
         for one in amendments:
@@ -28,15 +29,16 @@ def weights(amendments, workers=1, trouble=False, **changes):
             cluster.coordinator.kill()
             cluster.coordinator.wait()
             cluster.start_coordinator()
-        for _ in range(workers):
-            worker = cluster.start_worker()
-        if trouble:
-            cluster.wait_step(5)
-            worker.kill()
-            cluster.coordinator.kill()
-            cluster.coordinator.wait()
-            cluster.start_coordinator()
-            cluster.start_worker()
+        with cluster.slowed() if trouble else contextlib.nullcontext():
+            for _ in range(workers):
+                worker = cluster.start_worker()
+            if trouble:
+                cluster.wait_step(5)
+                worker.kill()
+                cluster.coordinator.kill()
+                cluster.coordinator.wait()
+                cluster.start_coordinator()
+                cluster.start_worker()
         sha256, job = cluster.wait_finished(), cluster.job()
         check(settled(job) == [(i + 1, one["at_step"]) for i, one in enumerate(amendments)], f"all of them: {job.spec.amendments}")
         check(job.steps_done == job.steps, f"{job.steps_done} of {job.steps}")

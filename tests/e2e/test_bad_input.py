@@ -7,17 +7,17 @@ What needs file systems of its own mounts them in a namespace of this process; w
 import contextlib
 import os
 import random
+import signal
 import struct
 import subprocess
 
 import grpc
-from harness import BUILD, FAST, SLOW, Cluster, api, check, main, needs_mounts, pb, reference, refused_worker, rpc_error, run, tiny_job
+from harness import BUILD, FAST, SLOW, STRICT, Cluster, api, check, main, needs_mounts, pb, reference, refused_worker, rpc_error, run, tiny_job
 
 MUSTER = os.path.join(BUILD, "cli/muster")
 STEPS = 150
 STORE_STEPS = 600  # slowed, enough for two restarts of the coordinator
 MIB = 1 << 20
-CALM = []  # musterd's own liveness limits, where nobody is to be lost however loaded the machine is
 
 
 # ---- file systems of our own ----
@@ -300,7 +300,7 @@ def test_a_full_disk_fails_checkpoints_and_nothing_else():
     steps = 240
     with Cluster() as cluster, Disk(os.path.join(cluster.dir, "ckpt-tiny"), 8) as disk:
         disk.fill(leave=64 << 10)
-        cluster.start_coordinator(flags=CALM)
+        cluster.start_coordinator()
         cluster.submit(tiny_job(cluster, steps=steps, checkpoint_every=60))
         cluster.start_worker()
         cluster.start_worker()
@@ -332,7 +332,7 @@ def test_a_full_disk_fails_checkpoints_and_nothing_else():
 def test_a_read_only_disk_fails_checkpoints_and_nothing_else():
     with Cluster() as cluster, Disk(os.path.join(cluster.dir, "ckpt-tiny"), 16) as disk:
         disk.remount("ro")
-        cluster.start_coordinator(flags=CALM)
+        cluster.start_coordinator()
         cluster.submit(tiny_job(cluster, steps=STEPS, checkpoint_every=40))
         cluster.start_worker()
         with cluster.slowed():
@@ -349,7 +349,7 @@ def test_a_read_only_disk_fails_checkpoints_and_nothing_else():
 
 def test_a_checkpoint_path_that_is_no_directory_is_told():
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=CALM)
+        cluster.start_coordinator()
         path = os.path.join(cluster.dir, "ckpt-tiny")
         open(path, "w").close()
         cluster.submit(tiny_job(cluster, steps=STEPS, checkpoint_every=0))
@@ -366,13 +366,16 @@ def test_a_checkpoint_path_that_is_no_directory_is_told():
 
 def job_with_checkpoints(cluster, count):
     """A job killed, with its coordinator, when it has `count` checkpoints; newest last."""
-    cluster.start_coordinator()
+    cluster.start_coordinator(flags=STRICT)
     cluster.submit(tiny_job(cluster, steps=STEPS, checkpoint_every=20, checkpoint__keep=10))
     with cluster.slowed():
         workers = [cluster.start_worker(), cluster.start_worker()]
         cluster.wait_until(lambda: len(committed(cluster)) >= count, 30, "there were never enough checkpoints")
+        for sig in (signal.SIGSTOP, signal.SIGKILL):  # all at one point: nobody goes on alone
+            for worker in workers:
+                worker.kill(sig)
+        cluster.coordinator.kill()
         for process in [*workers, cluster.coordinator]:
-            process.kill()
             process.wait()
     cluster.start_coordinator()
     return committed(cluster)
@@ -422,10 +425,11 @@ def test_when_no_checkpoint_can_be_loaded_the_job_fails_and_does_not_start_anew(
         saved = job_with_checkpoints(cluster, 2)
         for checkpoint in saved:
             flip(piece_of(checkpoint), 5000)
+        before = cluster.job().generation
         workers = [cluster.start_worker(), cluster.start_worker()]
         over = cluster.wait_over()
         check(over.state == pb.JOB_STATE_FAILED and "checkpoint" in over.text, f"state {over.state}: {over.text}")
-        check(not [e for e in cluster.events if e.kind == "generation_go" and e.generation > 1], "it started anew")
+        check(not [e for e in cluster.events if e.kind == "generation_go" and e.generation > before], "it started anew")
         check([worker.wait() for worker in workers] == [1, 1], "the workers' exit codes")
         run(cluster, "watch", "tiny", "--after", str(cluster.events[-1].number), code=1, fragments=["job tiny failed: ", over.text])
         for checkpoint in saved:

@@ -2,8 +2,9 @@
 """Workers that compute on a GPU, an emulated one (muster-worker-sim): in fp32 the weights are those of workers on the CPU."""
 
 import os
+import signal
 
-from harness import BUILD, Cluster, check, log_of, main, pb, refused_worker, run, tiny_job, undisturbed
+from harness import BUILD, STRICT, Cluster, check, log_of, main, pb, refused_worker, run, tiny_job, undisturbed
 
 SMALL = dict(steps=4, optimizer__warmup=2, leaves=4, checkpoint_every=2, model__slices=2, batch__length=16, eval__every=2, eval__sequences=2)
 SIM = "worker/muster-worker-sim"
@@ -84,18 +85,18 @@ def test_exchanges_between_gpus_go_over_nccl():
 @with_nccl
 def test_growth_and_a_hang_over_nccl():
     """A second worker joins; it stands still inside an exchange: the other one's communicators are given up, and it goes on alone."""
-    with Cluster() as cluster:
-        slow = {"CUDASIM_DELAY_US": "1000"}  # before each kernel: the job outlasts what is done to it
+    with Cluster(flags=STRICT) as cluster:
         cluster.start_coordinator()
         cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1, "steps": 24}))
-        first = start_gpu_worker(cluster, env=slow)
-        cluster.wait_until(lambda: cluster.job().steps_done >= 1, 30, "no step")
-        second = start_gpu_worker(cluster, env=slow)
-        grown = cluster.wait_event(lambda e: e.kind == "generation_go" and cluster.job().world == 2)
-        cluster.wait_until(lambda: over_nccl(first) and over_nccl(second), 10, "no NCCL between the two")
-        second.pause(True)
-        cluster.wait_event(lambda e: e.kind == "generation_go" and "lost" in e.text, after=grown.number)
-        second.kill()
+        with cluster.slowed():
+            first = start_gpu_worker(cluster)
+            cluster.wait_until(lambda: cluster.job().steps_done >= 1, 30, "no step")
+            second = start_gpu_worker(cluster)
+            grown = cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text)
+            cluster.wait_until(lambda: over_nccl(first) and over_nccl(second), 10, "no NCCL between the two")
+            second.kill(signal.SIGSTOP)
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "lost" in e.text, after=grown.number)
+            second.kill()
         expect_equal(cluster, steps=24)
         check(first.wait() == 0, log_of(first))
 

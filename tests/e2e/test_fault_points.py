@@ -15,9 +15,11 @@ import threading
 import time
 
 import grpc
-from harness import LOST_S, ROOT, SLOW, Cluster, Failure, check, pb, tiny_job, undisturbed
+from harness import COUNTED, ROOT, SLOW, Cluster, Failure, check, pb, tiny_job, undisturbed
 
 STEPS = 160
+LOST_S = 0.8  # many are lost here, and who is lost for being slow changes no weights
+STRICT = [*COUNTED, "--suspect-ms", "300", "--lost-ms", "800"]
 JOB = dict(steps=STEPS, checkpoint_every=8, checkpoint__keep=1)
 
 
@@ -50,7 +52,7 @@ class NotReached(Failure):
 def patiently(scenario, *args):
     for attempt in range(4):
         try:
-            with Cluster() as cluster, cluster.slowed() if attempt else contextlib.nullcontext():
+            with Cluster(flags=STRICT) as cluster, cluster.slowed() if attempt else contextlib.nullcontext():
                 return scenario(cluster, *args)
         except NotReached:
             if attempt == 3:
@@ -240,7 +242,7 @@ def returns_during_preparation():
     changes = dict(steps=100, checkpoint_every=5, leaves=3, model__family=pb.MODEL_FAMILY_LLAMA, model__layers=5, model__heads=4,
                    model__kv_heads=2, model__hidden=44, model__slices=2, model__dropout=0.0)
     reference = undisturbed(changes)
-    with Cluster() as cluster:
+    with Cluster(flags=STRICT) as cluster:
         cluster.start_coordinator()
         cluster.submit(tiny_job(cluster, parallel__tp=2, parallel__pp=2, parallel__optimizer_sharding=True, **changes))
         faults = ["worker.prepare.connect:2,sleep=700", "worker.finished,stop", None, None]

@@ -4,7 +4,7 @@
 import os
 import signal
 
-from harness import Cluster, check, main, pb, reference, tiny_job
+from harness import LOST_S, STRICT, Cluster, check, main, pb, reference, tiny_job
 
 STEPS = 150
 
@@ -100,7 +100,7 @@ def test_coordinator_killed_costs_no_step():
 
 
 def test_coordinator_and_worker_killed():
-    with Cluster() as cluster:
+    with Cluster(flags=STRICT) as cluster:
         with running(cluster, 3) as workers:
             cluster.coordinator.kill()
             workers[0].kill()
@@ -154,7 +154,7 @@ def test_drain():
 
 
 def test_stopped_worker_is_fenced_and_comes_back():
-    with Cluster() as cluster:
+    with Cluster(flags=STRICT) as cluster:
         with running(cluster, 3, steps=STEPS * 2) as workers:
             workers[2].kill(signal.SIGSTOP)
             lost = cluster.wait_event("worker_lost")
@@ -168,10 +168,10 @@ def test_stopped_worker_is_fenced_and_comes_back():
 
 
 def test_stopped_coordinator_blames_nobody():
-    with Cluster() as cluster:
+    with Cluster(flags=STRICT) as cluster:
         with running(cluster, 3, steps=STEPS * 4):
             cluster.coordinator.kill(signal.SIGSTOP)
-            cluster.watch_stop.wait(2.0)  # longer than the lost timeout: that is what is tested
+            cluster.watch_stop.wait(LOST_S * 1.5)  # that is what is tested
             cluster.coordinator.kill(signal.SIGCONT)
         sha = cluster.wait_finished()
         check(sha == reference(steps=STEPS * 4), "weights differ")
@@ -179,7 +179,7 @@ def test_stopped_coordinator_blames_nobody():
 
 
 def test_everything_killed_resumes_from_checkpoint():
-    with Cluster() as cluster:
+    with Cluster(flags=STRICT) as cluster:
         with running(cluster, 3, steps=STEPS, checkpoint_every=20) as workers:
             cluster.wait_event("checkpoint_committed")
             cluster.wait_step(30)

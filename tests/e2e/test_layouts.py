@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 
-from harness import FAST, Cluster, check, main, pb, reference, tiny_job
+from harness import FAST, STRICT, Cluster, check, main, pb, reference, tiny_job
 
 FULL = "--full" in sys.argv
 sys.argv = [word for word in sys.argv if word != "--full"]
@@ -304,7 +304,7 @@ def test_coordinator_killed_costs_no_step():
 
 
 def test_everything_killed_resumes_in_another_layout():
-    with Cluster() as cluster:
+    with Cluster(flags=STRICT) as cluster:
         with running(cluster, 4, LLAMA, checkpoint_every=10, **layout(2, sharded=True)) as workers:
             cluster.wait_event("checkpoint_committed")
             for process in [*workers, cluster.coordinator]:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 
-from harness import BUILD, Cluster, check, main, pb, reference, tiny_job
+from harness import BUILD, STRICT, Cluster, check, main, pb, reference, tiny_job
 
 STEPS = 500
 LOCAL = dict(checkpoint__kind=pb.CHECKPOINT_KIND_LOCAL)
@@ -169,7 +169,7 @@ def test_one_host_alone_is_told():
 
 def test_workers_and_coordinator_die_while_pieces_are_copied():
     changes = dict(steps=2 * STEPS, checkpoint_every=15)
-    with Cluster() as cluster:
+    with Cluster(flags=STRICT) as cluster:
         with running(cluster, "abc", **changes) as workers:
             for round, host in enumerate("bca"):
                 cluster.wait_event("checkpoint_committed", after=max((e.number for e in cluster.events), default=0))

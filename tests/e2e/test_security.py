@@ -5,11 +5,15 @@ in one line; certificates are replaced without a restart; each role may do what 
     test_security.py [TEST...]"""
 
 import glob
+import http.client
 import os
 import re
+import socket
+import ssl
 import stat
 import subprocess
 import time
+import urllib.request
 
 import grpc
 
@@ -205,6 +209,59 @@ def test_the_denied_are_cut_off():
         check("x-good" in [w.name for w in cluster.list_workers("tiny")], "the other worker is gone")
 
 
+def https_of(cluster):
+    """musterd's HTTPS listens everywhere; it is asked under the name that its certificate has."""
+    found = []
+    cluster.wait_until(lambda: found.extend(re.findall(r"dashboard at https://0\.0\.0\.0:(\d+)/", log_of(cluster.coordinator))) or found, 10, "musterd names no HTTPS address")
+    port = int(found[-1])
+
+    def ask(identity, path="/metrics", pki=None):
+        context = ssl.create_default_context(cafile=cluster.paths("viewer/x")[0])
+        if identity:
+            context.load_cert_chain(*cluster.paths(identity, pki)[1:])
+        connection = http.client.HTTPSConnection("localhost", port, timeout=20 * SLOW, context=context)
+        try:
+            connection.request("GET", path)
+            shown = connection.sock.getpeercert()["serialNumber"]
+            reply = connection.getresponse()
+            return reply.status, reply.read().decode(), shown
+        finally:
+            connection.close()
+    return port, ask
+
+
+def test_https_for_those_with_a_role():
+    with SecureCluster() as cluster:
+        open(cluster.deny, "a").close()
+        cluster.start(flags=[*FAST, "--http", "0.0.0.0:0"])
+        port, ask = https_of(cluster)
+        for identity in ("viewer/x", "operator/x", "admin/x"):
+            status, page, shown = ask(identity)
+            check(status == 200 and "muster_build_info" in page, f"{identity}: {status} {page[:200]}")
+        check(ask("viewer/x", "/")[0] == 200 and ask("viewer/x", "/api/v1/jobs")[1] == '{"jobs":[],"next_page_token":""}', "the dashboard")
+        for identity, path, expected, text in (("worker/x", "/metrics", 403, "needs the role viewer"), ("worker/x", "/livez", 200, "ok"), (None, "/metrics", 403, "certificate"),
+                                               (None, "/livez", 403, "certificate")):
+            status, page, _ = ask(identity, path)
+            check(status == expected and text in page, f"{identity} {path}: {status} {page[:200]}")
+        other = os.path.join(cluster.dir, "other")
+        cert("ca", other)
+        cert("issue", other, "admin/x")
+        check(ask("admin/x", pki=other)[0] == 403, "a certificate of another CA")
+        with socket.create_connection(("127.0.0.1", port)) as s:
+            s.settimeout(20 * SLOW)
+            s.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            check(b"muster_" not in s.recv(65536), "metrics in the clear")
+        curl = subprocess.run(["curl", "-sS", "--cacert", cluster.paths("viewer/x")[0], "--cert", cluster.paths("viewer/x")[1], "--key", cluster.paths("viewer/x")[2],
+                               f"https://localhost:{port}/livez"], capture_output=True, text=True, timeout=20 * SLOW)
+        check(curl.stdout == "ok\n", f"curl: {curl}")
+        cluster.issue("coordinator/c", "--hosts", "localhost,127.0.0.1")
+        cluster.wait_until(lambda: ask("viewer/x")[2] != shown, 10, "the replaced certificate is not used")
+        with open(cluster.deny, "w") as denied:
+            denied.write("muster://viewer/x\n")
+        cluster.wait_until(lambda: ask("viewer/x")[0] == 403, 10, "the denied may still read")
+        check("denied" in ask("viewer/x")[1] and ask("operator/x")[0] == 200, "who is denied, and who is not")
+
+
 def test_listening_in_the_open_needs_tls_or_consent():
     with SecureCluster() as cluster:
         musterd = [os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen"]
@@ -237,11 +294,11 @@ class JoinCluster(SecureCluster):
             file.write(text + "\n")
         return text, path
 
-    def joiner(self, name, path, job="tiny"):
+    def joiner(self, name, path, job="tiny", more=()):
         """A worker that has nothing but the CA's certificate and a token."""
         own = os.path.join(self.dir, name)
         return self.start_worker(job, name=name, flags=["--tls-ca", os.path.join(self.pki, "ca.crt"), "--tls-cert", own + ".crt", "--tls-key", own + ".key",
-                                                        "--join-token-file", path, "--give-up-after", "20"])
+                                                        "--join-token-file", path, "--give-up-after", "300", *more])
 
     def refused(self, name, path, *fragments):
         worker = self.joiner(name, path)
@@ -382,6 +439,84 @@ def test_strangers_may_join_and_nothing_else():
         check(done.returncode == 2 and "needs --tls-ca" in done.stderr, f"{done.returncode} {done.stderr}")
 
 
+def certificate_of(cluster, name):
+    """The file and what OpenSSL says of it: serial number and subject, names, end."""
+    path = os.path.join(cluster.dir, name + ".crt")
+    shown = subprocess.run(["openssl", "x509", "-in", path, "-noout", "-serial", "-subject", "-ext", "subjectAltName", "-enddate"], capture_output=True, text=True, check=True)
+    return shown.stdout
+
+
+def renew(channel, request):
+    stub = channel.unary_unary("/muster.v1.TokenService/Renew", request_serializer=lambda m: m.SerializeToString(), response_deserializer=tokens.RenewResponse.FromString)
+    return stub(tokens.RenewRequest(certificate_request=request), timeout=10 * SLOW).certificate
+
+
+def test_certificates_of_joined_workers_are_renewed():
+    life_s = int(8 * SLOW)
+    with JoinCluster() as cluster:
+        cluster.start(flags=[*FAST, "--http", "127.0.0.1:0", "--certificate-valid-s", str(life_s)])
+        cluster.submit(tiny_job(cluster, steps=1000000))
+        _, path = cluster.token("--reusable")
+        alone, several = cluster.joiner("h1", path, more=["--vitals-every", "50"]), cluster.joiner("h2", path, more=["--device", "cpu", "--vitals-every", "50"])
+        cluster.wait_until(lambda: len(cluster.list_workers("tiny")) == 2, 10, "not both workers attach")
+        before = {name: certificate_of(cluster, name) for name in ("h1", "h2")}
+        keys = {name: open(os.path.join(cluster.dir, name + ".key"), "rb").read() for name in before}
+        cluster.coordinator.kill()
+        cluster.coordinator.wait()
+        cluster.wait_until(lambda: "cannot be renewed" in log_of(alone) + log_of(several), 10, "no renewal was tried", watch=alone)
+        cluster.start(flags=[*FAST, "--http", "127.0.0.1:0", "--certificate-valid-s", "86400"])
+        for worker in (alone, several):
+            cluster.wait_until(lambda: "was renewed" in log_of(worker), 5, "the renewal was not tried again", watch=worker)
+            check(log_of(worker).count("cannot be renewed") <= 2, "each reason is told once in a row: " + log_of(worker))
+        for name, was in before.items():
+            now = certificate_of(cluster, name)
+            check(now.split("\n")[0] != was.split("\n")[0] and f"URI:muster://worker/{name}\n" in now, f"{was}{now}")
+            key = os.path.join(cluster.dir, name + ".key")
+            check(open(key, "rb").read() == keys[name] and stat.S_IMODE(os.stat(key).st_mode) == 0o600, "the key is another one")
+        check(not [name for name in os.listdir(cluster.dir) if name.endswith(".tmp")], f"{os.listdir(cluster.dir)}")
+        tomorrow = lambda: any(line.startswith('muster_job_certificate_expiry_timestamp_seconds{job="tiny"} ') and float(line.split(" ")[1]) > time.time() + 40000
+                               for line in metrics_page(cluster).split("\n"))
+        cluster.wait_until(tomorrow, 10, "the workers do not tell when their certificates are over")
+        check(alone.alive() and several.alive() and not [e for e in cluster.events if e.kind == "worker_lost"], "a worker was lost")
+        cluster.cancel()
+        check(alone.wait() == 0 and several.wait() == 0, "the workers do not leave")
+
+
+def metrics_page(cluster):
+    address = re.findall(r"HTTP on (\S+):", log_of(cluster.coordinator))[-1]
+    return urllib.request.urlopen(f"http://{address}/metrics", timeout=10 * SLOW).read().decode()
+
+
+def test_who_may_renew_what():
+    with JoinCluster() as cluster:
+        cluster.issue("worker/short", "--valid", "2s")
+        cluster.start()
+        request = request_of(cluster, "hand", *P256, "-addext", "subjectAltName=URI:muster://admin/root")
+        made = cluster.ask(cluster.token()[0], request, "hand")
+        own = grpc.ssl_channel_credentials(open(os.path.join(cluster.pki, "ca.crt"), "rb").read(), open(os.path.join(cluster.dir, "hand.pem"), "rb").read(), made.certificate)
+        with connect(cluster.address, own) as joined, connect(cluster.address, cluster.credentials_of("worker/short")) as short:
+            code, message = rpc_error(lambda: renew(short, request))
+            check(code == grpc.StatusCode.FAILED_PRECONDITION and "muster://worker/short was not given for a join token" in message, f"{code} {message}")
+            with open(os.path.join(cluster.dir, "hand.crt"), "wb") as file:
+                file.write(renew(joined, request))
+            shown = certificate_of(cluster, "hand")
+            check("URI:muster://worker/hand\n" in shown and "CN = hand" in shown and "root" not in shown, shown)
+            for what, wrong in {"garbage": b"0\x03abc", "nothing": b"", "cut off": request[:-5], "not signed by its key": request[:-10] + bytes([request[-10] ^ 1]) + request[-9:]}.items():
+                code, message = rpc_error(lambda: renew(joined, wrong))
+                check(code == grpc.StatusCode.INVALID_ARGUMENT and "certificate_request" in message, f"{what}: {code} {message}")
+            for role in ("viewer", "operator", "admin"):
+                with connect(cluster.address, cluster.credentials_of(f"{role}/x")) as channel:
+                    code, message = rpc_error(lambda: renew(channel, request))
+                    check(code == grpc.StatusCode.PERMISSION_DENIED and "Renew needs the role worker" in message, f"{role}: {code} {message}")
+            over = lambda: "muster://worker/short is over" in rpc_error(lambda: renew(short, request))[1]
+            cluster.wait_until(over, 10, "over the connection that it was made with, an expired certificate is renewed")
+            with open(cluster.deny, "w") as file:
+                file.write("muster://worker/hand\n")
+            cluster.reload_seen("the list of denied identities was read again")
+            code, message = rpc_error(lambda: renew(joined, request))
+            check(code == grpc.StatusCode.PERMISSION_DENIED and "list of denied" in message, f"{code} {message}")
+
+
 def test_a_worker_has_the_name_of_its_certificate():
     with SecureCluster() as cluster:
         cluster.start()
@@ -399,6 +534,6 @@ def test_a_worker_has_the_name_of_its_certificate():
 
 if __name__ == "__main__":
     main([test_trains_over_mutual_tls, test_keys_are_private, test_strangers_learn_why, test_a_certificate_serves_on_its_own_side_only, test_replaced_certificates_are_used, test_roles,
-          test_the_denied_are_cut_off, test_listening_in_the_open_needs_tls_or_consent, test_a_token_makes_a_worker_once,
+          test_the_denied_are_cut_off, test_https_for_those_with_a_role, test_listening_in_the_open_needs_tls_or_consent, test_a_token_makes_a_worker_once,
           test_tokens_that_are_not_good_are_refused_and_outlive_the_coordinator, test_strangers_may_join_and_nothing_else,
-          test_a_worker_has_the_name_of_its_certificate])
+          test_certificates_of_joined_workers_are_renewed, test_who_may_renew_what, test_a_worker_has_the_name_of_its_certificate])

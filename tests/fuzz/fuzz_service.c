@@ -26,6 +26,8 @@ struct mu_rpc_call {
     unsigned send_count;
 };
 
+static char *worker_pem; /* what callers have shown */
+
 /* ---- the RPC layer, as far as the service sees it ---- */
 
 static void end(struct mu_rpc_call *call)
@@ -87,8 +89,14 @@ int mu_rpc_call_method_id(const struct mu_rpc_call *call)
 
 const char *mu_rpc_call_identity(struct mu_rpc_call *call)
 {
+    return call->method == MU_METHOD_RENEW ? "muster://worker/h7" : "muster://admin/ann";
+}
+
+/* One that may be renewed. */
+char *mu_rpc_call_certificate(const struct mu_rpc_call *call)
+{
     (void)call;
-    return "muster://admin/ann";
+    return strdup(worker_pem);
 }
 
 const char *mu_rpc_call_peer(struct mu_rpc_call *call)
@@ -154,7 +162,9 @@ static void remove_files(void)
 static void start_once(void)
 {
     const struct mu_certificate_subject subject = {.name = "CA", .valid_s = MU_CERTIFICATE_DAY_S};
-    struct mu_certificate_pair ca = {0};
+    const struct mu_certificate_subject worker = {
+        .role = "worker", .name = "h7", .valid_s = 3650u * MU_CERTIFICATE_DAY_S, .is_renewable = true};
+    struct mu_certificate_pair ca = {0}, shown = {0};
     struct mu_error err = {0};
     char dir[] = "/tmp/mu-fuzz-XXXXXX";
     bool has_dir = mkdtemp(dir) != NULL;
@@ -164,9 +174,13 @@ static void start_once(void)
     enum mu_status status = MU_OK;
     if ((status = mu_certificate_make(&subject, NULL, &ca, &err)) == MU_OK &&
         (status = mu_certificate_write_pair(ca_cert, ca_key, &ca, &err)) == MU_OK &&
+        (status = mu_certificate_make(&worker, &ca, &shown, &err)) == MU_OK &&
         (status = mu_access_new(NULL, &access_list, &err)) == MU_OK)
         status = mu_outbox_new(mu_store_memory_new(), no_wake, NULL, NULL, &outbox, &err);
     MU_ASSERT(status == MU_OK);
+    worker_pem = mu_certificate_to_pem(shown.cert);
+    MU_ASSERT(worker_pem);
+    mu_certificate_pair_free(&shown);
     mu_certificate_pair_free(&ca);
     atexit(remove_files);
     mu_log_init("fuzz", MU_LOG_ERROR);
@@ -197,7 +211,8 @@ static void start(struct service *service)
                                             .outbox = outbox,
                                             .access = access_list,
                                             .ca_cert = ca_cert,
-                                            .ca_key = ca_key};
+                                            .ca_key = ca_key,
+                                            .certificate_s = MU_CERTIFICATE_DAY_S};
     status = mu_tokens_new(&tokens, &service->tokens, &err);
     MU_ASSERT(status == MU_OK);
     if ((status = mu_sessions_new(1, &service->sessions, &err)) ==

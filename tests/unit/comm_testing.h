@@ -30,7 +30,7 @@
 #include "worker/comm.h"
 #include "worker/comm_internal.h" /* the wire format, for peers that misbehave */
 
-enum { NODES_MAX = 8, PATIENCE_US = 20 * 1000000 };
+enum { NODES_MAX = 8, PATIENCE_US = 120 * 1000000 };
 
 /* ---- several ranks in one process: all calls are non-blocking, so one thread can drive them all ---- */
 

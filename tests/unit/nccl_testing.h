@@ -29,7 +29,7 @@
 #include "kernels/kernels.h"
 #include "worker/comm_nccl.h"
 
-enum { RANKS_MAX = 4, MARKS_MAX = 32, PATIENCE_US = 60 * 1000000, WORKSPACE_BYTES = 1 << 20 };
+enum { RANKS_MAX = 4, MARKS_MAX = 32, PATIENCE_US = 120 * 1000000, WORKSPACE_BYTES = 1 << 20 };
 
 /* Memory of all ranks of a test. */
 struct meeting_point {

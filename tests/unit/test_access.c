@@ -43,8 +43,8 @@ static void test_each_role_may_what_the_one_below_may_and_workers_attach(void **
         for (int i = 0; i < 4; i++)
             may[i] = mu_access_check(access, roles[i], true, method, NULL) == MU_OK;
         bool is_for_all = mu_access_check(access, "", true, method, NULL) == MU_OK;
-        bool of_workers =
-            method == MU_METHOD_ATTACH || method == MU_METHOD_REPORT_EXIT || method == MU_METHOD_RECOLLECT;
+        bool of_workers = method == MU_METHOD_ATTACH || method == MU_METHOD_REPORT_EXIT ||
+                          method == MU_METHOD_RECOLLECT || method == MU_METHOD_RENEW;
         assert_int_equal(may[0], is_for_all || of_workers);
         assert_true(of_workers || may[3]);
         assert_true((!may[1] || may[2]) && (!may[2] || may[3]));

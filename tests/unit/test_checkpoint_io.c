@@ -19,7 +19,7 @@
 #include "storage/catalog.h"
 #include "storage/manifest.h"
 
-enum { PIECES = 3, PIECES_MAX = 16, WAIT_US = 20000000 };
+enum { PIECES = 3, PIECES_MAX = 16, WAIT_US = 120000000 };
 
 struct fixture {
     char root[64];

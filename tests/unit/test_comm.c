@@ -87,11 +87,9 @@ static void test_open_to_a_dead_process_fails_at_once_as_refused(void **state)
     for (int transport = OVER_UNIX; transport <= OVER_TCP; transport++) {
         struct node nodes[2];
         nodes_new(nodes, 2, (enum transport)transport, (struct mu_comm_limits){0});
-        uint64_t begin_us = mu_clock_mono_us();
         assert_int_equal(node_open(nodes, 2, 1, 1, MU_COMM_FOREVER, NULL), MU_OK);
         mu_comm_free(nodes[0].comm);
-        DRIVE_UNTIL(nodes + 1, 1, failed(&nodes[1]));
-        assert_true(mu_clock_mono_us() - begin_us < 1000000);
+        DRIVE_UNTIL(nodes + 1, 1, failed(&nodes[1])); /* without any deadline */
         expect_failure(&nodes[1], 0, MU_COMM_FAIL_REFUSED, "nobody listens");
         mu_comm_free(nodes[1].comm);
     }
@@ -103,18 +101,18 @@ static void test_open_to_a_silent_peer_fails_at_the_deadline_with_its_rank(void 
     struct node nodes[3];
     nodes_new(nodes, 3, OVER_TCP, (struct mu_comm_limits){.handshake_timeout_ms = 20});
     /* Rank 0 is stopped: the kernel still accepts for it. Rank 2 has not been told. */
-    assert_int_equal(node_open(nodes, 3, 1, 1, mu_clock_mono_us() + 100000, NULL), MU_OK);
+    assert_int_equal(node_open(nodes, 3, 1, 1, MU_COMM_FOREVER, NULL), MU_OK);
     struct mu_error err = {0};
     assert_int_equal(mu_comm_wait_ready(nodes[1].group, mu_clock_mono_us() + 10000, &err), MU_ERR_TIMEOUT);
     assert_non_null(strstr(err.text, "rank 0"));
+    struct mu_comm_stats stats = {0};
+    DRIVE_UNTIL(nodes + 1, 1, (mu_comm_stats(nodes[1].comm, &stats), stats.redials > 0));
+    nodes[1].group->deadline_us = mu_clock_mono_us();
     assert_int_equal(mu_comm_wait_ready(nodes[1].group, MU_COMM_FOREVER, &err), MU_ERR_UNAVAILABLE);
     expect_failure(&nodes[1], 0, MU_COMM_FAIL_TIMEOUT, "no answer to the hand-shake");
     struct mu_comm_failure failures[2];
     assert_int_equal(mu_comm_group_failures(nodes[1].group, failures, 2), 2);
     assert_int_equal(failures[1].peer_rank, 2);
-    struct mu_comm_stats stats;
-    mu_comm_stats(nodes[1].comm, &stats);
-    assert_true(stats.redials > 0);
     nodes_free(nodes, 3);
 }
 
@@ -215,7 +213,7 @@ static void test_strangers_are_refused_and_counted_while_peers_connect(void **st
 {
     (void)state;
     struct node nodes[2];
-    nodes_new(nodes, 2, OVER_UNIX, (struct mu_comm_limits){.handshake_timeout_ms = 30});
+    nodes_new(nodes, 2, OVER_UNIX, (struct mu_comm_limits){.handshake_timeout_ms = 600000});
     assert_int_equal(node_open(nodes, 2, 0, 5, MU_COMM_FOREVER, NULL), MU_OK);
     struct wire_hello hello = raw_hello(nodes, 1, 0, 2, 4);
     expect_refused(&nodes[0], &hello, WIRE_REFUSE_STALE);
@@ -250,6 +248,9 @@ static void test_strangers_are_refused_and_counted_while_peers_connect(void **st
     assert_int_equal(node_open(nodes, 2, 1, 5, MU_COMM_FOREVER, NULL), MU_OK);
     DRIVE_UNTIL(nodes, 2, all_ready(nodes, 2));
     struct mu_comm_stats stats = {0};
+    DRIVE_UNTIL(nodes, 2, nodes[0].comm->pending_count == 2); /* the silent ones */
+    for (size_t i = 0; i < 2; i++)
+        nodes[0].comm->pending[i]->deadline_us = mu_clock_mono_us();
     DRIVE_UNTIL(nodes, 2, (mu_comm_stats(nodes[0].comm, &stats), stats.refused_timeout == 2));
     assert_int_equal(stats.refused_stale, 2);
     assert_int_equal(stats.refused_stranger, 3);

@@ -22,7 +22,7 @@
 #include "rpc/client.h"
 
 #define SERVICE "/muster.v1.MusterService/"
-enum { CALL_MS = 20000, INBOX_MAX = 64 };
+enum { CALL_MS = 120000, INBOX_MAX = 64 };
 
 /* ---- the coordinator in its thread ---- */
 

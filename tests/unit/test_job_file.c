@@ -505,12 +505,10 @@ static void test_job_file_unreadable_files_are_named(void **state)
     check_one_line(&err);
 }
 
-/* The file of the project at `name`, beside this source file's folder. */
+/* The file of the project at `name`. */
 static void project_path(const char *name, char *out, size_t out_size)
 {
-    const char *here = __FILE__, *tail = strstr(here, "tests/unit/test_job_file.c");
-    assert_non_null(tail);
-    snprintf(out, out_size, "%.*s%s", (int)(tail - here), here, name);
+    snprintf(out, out_size, "%s/../../%s", MU_TEST_DATA, name);
 }
 
 static void test_job_file_examples_are_valid(void **state)

@@ -15,7 +15,7 @@
 #include "common/rng.h"
 #include "plan/plan.h"
 
-enum { WORLD_MAX = 72, STEPS = 2, PATIENCE_US = 30 * 1000000 };
+enum { WORLD_MAX = 72, STEPS = 2, PATIENCE_US = 120 * 1000000 };
 
 static const uint8_t secret[MU_COMM_SECRET_SIZE] = "the secret of this generation..";
 

@@ -17,7 +17,7 @@
 #include "rpc/server_internal.h"
 #include "tests/lib/rpc_checks.h"
 
-enum { WAIT_MS = 20000, FILES_MAX = 4096 };
+enum { WAIT_MS = 120000, FILES_MAX = 4096 };
 
 /* ---- peers ---- */
 

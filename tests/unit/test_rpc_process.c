@@ -15,7 +15,7 @@
 
 #include "tests/lib/rpc_fixture.h"
 
-enum { KILL_SEEN_US = 100000 };
+enum { NEVER_S = 3600 }; /* no keepalive: a death is seen by what the kernel says of the connection */
 
 /* A forked process: what the parent writes arrives on `orders`, what it writes the parent reads from `reports`. */
 struct peer {
@@ -124,17 +124,17 @@ static void order_address(struct peer *peer, const struct mu_rpc_server *server)
     assert_int_equal(write(peer->orders, address, sizeof address), sizeof address);
 }
 
-static void test_killed_client_is_known_within_100_ms(void **state)
+static void test_killed_client_is_known_at_once(void **state)
 {
     (void)state;
     struct fixture fixture;
-    fixture_start(&fixture, NULL);
+    struct mu_rpc_server_config config = fixture_server_config();
+    config.keepalive_time_s = NEVER_S;
+    fixture_start(&fixture, &config);
     order_address(&idle_client, fixture.server);
     assert_true(FIXTURE_WAIT(&fixture, fixture.messages == 1));
-    uint64_t killed_us = mu_clock_mono_us();
     kill_peer(&idle_client);
     assert_true(FIXTURE_WAIT(&fixture, fixture.closed[MU_RPC_CLOSED_CANCELLED] == 1));
-    assert_true(FIXTURE_GET(&fixture, closed_at_us) - killed_us < KILL_SEEN_US);
     fixture_stop(&fixture);
 }
 
@@ -148,14 +148,14 @@ static void test_client_killed_while_it_sends_is_cancelled_not_a_bad_message(voi
     fixture_init(&fixture);
     assert_int_equal(mu_rpc_server_new(&config, &err, &fixture.server), MU_OK); /* this thread is the core thread */
     order_address(&stalled_client, fixture.server);
-    assert_true(mu_rpc_server_next(fixture.server, mu_clock_mono_us() + 10000000, &event));
+    assert_true(mu_rpc_server_next(fixture.server, mu_clock_mono_us() + FIXTURE_WAIT_MS * 1000ull, &event));
     assert_int_equal(event.type, MU_RPC_EVENT_OPENED);
-    assert_true(mu_rpc_server_next(fixture.server, mu_clock_mono_us() + 10000000, &event));
+    assert_true(mu_rpc_server_next(fixture.server, mu_clock_mono_us() + FIXTURE_WAIT_MS * 1000ull, &event));
     assert_int_equal(event.type, MU_RPC_EVENT_MESSAGE);
     assert_int_equal(event.size_bytes, 900000);
     kill_peer(&stalled_client);
     do {
-        assert_true(mu_rpc_server_next(fixture.server, mu_clock_mono_us() + 10000000, &event));
+        assert_true(mu_rpc_server_next(fixture.server, mu_clock_mono_us() + FIXTURE_WAIT_MS * 1000ull, &event));
     } while (event.type == MU_RPC_EVENT_MESSAGE);
     assert_int_equal(event.type, MU_RPC_EVENT_CLOSED);
     assert_int_equal(event.reason, MU_RPC_CLOSED_CANCELLED);
@@ -179,14 +179,13 @@ static void test_killed_server_ends_the_streams_of_its_clients_at_once(void **st
     read_all(server_process.reports, address, sizeof address);
     struct mu_rpc_client_config config = mu_rpc_client_config_default();
     config.address = address;
+    config.keepalive_time_ms = NEVER_S * 1000;
     assert_int_equal(mu_rpc_pool_new(1, &err, &pool), MU_OK);
     assert_int_equal(mu_rpc_client_new(pool, &config, &err, &client), MU_OK);
     recorder_open(&recorder, client, "/t/Bidi");
     assert_true(FIXTURE_WAIT(&recorder, recorder.opened == 1));
-    uint64_t killed_us = mu_clock_mono_us();
     kill_peer(&server_process);
     assert_true(FIXTURE_WAIT(&recorder, recorder.closed == 1));
-    assert_true(FIXTURE_GET(&recorder, closed_at_us) - killed_us < KILL_SEEN_US);
     assert_int_equal(FIXTURE_GET(&recorder, code), MU_RPC_UNAVAILABLE);
     assert_non_null(strstr(recorder.error.text, "lost"));
     assert_non_null(strstr(recorder.error.text, address));
@@ -201,7 +200,7 @@ int main(void)
     fork_peer(&stalled_client, run_stalled_client);
     fork_peer(&server_process, run_server);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_killed_client_is_known_within_100_ms),
+        cmocka_unit_test(test_killed_client_is_known_at_once),
         cmocka_unit_test(test_client_killed_while_it_sends_is_cancelled_not_a_bad_message),
         cmocka_unit_test(test_killed_server_ends_the_streams_of_its_clients_at_once),
     };

@@ -18,7 +18,7 @@
 
 /* Tensor groups and stages of a pipeline as threads of this process, each with its own sockets. */
 
-enum { MEMBERS_MAX = 8, PATIENCE_US = 30 * 1000000 };
+enum { MEMBERS_MAX = 8, PATIENCE_US = 120 * 1000000 };
 #define NOBODY UINT32_MAX
 
 static const uint8_t secret[MU_COMM_SECRET_SIZE] = "the secret of this generation..";
