@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """What workers remember: traces of all ranks on one clock, who holds the others up, logs through the coordinator."""
 
+import fcntl
 import json
 import os
 import re
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import threading
 
-from harness import BUILD, SLOW, STRICT, Cluster, check, connect, main, pb, run, tiny_job
+from harness import BUILD, COUNTED, SLOW, STRICT, Cluster, check, connect, main, pb, run, tiny_job
 from muster.v1 import recall_pb2 as recall
 
 GO = "generation 1: go"
@@ -147,6 +148,29 @@ def test_a_loss_leaves_a_report():
         run(cluster, "report", "hang", "x", code=2, fragments=["'x'"])
         run(cluster, "report", "tiny", "1", code=2, fragments=["'1'"])
         cluster.cancel()
+
+
+def test_one_that_is_alive_and_stuck_is_reported_with_its_stacks():
+    """Its engine writes into a pipe that nobody empties, so that thread stands still while all others of the process go on."""
+    with Cluster() as cluster:
+        pipe = os.path.join(cluster.dir, "ledger")
+        os.mkfifo(pipe)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+        cluster.start_coordinator(flags=[*COUNTED, "--hang-floor-ms", "1500"])
+        cluster.submit(tiny_job(cluster, steps=1000000, workers__min=3, checkpoint_every=0, eval__every=0))
+        workers = [cluster.start_worker(flags=["--ledger", pipe] if i == 1 else []) for i in range(3)]
+        lost = cluster.wait_event("worker_lost")
+        stuck = run(cluster, "-o", "json", "report", "hang", code=0)
+        cluster.wait_until(lambda: run(cluster, "-o", "json", "report", "hang", code=0), 20, f"no report: {stuck}")
+        report = json.loads(run(cluster, "-o", "json", "report", "hang", code=0).splitlines()[0])
+        check(report["worker"] == lost.worker and report["asked"] == report["answered"] == 3, f"{report}")
+        check(re.match(rf"held up by rank \d \(worker {lost.worker}\): \w+ \d+ for [\d.]+ s$", report["verdict"]), report["verdict"])
+        out = run(cluster, "report", "hang", str(report["number"]), code=0)
+        check(re.search(r"^  rank \d, thread \d+ \S+: S.*; (__)?write < ", out, re.M), out)
+        check(workers[1].alive(), "it is not alive")
+        cluster.cancel()
+        os.close(reader)
 
 
 def test_logs_come_through_the_coordinator():
