@@ -297,35 +297,14 @@ static void on_reject(struct mu_worker *worker, const struct mu_worker_event *ev
 
 /* ---- generations ---- */
 
-/* The job as it is amended now. */
-static enum mu_status take_amendments(struct mu_worker *worker, const struct mu_amendments *amendments,
-                                      struct mu_error *err)
-{
-    const struct mu_amendments before = worker->spec.amendments, none = {0};
-    worker->spec.amendments = amendments ? *amendments : none;
-    enum mu_status status = mu_job_spec_check(&worker->spec, err);
-    if (status)
-        worker->spec.amendments = before;
-    return status;
-}
-
-/* What was computed before the job was rolled back is not held any more. */
-static void enter_era(struct mu_worker *worker)
-{
-    uint32_t era = mu_amend_era(&worker->spec.amendments);
-    if (era != worker->status.era && !MU_MUTANT(MU_MUT_KEEP_VOID_STATE))
-        worker->status.held = (struct mu_held){0};
-    worker->status.era = era;
-}
-
 /* The wire has judged it as far as one can without the job. */
 static enum mu_status judge_assign(struct mu_worker *worker, const struct mu_assign *assign, struct mu_error *err)
 {
     enum mu_status status = mu_layout_check(&assign->layout, &worker->spec, err);
     if (status == MU_OK)
-        status = take_amendments(worker, assign->amendments, err);
+        status = mu_amend_replace(&worker->spec, assign->amendments, err);
     if (status == MU_OK)
-        enter_era(worker);
+        holding_enters_era(&worker->status, mu_amend_era(&worker->spec.amendments));
     for (uint32_t i = 0; i < assign->move_count && status == MU_OK; i++) {
         const struct mu_chunk_run *run = &assign->moves[i].run;
         if (run->count == 0 || run->first >= worker->chunk_count || run->count > worker->chunk_count - run->first)
@@ -357,11 +336,11 @@ static void on_feed(struct mu_worker *worker, const struct mu_coord_message *mes
     bool gives = order->role == MU_FEED_GIVE;
     if (!worker->loaded || mu_layout_check(&order->layout, &worker->spec, &err) != MU_OK ||
         mu_layout_check(&order->next, &worker->spec, &err) != MU_OK ||
-        take_amendments(worker, order->amendments, &err) != MU_OK)
+        mu_amend_replace(&worker->spec, order->amendments, &err) != MU_OK)
         return;
     if (gives ? message->generation == worker->status.generation
               : taking_begins(&worker->status, &worker->layout, message->generation, order)) {
-        enter_era(worker); /* of the members that feed it */
+        holding_enters_era(&worker->status, mu_amend_era(&worker->spec.amendments));
         emit(sink, &(struct mu_worker_action){.kind = MU_WA_FEED,
                                               .feed = {.generation = message->generation, .order = order}});
     }
