@@ -244,16 +244,6 @@ enum mu_status mu_amend_add(struct mu_job_spec *spec, const struct mu_amendment 
     return MU_OK;
 }
 
-enum mu_status mu_amend_replace(struct mu_job_spec *spec, const struct mu_amendments *amendments, struct mu_error *err)
-{
-    const struct mu_amendments before = spec->amendments, none = {0};
-    spec->amendments = amendments ? *amendments : none;
-    enum mu_status status = mu_job_spec_check(spec, err);
-    if (status)
-        spec->amendments = before;
-    return status;
-}
-
 /* No I/O: the builtin, so that <stdio.h> stays out of here. */
 void mu_amend_describe(const struct mu_amendment *amendment, char out[MU_AMENDMENT_TEXT_SIZE])
 {

@@ -33,10 +33,6 @@ uint32_t mu_amend_era(const struct mu_amendments *amendments);
 /* It was rolled back, and no generation has gone since. */
 bool mu_amend_rolls_back(const struct mu_job_spec *spec);
 
-/* In place of those that it has (NULL: none). Refused, with nothing changed, where the spec may not have them. */
-enum mu_status mu_amend_replace(struct mu_job_spec *spec, const struct mu_amendments *amendments,
-                                struct mu_error *err) MU_WARN_UNUSED;
-
 /* Part of mu_job_spec_check: what a record or a message may have. */
 enum mu_status mu_amend_check(const struct mu_job_spec *spec, struct mu_error *err) MU_WARN_UNUSED;
 
