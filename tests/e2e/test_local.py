@@ -115,10 +115,6 @@ def test_a_host_does_not_come_back():
     lose_everything_but("ac")
 
 
-def test_a_host_that_never_had_it_loads_it_too():
-    lose_everything_but("bcd", lose_disk="a")
-
-
 def test_two_neighbours_are_missing_and_the_job_waits():
     changes = dict(steps=STEPS, checkpoint_every=0)
     with Cluster() as cluster:
