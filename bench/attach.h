@@ -30,6 +30,7 @@ struct attach_shared {
     uint32_t step_us;              /* all members make a step at the same instants, as a synchronous job does */
     atomic_bool start, start_idle; /* clients, idlers connect from now on */
     atomic_bool stop;
+    atomic_bool tell_vitals; /* each worker tells its vital signs with its next message */
 
     atomic_uint ready;                          /* processes that wait for `start` */
     atomic_uint attached, running;              /* now: workers with an accepted stream; members that step */
@@ -41,6 +42,7 @@ struct attach_shared {
     atomic_ullong rejects[MU_ATTACH_REJECTS];
     atomic_ullong forgets, exits; /* fenced; left */
     atomic_ullong messages, step_reports;
+    atomic_uint vitals_told;
     atomic_ullong assigns, assign_bytes, assign_bytes_max;
     atomic_uint idle_open;                               /* now */
     atomic_ullong idle_opened, idle_closed, idle_failed; /* made; ended by the server; refused */

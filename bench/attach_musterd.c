@@ -1,5 +1,6 @@
 #include "bench/attach_musterd.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
@@ -8,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -16,9 +18,26 @@
 
 enum { START_LIMIT_US = 60 * 1000000, CALL_LIMIT_MS = 30000, LOOK_NS = 1000000 };
 
+/* One that is free now. */
+static enum mu_status choose_http(struct musterd *musterd, struct mu_error *err)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (fd < 0 || bind(fd, (const struct sockaddr *)&address, size) != 0 ||
+        getsockname(fd, (struct sockaddr *)&address, &size) != 0)
+        return mu_fail_errno(err, errno, "no free port");
+    close(fd);
+    snprintf(musterd->http, sizeof musterd->http, "127.0.0.1:%u", ntohs(address.sin_port));
+    return MU_OK;
+}
+
 enum mu_status musterd_make_dir(struct musterd *musterd, struct mu_error *err)
 {
     const char *parent = getenv("TMPDIR");
+    enum mu_status status = choose_http(musterd, err);
+    if (status)
+        return status;
     snprintf(musterd->dir, sizeof musterd->dir, "%s/muster-bench-XXXXXX", parent ? parent : "/tmp");
     mu_wire_arena_init(&musterd->arena);
     if (mkdtemp(musterd->dir))
@@ -41,7 +60,8 @@ static void exec_musterd(const struct musterd *musterd, const char *address_file
         _exit(127);
     execl(musterd->program, musterd->program, "--data-dir", store, "--listen",
           musterd->address[0] ? musterd->address : "127.0.0.1:0", "--address-file", address_file, "--max-workers",
-          workers, "--connections-per-host", "0", "--heartbeat-ms", heartbeat, "--log-level", "warn", (char *)NULL);
+          workers, "--http", musterd->http, "--connections-per-host", "0", "--heartbeat-ms", heartbeat, "--log-level",
+          "warn", (char *)NULL);
     fprintf(stderr, "cannot run '%s': %s\n", musterd->program, strerror(errno));
     _exit(127);
 }
@@ -195,6 +215,38 @@ static enum mu_status call(struct musterd *musterd, const char *method, const Pr
                                 MU_WIRE_REPLY_BYTES_MAX, ret_reply, err);
     mu_rpc_bytes_unref(bytes);
     mu_rpc_bytes_unref(reply);
+    return status;
+}
+
+static enum mu_status read_reply(int fd, size_t *ret_bytes, struct mu_error *err)
+{
+    char buffer[65536];
+    ssize_t got;
+    for (*ret_bytes = 0; (got = read(fd, buffer, sizeof buffer)) > 0; *ret_bytes += (size_t)got) {
+        if (*ret_bytes == 0 && strncmp(buffer, "HTTP/1.1 200", 12) != 0)
+            return mu_fail(err, MU_ERR_UNAVAILABLE, "/metrics: %.40s", buffer);
+    }
+    return got == 0 ? MU_OK : mu_fail_errno(err, errno, "/metrics");
+}
+
+enum mu_status musterd_scrape(const struct musterd *musterd, double *ret_seconds, size_t *ret_bytes,
+                              struct mu_error *err)
+{
+    static const char request[] = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    to.sin_port = htons((uint16_t)atoi(strrchr(musterd->http, ':') + 1));
+    uint64_t begin_us = mu_clock_mono_us();
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (fd < 0 || connect(fd, (const struct sockaddr *)&to, sizeof to) != 0 ||
+        write(fd, request, sizeof request - 1) != (ssize_t)sizeof request - 1) {
+        enum mu_status status = mu_fail_errno(err, errno, "cannot ask for /metrics");
+        if (fd >= 0)
+            close(fd);
+        return status;
+    }
+    enum mu_status status = read_reply(fd, ret_bytes, err);
+    close(fd);
+    *ret_seconds = (double)(mu_clock_mono_us() - begin_us) * 1e-6;
     return status;
 }
 

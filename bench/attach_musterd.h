@@ -15,6 +15,7 @@ struct musterd {
     char program[512];
     char dir[256];    /* store, log; removed at the end */
     char address[64]; /* the same after a restart */
+    char http[64];    /* likewise */
     uint32_t max_workers;
     uint32_t heartbeat_ms; /* 0: musterd's own default */
     pid_t pid;             /* 0: not running */
@@ -33,6 +34,10 @@ void musterd_show_log(const struct musterd *musterd, int lines); /* its last wor
 
 double musterd_cpu_s(const struct musterd *musterd);       /* user and system time used so far */
 uint64_t musterd_rss_bytes(const struct musterd *musterd); /* resident memory now */
+
+/* Gets /metrics: how long it took, and its length. */
+enum mu_status musterd_scrape(const struct musterd *musterd, double *ret_seconds, size_t *ret_bytes,
+                              struct mu_error *err) MU_WARN_UNUSED;
 
 enum mu_status musterd_submit(struct musterd *musterd, const struct mu_job_spec *spec,
                               struct mu_error *err) MU_WARN_UNUSED;

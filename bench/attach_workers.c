@@ -47,6 +47,7 @@ struct fake {
     struct mu_step_result result; /* of the last step */
     uint64_t generation, step, progress, next_step_us;
     struct mu_held_share share; /* of that generation */
+    bool has_told;              /* its vital signs */
     bool running, attached, exited;
     atomic_uint_fast64_t deadline_us; /* the main thread steps it then */
 };
@@ -123,8 +124,19 @@ static void send_message(struct turn *turn, const struct mu_worker_message *mess
     struct mu_error err;
     if (!turn->fake->link)
         return;
+    struct mu_worker_message more = *message;
+    if (message->kind != MU_WM_HELLO && !turn->fake->has_told && atomic_load(&shared->tell_vitals)) {
+        static const struct mu_vitals vitals = {.mono_us = 1,
+                                                .values = {[MU_VITAL_CPU_US] = 86400123456,
+                                                           [MU_VITAL_MEMORY_BYTES] = 81604378624,
+                                                           [MU_VITAL_PLANE_SENT_BYTES] = 987654321098765,
+                                                           [MU_VITAL_LATENCY_US] = 154}};
+        more.vitals = &vitals;
+        turn->fake->has_told = true;
+        atomic_fetch_add(&shared->vitals_told, 1);
+    }
     mu_wire_arena_reset(turn->arena);
-    stop_if(mu_wire_encode_worker(turn->arena, message, &data, &size_bytes, &err) != MU_OK, err.text);
+    stop_if(mu_wire_encode_worker(turn->arena, &more, &data, &size_bytes, &err) != MU_OK, err.text);
     struct mu_rpc_bytes *bytes = mu_rpc_bytes_copy(data, size_bytes);
     if (mu_rpc_stream_send(turn->fake->link->stream, bytes) == MU_ERR_LIMIT)
         mu_rpc_stream_cancel(turn->fake->link->stream);

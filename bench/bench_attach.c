@@ -13,11 +13,11 @@
  * for that: a worker that has just sent a report owes no heartbeat) assign    the second at a hundredth and a tenth of
  * N: does `Assign` grow?
  *
- * Measured: time to join; CPU time of musterd per second over S seconds, and resident memory a worker; SIGKILL and
- * restart of musterd: time until the last worker is back. Nobody may be refused, fenced or lost. --idle instead: N idle
- * connections (half of them silent, half after HTTP/2's greeting) beside a running job of few workers. Ends by itself;
- * exit code 1 when anything went wrong, also when a target was missed by workers lost or refused (a slow machine is no
- * failure). */
+ * Measured: /metrics with numbers of each worker, scraped each second; time to join; CPU time of musterd per second
+ * over S seconds, and resident memory a worker; SIGKILL and restart of musterd: time until the last worker is back.
+ * Nobody may be refused, fenced or lost. --idle instead: N idle connections (half of them silent, half after HTTP/2's
+ * greeting) beside a running job of few workers. Ends by itself; exit code 1 when anything went wrong, also when a
+ * target was missed by workers lost or refused (a slow machine is no failure). */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -47,6 +47,7 @@ enum {
     CALLS = 400,
     CALL_PAUSE_NS = 5000000,
     FRESH_CALLS = 20,
+    SCRAPES = 10,
     CLIENT_NICE = 5, /* elsewhere, clients would not compete with the coordinator for its cores */
     LOG_LINES = 12,  /* shown after a failure */
 };
@@ -387,6 +388,45 @@ static void say_restart(const struct run *run, const struct restart *r)
             verdict(r->lost == 0 && r->refused == 0 && r->generation_before == r->generation_after));
 }
 
+/* ---- the page for Prometheus ---- */
+
+static bool have_told(struct run *run, uint64_t base)
+{
+    (void)base;
+    return atomic_load(&run->shared->vitals_told) >= run->workers;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double left = *(const double *)a, right = *(const double *)b;
+    return (left > right) - (left < right);
+}
+
+/* With numbers of every single worker on it. */
+static enum mu_status scrape(struct run *run, struct mu_error *err)
+{
+    double seconds[SCRAPES];
+    size_t bytes = 0;
+    char what[160], measured[160];
+    atomic_store(&run->shared->tell_vitals, true);
+    enum mu_status status = await(run, have_told, 0, "vital signs", err);
+    double cpu_s = musterd_cpu_s(&run->musterd);
+    for (int i = 0; i < SCRAPES && status == MU_OK; i++) {
+        nanosleep(&(struct timespec){.tv_sec = 1}, NULL); /* what was answered is old by then */
+        status = musterd_scrape(&run->musterd, &seconds[i], &bytes, err);
+    }
+    if (status)
+        return status;
+    qsort(seconds, SCRAPES, sizeof seconds[0], by_value);
+    snprintf(what, sizeof what, "/metrics, %u workers, %s, scraped each second", run->workers,
+             run->mode == MEMBERS ? "members of one job" : "spares");
+    snprintf(measured, sizeof measured, "%.2f MB, median %.0f ms, worst %.0f ms; %.1f %% of a core in all",
+             (double)bytes * 1e-6, 1e3 * seconds[SCRAPES / 2], 1e3 * seconds[SCRAPES - 1],
+             100 * (musterd_cpu_s(&run->musterd) - cpu_s) / SCRAPES);
+    say_row(what, measured, "< 5 MB, < 100 ms", verdict(bytes < 5000000 && seconds[SCRAPES / 2] < 0.1));
+    return MU_OK;
+}
+
 /* ---- modes ---- */
 
 static bool run_mode(const struct settings *settings, enum mode mode, uint32_t workers)
@@ -410,6 +450,8 @@ static bool run_mode(const struct settings *settings, enum mode mode, uint32_t w
         status = await(&run, are_timings_full, 0, "step reports", &err);
         say_steady(&run, &steady, kib_per_worker(&run));
     }
+    if (status == MU_OK)
+        status = scrape(&run, &err);
     if (status == MU_OK)
         status = restart(&run, &again, &err);
     if (status == MU_OK) {
@@ -451,12 +493,6 @@ static bool run_assign(const struct settings *settings, uint32_t workers)
         fprintf(stderr, "bench_attach: %s\n", err.text);
     }
     return end(&run) && status == MU_OK;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double left = *(const double *)a, right = *(const double *)b;
-    return (left > right) - (left < right);
 }
 
 /* Milliseconds of GetJob, sorted. */

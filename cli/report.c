@@ -110,6 +110,60 @@ static void print_classes(const struct report *report)
     mu_cli_table_print_free(table);
 }
 
+/* ---- predicted and measured ---- */
+
+enum { TERM_COUNT = (sizeof(Muster__V1__StepTerms) - sizeof(ProtobufCMessage)) / sizeof(double) };
+
+static double term_in(const Muster__V1__StepTerms *terms, int i)
+{
+    return (&terms->compute)[i];
+}
+
+static double step_of(const Muster__V1__StepTerms *terms)
+{
+    double sum = 0;
+    for (int i = 0; terms && i < TERM_COUNT; i++)
+        sum += term_in(terms, i);
+    return sum;
+}
+
+static void add_term(struct mu_cli_table *table, const char *name, double predicted, const double *measured,
+                     double step)
+{
+    mu_cli_table_add(table, "%s", name);
+    mu_cli_table_add(table, "%.2f ms", 1e3 * predicted);
+    mu_cli_table_add(table, measured ? "%.2f ms" : "-", measured ? 1e3 * *measured : 0);
+    mu_cli_table_add(table, measured ? "%+.1f %%" : "-", measured ? percent(*measured - predicted, step) : 0);
+}
+
+static void print_prediction(const Muster__V1__Prediction *p)
+{
+    static const char *const ways[] = {"none", "none", "selective", "full"}; /* enum Recompute */
+    static const char *const heading[] = {"TERM", "PREDICTED", "MEASURED", "OF THE STEP"};
+    const Muster__V1__StepTerms *measured = p->steps ? p->measured : NULL;
+    double step = step_of(p->predicted), taken = step_of(measured);
+    printf("Generation %" PRIu64 ", tp %u x pp %u x dp %u: steps at rank %u (worker %s), predicted %s", p->generation,
+           p->layout->tp, p->layout->pp, p->layout->dp, p->rank, p->worker,
+           p->calibrated ? "at the speed measured before" : "by default rates");
+    if (measured)
+        printf(", measured over %" PRIu64, p->steps);
+    printf("\n");
+    struct mu_cli_table *table = mu_cli_table_new(4);
+    for (int i = 0; i < 4; i++)
+        mu_cli_table_add(table, "%s", heading[i]);
+    for (int i = 0; i < TERM_COUNT; i++) {
+        double now = measured ? term_in(measured, i) : 0, then = term_in(p->predicted, i);
+        if (then > 5e-6 || now > 5e-6) /* it shows */
+            add_term(table, muster__v1__step_terms__descriptor.fields[i].name, then, measured ? &now : NULL, step);
+    }
+    add_term(table, "step", step, measured ? &taken : NULL, step);
+    mu_cli_table_print_free(table);
+    if (measured)
+        printf("To recalibrate, a line for muster plan --measured: %u,%u,%u,%u,%s,%.4g\n", p->layout->tp, p->layout->pp,
+               p->layout->dp, p->micro, p->recompute <= 3 ? ways[p->recompute] : ways[0], taken);
+    printf("\n");
+}
+
 static void print_worst(struct report *report, size_t limit)
 {
     struct mu_cli_table *table = mu_cli_table_new(6);
@@ -165,6 +219,8 @@ int mu_cmd_report(struct mu_cli *cli, int argc, char **argv)
                percent(total->total->useful, total->total_seconds), total->total_seconds, total->lost_seconds);
         print_classes(&report);
         printf("\n");
+        if (total->prediction && total->prediction->predicted && total->prediction->layout)
+            print_prediction(total->prediction);
         print_worst(&report, (size_t)limit);
     }
     free(report.accounts);

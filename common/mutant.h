@@ -50,6 +50,14 @@ enum mu_mutant {
     MU_MUT_RETENTION_DELETES_NEWEST, /* the newest checkpoint goes first */
     MU_MUT_RELEASE_EARLY,       /* workers are released when they finish, not when the last checkpoint is committed */
     MU_MUT_RELEASE_LAST_HOLDER, /* who wants to leave may go although nobody else has its state */
+    /* states that are not finite */
+    MU_MUT_BELIEVE_CONDEMNED, /* what members hold counts although their checkpoint was found bad */
+    MU_MUT_FORGET_CONDEMNED,  /* likewise after a restart of the coordinator */
+    MU_MUT_END_SUSPECT,       /* the job finishes with weights whose last steps were not finite */
+    MU_MUT_RETAIN_SUSPECT,    /* checkpoints of a state in doubt push older ones out */
+    /* checkpoint.every: auto */
+    MU_MUT_INTERVAL_IGNORES_COST, /* a checkpoint at every step, whatever one takes */
+    MU_MUT_INTERVAL_ONCE,         /* chosen after a commit only, whoever is lost in between */
     /* layouts and shares */
     MU_MUT_DROP_BEFORE_GO,     /* what lies outside the new share goes when a rank is prepared */
     MU_MUT_GATHER_INCOMPLETE,  /* parameters that others have updated count before they are here */

@@ -51,6 +51,7 @@ static const enum role needed[MU_METHOD_COUNT] = {
     [MU_METHOD_RECOLLECT] = ROLE_WORKER,
     [MU_METHOD_LIST_HANG_REPORTS] = ROLE_VIEWER,
     [MU_METHOD_GET_HANG_REPORT] = ROLE_VIEWER,
+    [MU_METHOD_READ_COORDINATOR] = ROLE_OPERATOR, /* as a worker's log */
 };
 
 struct denied {

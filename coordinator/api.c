@@ -344,9 +344,8 @@ static enum mu_status get_goodput(struct mu_api *api, struct mu_rpc_call *call, 
         status = api_get_token(request->page_token, &slot, err);
     if (status)
         return status;
-    Muster__V1__GetGoodputResponse *response =
-        mu_view_goodput(&api->arena, api->config.coord, job->record.spec.name, mu_clock_mono_us(),
-                        api_page_size(request->page_size), &slot, err);
+    Muster__V1__GetGoodputResponse *response = mu_view_goodput(&api->arena, api->config.coord, job, mu_clock_mono_us(),
+                                                               api_page_size(request->page_size), &slot, err);
     if (!response)
         return err->status;
     if (slot)

@@ -50,6 +50,7 @@ enum mu_method {
     /* Reports of hangs: coordinator/hang.h. */
     MU_METHOD_LIST_HANG_REPORTS,
     MU_METHOD_GET_HANG_REPORT,
+    MU_METHOD_READ_COORDINATOR, /* coordinator/introspection.h */
     MU_METHOD_COUNT
 };
 extern const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT];

@@ -40,6 +40,7 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {"/muster.v1.DiagnosticService/Recollect", MU_RPC_UNARY, MU_METHOD_RECOLLECT, MU_RPC_CHANGE},
     {"/muster.v1.DiagnosticService/ListHangReports", MU_RPC_UNARY, MU_METHOD_LIST_HANG_REPORTS, MU_RPC_QUESTION},
     {"/muster.v1.DiagnosticService/GetHangReport", MU_RPC_UNARY, MU_METHOD_GET_HANG_REPORT, MU_RPC_QUESTION},
+    {"/muster.v1.DiagnosticService/ReadCoordinator", MU_RPC_UNARY, MU_METHOD_READ_COORDINATOR, MU_RPC_QUESTION},
 };
 
 uint32_t api_page_size(uint32_t asked)

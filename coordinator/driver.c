@@ -11,6 +11,7 @@
 #include "common/log.h"
 #include "common/notify.h"
 #include "coordinator/driver_internal.h"
+#include "coordinator/introspection.h"
 #include "coordinator/records.h"
 #include "coordinator/reflection.h"
 #include "coordinator/vitals.h"
@@ -283,6 +284,20 @@ static void on_checkpoint_done(struct mu_driver *driver, struct mu_checkpoint_do
     free(done);
 }
 
+static struct mu_question_sources sources_of(const struct mu_driver *driver)
+{
+    struct mu_error full;
+    return (struct mu_question_sources){.coord = driver->coord,
+                                        .api = driver->api,
+                                        .events = driver->events,
+                                        .outbox = driver->outbox,
+                                        .server = driver->server,
+                                        .sessions = driver->sessions,
+                                        .stats = &driver->stats,
+                                        .worker_series = driver->config.worker_series,
+                                        .may_write = mu_store_check(driver->store, &full) == MU_OK};
+}
+
 static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
 {
     struct mu_posted *posted = (struct mu_posted *)item;
@@ -294,20 +309,18 @@ static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
         on_checkpoint_done(driver, (struct mu_checkpoint_done *)posted);
         break;
     case MU_POSTED_QUESTION: {
-        struct mu_error full;
-        const struct mu_question_sources sources = {.coord = driver->coord,
-                                                    .api = driver->api,
-                                                    .events = driver->events,
-                                                    .outbox = driver->outbox,
-                                                    .server = driver->server,
-                                                    .sessions = driver->sessions,
-                                                    .stats = &driver->stats,
-                                                    .worker_series = driver->config.worker_series,
-                                                    .may_write = mu_store_check(driver->store, &full) == MU_OK};
+        const struct mu_question_sources sources = sources_of(driver);
         mu_question_answer((struct mu_question *)posted, &sources);
         break;
     }
     }
+}
+
+static void introspect(struct mu_driver *driver, const struct mu_rpc_event *event)
+{
+    const struct mu_question_sources sources = sources_of(driver);
+    mu_wire_arena_reset(&driver->out_arena);
+    mu_introspection_call(&driver->out_arena, &sources, event->call, event->data, event->size_bytes);
 }
 
 static void drop_item(struct mu_rpc_item *item)
@@ -331,6 +344,8 @@ static void on_call(struct mu_driver *driver, const struct mu_rpc_event *event)
         mu_health_check(driver->health, event->call, event->data, event->size_bytes);
     else if (event->method_id == MU_METHOD_HEALTH_WATCH)
         mu_health_watch(driver->health, event->call, event->data, event->size_bytes);
+    else if (event->method_id == MU_METHOD_READ_COORDINATOR)
+        introspect(driver, event);
     else if (event->method_id >= MU_METHOD_LIST_HANG_REPORTS)
         mu_hangs_call(driver->hangs, event->call, event->data, event->size_bytes);
     else if (event->method_id >= MU_METHOD_RECALL)

@@ -162,6 +162,43 @@ static void write_jobs(FILE *out, const struct mu_coord *coord)
     free(view);
 }
 
+/* ---- predicted and measured ---- */
+
+static void write_terms(FILE *out, const struct mu_coord *coord, struct mu_job_view *view, bool measured)
+{
+    struct mu_prediction p;
+    for (uint32_t i = 0; mu_coord_job_view(coord, i, view); i++) {
+        const char *job = view->record.spec.name;
+        if (!mu_coord_prediction_view(coord, job, &p) || (measured && p.steps == 0))
+            continue;
+        for (int term = 0; term < MU_TERM_COUNT; term++)
+            fprintf(out, "muster_job_step_%s_seconds{job=\"%s\",term=\"%s\"} %.9g\n",
+                    measured ? "measured" : "predicted", job, mu_step_term_names[term],
+                    (measured ? p.measured_s : p.predicted_s)[term]);
+    }
+}
+
+static void write_predictions(FILE *out, const struct mu_coord *coord)
+{
+    struct mu_job_view *view = malloc(sizeof *view);
+    struct mu_prediction p;
+    if (!view)
+        return;
+    mu_metrics_head(out, "muster_job_step_predicted_seconds", "gauge",
+                    "What a step of the newest generation was predicted to take.");
+    write_terms(out, coord, view, false);
+    mu_metrics_head(out, "muster_job_step_measured_seconds", "gauge",
+                    "What a step takes at the rank of the prediction, mean over the last steps.");
+    write_terms(out, coord, view, true);
+    mu_metrics_head(out, "muster_job_prediction_off", "gauge",
+                    "1: steps do not take what was predicted at the speed that was measured before.");
+    for (uint32_t i = 0; mu_coord_job_view(coord, i, view); i++) {
+        if (mu_coord_prediction_view(coord, view->record.spec.name, &p))
+            fprintf(out, "muster_job_prediction_off{job=\"%s\"} %d\n", view->record.spec.name, p.off && p.calibrated);
+    }
+    free(view);
+}
+
 /* ---- phases of the steps: the mean over the members' newest reports ---- */
 
 enum { PHASES = 7 };
@@ -178,7 +215,8 @@ static void phases_of(const struct mu_step_report *r, double ret_seconds[PHASES]
 
 struct job_phases {
     char name[MU_JOB_NAME_SIZE];
-    uint32_t members;
+    uint64_t silent_us; /* of the member that has been silent for longest */
+    uint32_t members;   /* that have reported */
     double seconds[PHASES];
 };
 
@@ -208,8 +246,11 @@ static void write_workers(FILE *out, const struct mu_coord *coord)
         if (!mu_coord_worker_view(coord, slot, &worker))
             continue;
         counts[worker.state]++;
-        struct job_phases *job = worker.state == MU_WS_MEMBER ? phases_for(list, &count, capacity, worker.job) : NULL;
-        if (!job || !mu_coord_timing_view(coord, slot, 0, &timing))
+        bool has_rank = worker.state == MU_WS_MEMBER || worker.state == MU_WS_SUSPECT;
+        struct job_phases *job = has_rank ? phases_for(list, &count, capacity, worker.job) : NULL;
+        if (job && job->silent_us < worker.age_us)
+            job->silent_us = worker.age_us;
+        if (!job || worker.state != MU_WS_MEMBER || !mu_coord_timing_view(coord, slot, 0, &timing))
             continue;
         phases_of(&timing.report, seconds);
         job->members++;
@@ -219,6 +260,11 @@ static void write_workers(FILE *out, const struct mu_coord *coord)
     mu_metrics_head(out, "muster_workers", "gauge", "Workers by state.");
     for (int state = 0; state < MU_WS_STATE_COUNT; state++)
         fprintf(out, "muster_workers{state=\"%s\"} %u\n", worker_states[state], counts[state]);
+    mu_metrics_head(out, "muster_job_heartbeat_age_seconds", "gauge",
+                    "Time since the last sign of life of the member that has been silent for longest.");
+    for (uint32_t i = 0; i < count; i++)
+        fprintf(out, "muster_job_heartbeat_age_seconds{job=\"%s\"} %.6f\n", list[i].name,
+                (double)list[i].silent_us * 1e-6);
     mu_metrics_head(out, "muster_job_step_phase_seconds", "gauge",
                     "Where the newest steps' time went, mean over the members.");
     for (uint32_t i = 0; i < count; i++)
@@ -396,6 +442,7 @@ void mu_metrics_write(FILE *out, const struct mu_question_sources *sources)
     fprintf(out, "muster_build_info{version=\"%s\"} 1\n", MU_VERSION);
     write_workers(out, coord);
     write_jobs(out, coord);
+    write_predictions(out, coord);
     write_refusals(out, sources->server);
     write_goodput(out, coord);
     const struct {

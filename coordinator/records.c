@@ -245,6 +245,8 @@ static enum mu_status put_tally(struct mu_wire_arena *arena, const struct mu_tal
     pb->tally.suspect = tally->suspect;
     pb->tally.suspect_step = tally->suspect_step;
     pb->tally.unfinite_reports = tally->unfinite_reports;
+    pb->tally.judged_step = tally->judged_step;
+    pb->tally.condemned = tally->condemned;
     pb->tally.interval = &pb->interval;
     pb->interval.steps = tally->interval.steps;
     pb->interval.told_steps = tally->interval.told_steps;
@@ -257,6 +259,7 @@ static enum mu_status put_tally(struct mu_wire_arena *arena, const struct mu_tal
     pb->interval.slow_s = tally->interval.slow_s;
     pb->interval.seconds_per_step = tally->interval.step_s;
     pb->interval.reason = mu_wire_put_text(arena, tally->interval.reason, sizeof tally->interval.reason);
+    pb->tally.prediction_told = tally->prediction_told;
     pb->tally.hung_count = tally->hung_count;
     pb->tally.n_hung = tally->hung_count < MU_HUNG_KEPT ? tally->hung_count : MU_HUNG_KEPT;
     pb->tally.hung = pb->hung;
@@ -524,6 +527,9 @@ static enum mu_status get_tally(const Muster__V1__TallyRecord *pb, struct mu_tal
     out->suspect = pb->suspect;
     out->suspect_step = pb->suspect_step;
     out->unfinite_reports = pb->unfinite_reports;
+    out->prediction_told = pb->prediction_told;
+    out->judged_step = pb->judged_step;
+    out->condemned = pb->condemned;
     out->hung_count = pb->hung_count;
     for (size_t i = 0; i < hung && status == MU_OK; i++)
         status = mu_wire_get_id(pb->hung[i], "TallyRecord.hung", &out->hung[i], err);

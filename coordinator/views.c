@@ -288,9 +288,51 @@ static Muster__V1__Account *view_account(struct mu_wire_arena *arena, const stru
     return &pb->account;
 }
 
+static Muster__V1__StepTerms put_terms(const double seconds[MU_TERM_COUNT])
+{
+    Muster__V1__StepTerms pb = MUSTER__V1__STEP_TERMS__INIT;
+    for (int i = 0; i < MU_TERM_COUNT; i++)
+        (&pb.compute)[i] = seconds[i];
+    return pb;
+}
+
+/* *ret_pb stays NULL where there is none. */
+static enum mu_status view_prediction(struct mu_wire_arena *arena, const struct mu_coord *coord,
+                                      const struct mu_job_view *job, Muster__V1__Prediction **ret_pb,
+                                      struct mu_error *err)
+{
+    struct {
+        Muster__V1__Prediction prediction;
+        Muster__V1__StepTerms predicted, measured;
+        struct mu_worker_view worker;
+    } * pb;
+    struct mu_prediction view;
+    if (!mu_coord_prediction_view(coord, job->record.spec.name, &view))
+        return MU_OK;
+    pb = mu_wire_arena_alloc(arena, sizeof *pb);
+    if (!pb)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the answer");
+    muster__v1__prediction__init(&pb->prediction);
+    pb->predicted = put_terms(view.predicted_s);
+    pb->measured = put_terms(view.measured_s);
+    pb->prediction.generation = view.generation;
+    pb->prediction.rank = view.rank;
+    if (mu_coord_worker_view(coord, view.slot, &pb->worker) && pb->worker.rank == view.rank)
+        pb->prediction.worker = pb->worker.name;
+    pb->prediction.micro = job->record.spec.batch.micro;
+    pb->prediction.recompute = (Muster__V1__Recompute)job->record.spec.parallel.recompute;
+    pb->prediction.calibrated = view.calibrated;
+    pb->prediction.off = view.off;
+    pb->prediction.steps = view.steps;
+    pb->prediction.predicted = &pb->predicted;
+    pb->prediction.measured = view.steps ? &pb->measured : NULL;
+    *ret_pb = &pb->prediction;
+    return mu_wire_layout_to_pb(arena, &job->layout, "Prediction.layout", &pb->prediction.layout, err);
+}
+
 Muster__V1__GetGoodputResponse *mu_view_goodput(struct mu_wire_arena *arena, const struct mu_coord *coord,
-                                                const char *job, uint64_t now_us, uint32_t limit, uint64_t *slot,
-                                                struct mu_error *err)
+                                                const struct mu_job_view *job, uint64_t now_us, uint32_t limit,
+                                                uint64_t *slot, struct mu_error *err)
 {
     struct {
         Muster__V1__GetGoodputResponse response;
@@ -307,7 +349,7 @@ Muster__V1__GetGoodputResponse *mu_view_goodput(struct mu_wire_arena *arena, con
     *slot = 0;
     for (uint32_t i = 0; i < mu_coord_account_slots(coord); i++) {
         struct mu_account_record record;
-        if (!mu_coord_account_view(coord, i, now_us, &record) || strcmp(record.job, job) != 0)
+        if (!mu_coord_account_view(coord, i, now_us, &record) || strcmp(record.job, job->record.spec.name) != 0)
             continue;
         for (int k = 0; k < MU_TIME_CLASS_COUNT; k++)
             total[k] += record.us[k];
@@ -318,6 +360,8 @@ Muster__V1__GetGoodputResponse *mu_view_goodput(struct mu_wire_arena *arena, con
         else if (!(accounts[pb->response.n_accounts++] = view_account(arena, &record, err)))
             return NULL;
     }
+    if (view_prediction(arena, coord, job, &pb->response.prediction, err) != MU_OK)
+        return NULL;
     pb->response.total_seconds = put_time(total, &pb->total, &pb->response.lost_seconds);
     return &pb->response;
 }

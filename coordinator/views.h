@@ -21,11 +21,9 @@ Muster__V1__Estimate *mu_view_estimate(struct mu_wire_arena *arena, const struct
                                        struct mu_error *err);
 Muster__V1__Timing *mu_view_timing(struct mu_wire_arena *arena, const struct mu_timing_view *view,
                                    struct mu_error *err);
-/* `total` in microseconds. Accounts of `job` from *slot on, at most `limit`; *slot: where the next page begins, 0:
- * none.
- */
+/* Accounts of `job` from *slot on, at most `limit`; *slot: where the next page begins, 0: none. */
 Muster__V1__GetGoodputResponse *mu_view_goodput(struct mu_wire_arena *arena, const struct mu_coord *coord,
-                                                const char *job, uint64_t now_us, uint32_t limit, uint64_t *slot,
-                                                struct mu_error *err);
+                                                const struct mu_job_view *job, uint64_t now_us, uint32_t limit,
+                                                uint64_t *slot, struct mu_error *err);
 
 #endif

@@ -68,7 +68,9 @@ static struct merit merit_of(struct search *s, const struct mu_cost_grid *grid, 
                              double *ret_seconds)
 {
     uint32_t ranks = mu_layout_working(layout), least = s->spec->workers.min;
-    double seconds = mu_cost_of_grid(s->spec, grid, layout, roots_of(s, layout->dp), s->rates).step_s;
+    double seconds =
+        mu_cost_of_grid(s->spec, grid, layout, roots_of(s, layout->dp), mu_cost_busiest(s->spec, layout->dp), s->rates)
+            .step_s;
     const double margin = 1 + MU_CHOICE_MARGIN_PERCENT / 100.0;
     *ret_seconds = seconds;
     seconds *= layout->tp > 1 ? margin : 1;

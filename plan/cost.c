@@ -4,15 +4,16 @@
 #include "plan/cost_internal.h"
 
 enum {
-    ELEMENT = sizeof(float),    /* bytes */
-    SUM_BYTES = 3 * ELEMENT,    /* an addition of gradients: two read, one written */
-    UPDATE_BYTES = 7 * ELEMENT, /* AdamW: parameter, gradient, moments read; parameter and moments written */
-    FORWARD_EXCHANGES = 4,      /* of a layer: gather and scatter around attention and MLP */
-    BACKWARD_EXCHANGES = 6,     /* the same, and the inputs of two products are gathered again */
-    AGAIN_EXCHANGES = 3,        /* full recomputation: forward, but for the last one */
-    HEAD_TOKENS = 512,          /* tokens whose loss is computed at one time */
-    EMBEDDING_PASSES = 2,       /* forward, backward: as long */
-    HEAD_PASSES = 3,            /* forward, backward: twice as long */
+    ELEMENT = sizeof(float),      /* bytes */
+    SUM_BYTES = 3 * ELEMENT,      /* an addition of gradients: two read, one written */
+    UPDATE_BYTES = 7 * ELEMENT,   /* AdamW: parameter, gradient, moments read; parameter and moments written */
+    SNAPSHOT_BYTES = 6 * ELEMENT, /* parameter and moments, read and written */
+    FORWARD_EXCHANGES = 4,        /* of a layer: gather and scatter around attention and MLP */
+    BACKWARD_EXCHANGES = 6,       /* the same, and the inputs of two products are gathered again */
+    AGAIN_EXCHANGES = 3,          /* full recomputation: forward, but for the last one */
+    HEAD_TOKENS = 512,            /* tokens whose loss is computed at one time */
+    EMBEDDING_PASSES = 2,         /* forward, backward: as long */
+    HEAD_PASSES = 3,              /* forward, backward: twice as long */
 };
 
 void mu_cost_rates_init(struct mu_cost_rates *rates)
@@ -175,6 +176,7 @@ static void add_stages(struct mu_cost_grid *g, const struct mu_layout *layout, c
         if (seconds <= g->slowest_s)
             continue;
         g->slowest_s = seconds;
+        g->slowest_stage = p;
         g->tensor_s = tensor;
     }
 }
@@ -190,11 +192,15 @@ struct mu_cost_grid mu_cost_grid_of(const struct mu_job_spec *spec, const struct
     return g;
 }
 
+uint32_t mu_cost_busiest(const struct mu_job_spec *spec, uint32_t dp)
+{
+    return (mu_job_leaves(spec) + dp - 1) / dp;
+}
+
 /* The first micro-batch through all stages, then the others of the busiest replica through the slowest. */
 static double pipeline_seconds(const struct mu_job_spec *spec, const struct mu_cost_grid *g,
-                               const struct mu_layout *layout)
+                               const struct mu_layout *layout, uint32_t busiest)
 {
-    uint32_t leaves = mu_job_leaves(spec), busiest = (leaves + layout->dp - 1) / layout->dp;
     double micros = (double)spec->batch.accumulate * busiest;
     return g->sum_s + (micros - 1) * g->slowest_s + 2.0 * (layout->pp - 1) * g->unit.transfer;
 }
@@ -206,7 +212,7 @@ double mu_cost_of_stages(const struct mu_job_spec *spec, const struct mu_layout 
     mu_model_spec_init(&model, &spec->model);
     struct mu_cost_grid g = {.unit = mu_cost_unit_of(spec, &model, r, layout->tp)};
     add_stages(&g, layout, slowness);
-    return pipeline_seconds(spec, &g, layout);
+    return pipeline_seconds(spec, &g, layout, mu_cost_busiest(spec, layout->dp));
 }
 
 /* Updated parameters within a shard group, where the sums have gone to everybody. */
@@ -216,15 +222,16 @@ static double gather_seconds(const struct mu_cost_rates *r, double shards, doubl
 }
 
 struct mu_cost mu_cost_of_grid(const struct mu_job_spec *spec, const struct mu_cost_grid *g,
-                               const struct mu_layout *layout, double roots, const struct mu_cost_rates *r)
+                               const struct mu_layout *layout, double roots, uint32_t busiest,
+                               const struct mu_cost_rates *r)
 {
-    uint32_t leaves = mu_job_leaves(spec), busiest = (leaves + layout->dp - 1) / layout->dp;
     double micros = (double)spec->batch.accumulate * busiest, world = mu_layout_working(layout);
     double last_backward = g->slowest_s * g->unit.backward / (1 + g->unit.backward);
     double shards = layout->sharded ? mu_layout_shard_group(layout->dp, layout->dp - 1).count : 1;
     bool mirrored = spec->parallel.redundancy == MU_REDUNDANCY_BUDDY && mu_layout_buddy_group(layout) > 1;
     struct mu_cost cost = {
-        .compute_s = pipeline_seconds(spec, g, layout),
+        .compute_s = pipeline_seconds(spec, g, layout, busiest),
+        .transfer_s = 2.0 * (layout->pp - 1) * g->unit.transfer,
         .tensor_s = micros * g->tensor_s,
         .leaf_sum_s = spec->numerics == MU_NUMERICS_FAST
                           ? 0 /* one buffer */
@@ -234,6 +241,8 @@ struct mu_cost mu_cost_of_grid(const struct mu_job_spec *spec, const struct mu_c
         .update_s = g->column * UPDATE_BYTES * (mirrored ? 2 : 1) / shards / r->memory_bytes_per_second,
         .tied_s = g->tied > 0 ? 2 * (r->latency_s + g->tied * ELEMENT / r->link_bytes_per_second) : 0,
         .vote_s = world > 1 ? 2 * r->latency_s * log2_ceil((uint32_t)world) : 0,
+        .snapshot_s = g->column * SNAPSHOT_BYTES / layout->dp / r->memory_bytes_per_second,
+        .slowest_stage = g->slowest_stage,
     };
     cost.bubble_s = cost.compute_s - micros * g->slowest_s;
     cost.step_s = cost.compute_s + cost.leaf_sum_s + cost.reduce_s + cost.update_s + cost.tied_s + cost.vote_s;
@@ -247,13 +256,19 @@ double mu_cost_roots(const struct mu_job_spec *spec, uint32_t dp)
     return dp > 1 && dp <= MU_MESH_WORLD_MAX ? mu_balance_root_count(mu_job_leaves(spec), dp, NULL) : dp;
 }
 
-struct mu_cost mu_cost_of_layout(const struct mu_job_spec *spec, const struct mu_layout *layout,
-                                 const struct mu_cost_rates *rates)
+struct mu_cost mu_cost_of_leaves(const struct mu_job_spec *spec, const struct mu_layout *layout,
+                                 const struct mu_cost_rates *rates, uint32_t busiest)
 {
     struct mu_model_spec model;
     mu_model_spec_init(&model, &spec->model);
     struct mu_cost_grid g = mu_cost_grid_of(spec, &model, layout, rates);
-    return mu_cost_of_grid(spec, &g, layout, mu_cost_roots(spec, layout->dp), rates);
+    return mu_cost_of_grid(spec, &g, layout, mu_cost_roots(spec, layout->dp), busiest, rates);
+}
+
+struct mu_cost mu_cost_of_layout(const struct mu_job_spec *spec, const struct mu_layout *layout,
+                                 const struct mu_cost_rates *rates)
+{
+    return mu_cost_of_leaves(spec, layout, rates, mu_cost_busiest(spec, layout->dp));
 }
 
 void mu_cost_calibrate(struct mu_cost_rates *rates, const struct mu_job_spec *spec, const struct mu_layout *layout,

@@ -54,14 +54,21 @@ void mu_cost_calibrate(struct mu_cost_rates *rates, const struct mu_job_spec *sp
 
 struct mu_cost {
     double step_s;
-    double compute_s; /* of it: pipeline with its bubble, products, rows, tensor exchanges, transfers */
-    double bubble_s;  /* of compute: the slowest stage waits */
-    double tensor_s;  /* of compute: tensor exchanges of the slowest stage */
+    double compute_s;  /* of it: pipeline with its bubble, products, rows, tensor exchanges, transfers */
+    double bubble_s;   /* of compute: the slowest stage waits */
+    double transfer_s; /* of bubble: for what is on its way between stages */
+    double tensor_s;   /* of compute: tensor exchanges of the slowest stage */
     double leaf_sum_s, reduce_s, update_s, tied_s, vote_s;
+    double snapshot_s;      /* one copy for a checkpoint, at a boundary; not of the step */
+    uint32_t slowest_stage; /* the first of them */
 };
 /* O(pp + dp log leaves). */
 struct mu_cost mu_cost_of_layout(const struct mu_job_spec *spec, const struct mu_layout *layout,
                                  const struct mu_cost_rates *rates);
+
+/* The same, where the busiest replica computes so many leaves. */
+struct mu_cost mu_cost_of_leaves(const struct mu_job_spec *spec, const struct mu_layout *layout,
+                                 const struct mu_cost_rates *rates, uint32_t busiest);
 
 /* Layers over `pp` stages so that the slowest is as fast as possible, embedding and head counted; among equals the
  * later stages get more (earlier ones hold more micro-batches). slowness[pp]: how many times as long as usual a stage's

@@ -24,6 +24,7 @@ struct mu_cost_grid {
     struct mu_cost_unit unit;
     double sum_s, slowest_s; /* forward and backward of one micro-batch: all stages, the slowest one */
     double tensor_s;         /* tensor exchanges in the slowest */
+    uint32_t slowest_stage;  /* the first of them */
     double column, tied;     /* elements: of the largest column, of the tied copy */
 };
 struct mu_cost_grid mu_cost_grid_of(const struct mu_job_spec *spec, const struct mu_model_spec *model,
@@ -31,7 +32,10 @@ struct mu_cost_grid mu_cost_grid_of(const struct mu_job_spec *spec, const struct
 
 /* Subtree roots of all replicas together, as far as the cost needs them. */
 double mu_cost_roots(const struct mu_job_spec *spec, uint32_t dp);
+/* Where leaves are divided as evenly as can be. */
+uint32_t mu_cost_busiest(const struct mu_job_spec *spec, uint32_t dp);
 struct mu_cost mu_cost_of_grid(const struct mu_job_spec *spec, const struct mu_cost_grid *grid,
-                               const struct mu_layout *layout, double roots, const struct mu_cost_rates *rates);
+                               const struct mu_layout *layout, double roots, uint32_t busiest,
+                               const struct mu_cost_rates *rates);
 
 #endif

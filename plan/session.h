@@ -114,6 +114,7 @@ struct mu_worker_status {
     char text[MU_TEXT_SIZE];
     uint8_t weights_sha256[32]; /* MU_PARK_FINISHED: of the whole model's parameters, cell by cell; zero where this rank
                                    does not know it */
+    bool weights_unfinite;      /* MU_PARK_FINISHED: some parameter, as far as this rank knows them, is not finite */
 };
 
 enum mu_worker_message_kind {
@@ -171,6 +172,9 @@ struct mu_step_report {
     uint32_t leaf_count; /* leaves computed in them */
     uint64_t tokens;     /* global tokens trained in them */
     uint64_t total_us, data_us, forward_us, backward_us, communicate_us, wait_us, optimizer_us, snapshot_us;
+    /* What of communicate and wait was for the tensor group, the stages before and after, replicas and buddies and tied
+     * copies, and the vote. */
+    uint32_t tensor_us, pipeline_us, replicas_us, vote_us;
 };
 
 struct mu_piece_report {

@@ -93,6 +93,7 @@ static enum mu_status put_status(struct mu_wire_arena *arena, const struct mu_wo
     pb->feed_state = (Muster__V1__FeedState)status->feed_state;
     pb->text = mu_wire_put_text(arena, status->text, sizeof status->text);
     pb->weights_sha256 = mu_wire_put_bytes32(status->weights_sha256);
+    pb->weights_unfinite = status->weights_unfinite;
     if (!pb->text)
         return no_memory(err);
 
@@ -158,6 +159,10 @@ static void put_step(const struct mu_step_report *step, struct parts *parts)
     pb->wait_us = step->wait_us;
     pb->optimizer_us = step->optimizer_us;
     pb->snapshot_us = step->snapshot_us;
+    pb->tensor_us = step->tensor_us;
+    pb->pipeline_us = step->pipeline_us;
+    pb->replicas_us = step->replicas_us;
+    pb->vote_us = step->vote_us;
 }
 
 static enum mu_status put_piece(struct mu_wire_arena *arena, const struct mu_piece_report *piece, struct parts *parts,
@@ -384,6 +389,7 @@ static enum mu_status get_status(const Muster__V1__WorkerStatus *pb, struct mu_w
     out->park_reason = (enum mu_park_reason)park_reason;
     out->peer_failure = (enum mu_peer_failure)peer_failure;
     out->bad_checkpoint = pb->bad_checkpoint;
+    out->weights_unfinite = pb->weights_unfinite;
     out->feed = pb->feed;
     out->feed_state = (enum mu_feed_state)feed_state;
     return MU_OK;
@@ -455,6 +461,10 @@ static enum mu_status get_step_report(const Muster__V1__StepReport *pb, struct m
     out->wait_us = pb->wait_us;
     out->optimizer_us = pb->optimizer_us;
     out->snapshot_us = pb->snapshot_us;
+    out->tensor_us = pb->tensor_us;
+    out->pipeline_us = pb->pipeline_us;
+    out->replicas_us = pb->replicas_us;
+    out->vote_us = pb->vote_us;
     return MU_OK;
 }
 

@@ -213,10 +213,12 @@ static void do_engine(struct agent *agent, const struct mu_worker_action *action
     case MU_WA_LOAD_JOB:
         agent->spec = *action->load.spec;
         watch_disk(agent);
+        mu_log_set_job(action->load.spec->name);
         MU_LOGI("job '%s': loading data and model", action->load.spec->name);
         status = mu_engine_load(agent->engine, action->load.spec, action->load.uid);
         break;
     case MU_WA_PREPARE:
+        mu_log_set_rank(action->generation.generation, action->generation.assign->rank);
         log_assign(action->generation.generation, action->generation.assign);
         status = mu_engine_prepare(agent->engine, action->generation.generation, mu_worker_incarnation(agent->worker),
                                    action->generation.assign);
@@ -239,6 +241,7 @@ static void do_engine(struct agent *agent, const struct mu_worker_action *action
                                 action->feed.order);
         break;
     case MU_WA_FORGET:
+        mu_log_set_rank(0, 0);
         MU_LOGW("the coordinator has given up this incarnation: everything held is dropped");
         status = mu_engine_forget(agent->engine);
         break;
@@ -427,13 +430,21 @@ static void start_keeper(struct agent *agent, struct mu_worker_event *loaded)
 
 /* ---- the engine's calls: engine and writer threads ---- */
 
+static void log_parked(const struct mu_worker_event *event)
+{
+    char peer[24];
+    snprintf(peer, sizeof peer, "peer=%u", event->parked.peer_rank);
+    mu_log(MU_LOG_INFO, event->parked.reason == MU_PARK_PEER ? peer : NULL, "generation %llu: parked at step %llu%s%s",
+           (unsigned long long)event->parked.generation, (unsigned long long)event->parked.held.step,
+           event->parked.text[0] ? ": " : "", event->parked.text);
+}
+
 static void on_post(void *ctx, const struct mu_worker_event *event)
 {
     struct agent *agent = ctx;
     struct mu_worker_event copy = *event;
     if (event->kind == MU_WE_PARKED)
-        MU_LOGI("generation %llu: parked at step %llu%s%s", (unsigned long long)event->parked.generation,
-                (unsigned long long)event->parked.held.step, event->parked.text[0] ? ": " : "", event->parked.text);
+        log_parked(event);
     if (event->kind == MU_WE_FED)
         MU_LOGI("feed %016llx: %s%s", (unsigned long long)event->fed.number,
                 event->fed.state == MU_FEED_LIVE    ? "whole, and at most one step behind"

@@ -91,6 +91,7 @@ struct engine_runs {
 /* Phase times of the step under way, microseconds. */
 struct engine_times {
     uint64_t total_us, data_us, forward_us, backward_us, communicate_us, wait_us, optimizer_us, snapshot_us;
+    uint64_t tensor_us, pipeline_us, replicas_us, vote_us; /* of communicate and wait: for whom */
 };
 
 /* A connection that feeds state; NULL: none. */
@@ -413,8 +414,9 @@ void engine_take_drop(struct mu_engine *engine);
 void engine_take_assigned(struct mu_engine *engine, const struct mu_assign *assign);
 
 /* ---- engine_finish.c ---- */
-/* After the last step: SHA-256 of all parameters, cell by cell, whoever holds them. */
-enum mu_status engine_weights_sha256(struct mu_engine *engine, uint8_t ret_sha256[32],
+/* After the last step: SHA-256 of all parameters, cell by cell, whoever holds them, and whether all of them are finite.
+ */
+enum mu_status engine_weights_sha256(struct mu_engine *engine, uint8_t ret_sha256[32], bool *ret_finite,
                                      struct mu_error *err) MU_WARN_UNUSED;
 
 #endif

@@ -244,21 +244,24 @@ static enum mu_status forward_micro(struct step_pass *pass, uint32_t micro)
         status = receive(engine, MU_PIPELINE_ACTIVATIONS, &in, pass->err);
     if (status == MU_OK)
         status = block(engine, MU_PIPELINE_ACTIVATIONS, &out, pass->err);
+    engine->times.pipeline_us += elapsed_us(&mark_us);
     if (status == MU_OK && micro == 0)
         status = gather_complete(engine, pass->err);
+    engine->times.replicas_us += elapsed_us(&mark_us);
     if (status != MU_OK)
         return status;
     MU_FAULT("worker.forward");
     struct mu_micro_batch batch = batch_of(pass, micro);
     uint64_t exchange_us = tensor_us(engine);
-    elapsed_us(&mark_us);
     mu_flight_begin(MU_FLIGHT_FORWARD, micro);
     status = mu_model_forward(engine->job.net.model, &batch, slot, engine->job.state.flats[0], in, out);
     mu_flight_end(MU_FLIGHT_FORWARD, micro);
     account(pass, elapsed_us(&mark_us), tensor_us(engine) - exchange_us, false);
     if (status != MU_OK)
         return engine_model_failed(engine, status, "forward pass", pass->err);
-    return pass_on(engine, MU_PIPELINE_ACTIVATIONS, pass->err);
+    status = pass_on(engine, MU_PIPELINE_ACTIVATIONS, pass->err);
+    engine->times.pipeline_us += elapsed_us(&mark_us);
+    return status;
 }
 
 static enum mu_status begin_leaf(struct step_pass *pass, uint32_t micro)
@@ -298,14 +301,16 @@ static enum mu_status backward_micro(struct step_pass *pass, uint32_t micro)
     float *din;
     uint32_t accumulate = engine->job.spec.batch.accumulate;
     engine_take_pump(engine, true);
+    uint64_t mark_us = mu_clock_mono_us(), exchange_us = tensor_us(engine) + pass->hook_us;
     enum mu_status status = micro % accumulate == 0 ? begin_leaf(pass, micro) : MU_OK;
+    engine->times.replicas_us += elapsed_us(&mark_us);
     if (status == MU_OK)
         status = receive(engine, MU_PIPELINE_GRADIENTS, &dout, pass->err);
     if (status == MU_OK)
         status = block(engine, MU_PIPELINE_GRADIENTS, &din, pass->err);
+    engine->times.pipeline_us += elapsed_us(&mark_us);
     if (status != MU_OK)
         return status;
-    uint64_t mark_us = mu_clock_mono_us(), exchange_us = tensor_us(engine) + pass->hook_us;
     double loss;
     mu_flight_begin(MU_FLIGHT_BACKWARD, micro);
     status = mu_model_backward(engine->job.net.model, &batch, micro % pass->slots, engine->job.state.flats[0],
@@ -319,6 +324,7 @@ static enum mu_status backward_micro(struct step_pass *pass, uint32_t micro)
         return engine_model_failed(engine, status, "backward pass", pass->err);
     pass->loss += loss;
     status = pass_on(engine, MU_PIPELINE_GRADIENTS, pass->err);
+    engine->times.pipeline_us += elapsed_us(&mark_us);
     if (status == MU_OK && (micro + 1) % accumulate == 0)
         end_leaf(pass);
     return status;
@@ -344,6 +350,7 @@ static enum mu_status compute_leaves(struct mu_engine *engine, struct mu_small *
         struct mu_pipeline_op op = mu_pipeline_op_at(stages, stage, micros, i);
         status = op.backward ? backward_micro(&pass, op.micro) : forward_micro(&pass, op.micro);
     }
+    engine->times.replicas_us += pass.hook_us;
     return status == MU_OK ? engine_tied_sent(engine, err) : status;
 }
 
@@ -367,6 +374,7 @@ static enum mu_status compute_gradient(struct mu_engine *engine, struct mu_small
         status = mu_reduce_cell_ready(now->reduce, cell - 1, err);
     if (status != MU_OK)
         return status;
+    uint64_t mark_us = mu_clock_mono_us();
     engine_set_waiting(engine, true);
     mu_flight_begin(MU_FLIGHT_REDUCE, engine->held.step);
     status = mu_reduce_finish(now->reduce, err);
@@ -374,6 +382,7 @@ static enum mu_status compute_gradient(struct mu_engine *engine, struct mu_small
         status = mu_buddy_received(now->buddy, err);
     mu_flight_end(MU_FLIGHT_REDUCE, engine->held.step);
     engine_set_waiting(engine, false);
+    engine->times.replicas_us += elapsed_us(&mark_us);
     if (status == MU_OK) {
         engine->held.has_gradient = true;
         MU_FAULT("worker.exchange.complete");
@@ -420,12 +429,14 @@ static enum mu_status vote(struct mu_engine *engine, struct mu_small *own, struc
         return engine_model_failed(engine, status, "norm", err);
     own->command = engine->callbacks.vote(engine->callbacks.ctx, engine->now.generation);
     MU_FAULT("worker.vote.before");
+    uint64_t mark_us = mu_clock_mono_us();
     engine_set_waiting(engine, true);
     mu_flight_begin(MU_FLIGHT_VOTE, held->step);
     status = mu_reduce_small(engine->now.reduce, held->step - engine->now.start_step, MU_SMALL_VOTE, job->leaves, own,
                              &total, err);
     mu_flight_end(MU_FLIGHT_VOTE, held->step);
     engine_set_waiting(engine, false);
+    engine->times.vote_us += elapsed_us(&mark_us);
     if (status != MU_OK)
         return status;
     struct mu_step_result result = {.step = held->step,
@@ -548,6 +559,7 @@ enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err)
     struct mu_comm_group *group = engine->now.group;
     struct engine_times *times = &engine->times;
     uint64_t begin_us = mu_clock_mono_us(), mark_us = begin_us, waited_us = group ? mu_comm_group_wait_us(group) : 0;
+    uint64_t tensor_before_us = tensor_us(engine);
     struct mu_small own;
     mu_small_init(&own);
     *times = (struct engine_times){0};
@@ -563,6 +575,7 @@ enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err)
         return status;
     /* Everything that was neither data nor compute was the exchange: moving, adding, waiting. */
     uint64_t compute_us = times->data_us + times->forward_us + times->backward_us, spent_us = elapsed_us(&mark_us);
+    times->tensor_us = tensor_us(engine) - tensor_before_us;
     times->wait_us = group ? mu_comm_group_wait_us(group) - waited_us : 0;
     times->communicate_us = spent_us > compute_us + times->wait_us ? spent_us - compute_us - times->wait_us : 0;
     if (atomic_load(&engine->cancel))

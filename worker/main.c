@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/flight.h"
 #include "common/log.h"
 #include "common/notify.h"
 #include "kernels/pool.h"
@@ -16,6 +17,7 @@
 #include "worker/detach.h"
 #include "worker/join.h"
 #include "worker/notes.h"
+#include "worker/stacks.h"
 #include "worker/supervisor.h"
 #include "worker/vitals.h"
 
@@ -65,9 +67,11 @@ static const char help[] =
     "  --backoff-max MS      longest pause (default: 2000)\n"
     "  --report-every MS     merge step reports that come faster than this (default: 100)\n"
     "  --vitals-every MS     tell how this worker and its host are so often (default: 5000; 0: never)\n"
+    "  --no-flight           no flight recorder: reports of hangs and traces then lack this worker's records\n"
     "  --connect-timeout MS  for the ranks of a new generation to find each other (default: 30000)\n"
     "  --ledger FILE         append a line for every leaf computed and every update applied\n"
     "  --log-level LEVEL     debug, info, warn or error (default: info)\n"
+    "  --log-format FORMAT   logfmt or json (default: logfmt)\n"
     "  --version, --help\n"
     "\n"
     "exit codes: 0 the job is over, or this worker was released or left on request\n"
@@ -97,10 +101,12 @@ enum option_id {
     OPT_BACKOFF_MAX,
     OPT_REPORT_EVERY,
     OPT_VITALS_EVERY,
+    OPT_NO_FLIGHT,
     OPT_CONNECT_TIMEOUT,
     OPT_LEDGER,
     OPT_JOIN_TOKEN,
     OPT_LOG_LEVEL,
+    OPT_LOG_FORMAT,
     OPT_VERSION,
     OPT_HELP,
 };
@@ -126,10 +132,12 @@ static const struct option options[] = {
     {"backoff-max", required_argument, NULL, OPT_BACKOFF_MAX},
     {"report-every", required_argument, NULL, OPT_REPORT_EVERY},
     {"vitals-every", required_argument, NULL, OPT_VITALS_EVERY},
+    {"no-flight", no_argument, NULL, OPT_NO_FLIGHT},
     {"connect-timeout", required_argument, NULL, OPT_CONNECT_TIMEOUT},
     {"ledger", required_argument, NULL, OPT_LEDGER},
     {"join-token-file", required_argument, NULL, OPT_JOIN_TOKEN},
     {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
+    {"log-format", required_argument, NULL, OPT_LOG_FORMAT},
     {"version", no_argument, NULL, OPT_VERSION},
     {"help", no_argument, NULL, OPT_HELP},
     {NULL, 0, NULL, 0},
@@ -159,17 +167,13 @@ static bool parse_number(const char *option, const char *text, uint32_t least, u
     return true;
 }
 
-static bool parse_level(const char *text, enum mu_log_level *ret_level)
+static bool parse_log(int id, const char *text, enum mu_log_level *ret_level)
 {
-    static const char *const names[] = {
-        [MU_LOG_DEBUG] = "debug", [MU_LOG_INFO] = "info", [MU_LOG_WARN] = "warn", [MU_LOG_ERROR] = "error"};
-    for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(text, names[i]) == 0) {
-            *ret_level = (enum mu_log_level)i;
-            return true;
-        }
-    }
-    fprintf(stderr, "muster-worker: --log-level: '%s' is not allowed: debug, info, warn or error\n", text);
+    bool is_level = id == OPT_LOG_LEVEL;
+    if (is_level ? mu_log_level_of(text, ret_level) : mu_log_choose_format(text))
+        return true;
+    fprintf(stderr, "muster-worker: --log-%s: '%s' is not allowed: %s\n", is_level ? "level" : "format", text,
+            is_level ? "debug, info, warn or error" : "logfmt or json");
     return false;
 }
 
@@ -275,8 +279,12 @@ static bool take_option(int id, const char *text, struct choices *choices, int *
     case OPT_DETACH:
         choices->detach = true;
         return true;
+    case OPT_NO_FLIGHT:
+        mu_flight_switch_off();
+        return true;
     case OPT_LOG_LEVEL:
-        return parse_level(text, &choices->level);
+    case OPT_LOG_FORMAT:
+        return parse_log(id, text, &choices->level);
     default:
         if (!take_text(id, text, choices))
             return take_number(id, text, choices);
@@ -412,6 +420,7 @@ static int take_options(int argc, char **argv, struct choices *choices)
 /* One worker, on the CPU or on a GPU. */
 static int work(struct choices *choices)
 {
+    mu_stacks_init();
     struct mu_error err = {0};
     enum mu_status status = MU_OK;
     if (choices->gpu)

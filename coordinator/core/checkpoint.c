@@ -624,6 +624,8 @@ void retain_checkpoints(struct mu_coord *coord, struct job *job)
                                                     .quarantined = checkpoint->record.state == MU_CKPT_BAD};
     }
     const struct mu_job_terms terms = terms_now(job);
+    if (job->suspect && !MU_MUTANT(MU_MUT_RETAIN_SUSPECT))
+        count = 0; /* what is newer may turn out to be worth nothing */
     const struct mu_retention_policy policy = {.keep = terms.keep, .keep_every = terms.keep_every, .keep_verified = 1};
     size_t chosen_count = mu_retention_select(list, count, &policy, chosen);
     for (size_t i = 0; i < chosen_count; i++)

@@ -28,6 +28,7 @@
 
 #include "common/reason.h"
 #include "coordinator/core/goodput.h"
+#include "coordinator/core/prediction.h"
 #include "plan/node_order.h"
 #include "plan/plan.h"
 #include "plan/session.h"
@@ -215,11 +216,14 @@ struct mu_tally_record {
     uint64_t replay_until;          /* steps up to this were done before */
     uint64_t suspect, suspect_step; /* the checkpoint that the state was loaded from not long ago; 0: none */
     uint32_t unfinite_reports;
+    uint64_t judged_step; /* they are of steps up to this one */
+    uint64_t condemned;   /* generations up to this one are of a checkpoint that was found bad; see suspect.c */
     struct {
         uint64_t steps, told_steps, base, worker_us;
         double cost_s, write_s, failure_s, stall_s, slow_s, step_s;
         char reason[MU_TEXT_SIZE];
     } interval;                      /* see interval.c */
+    uint64_t prediction_told;        /* see struct prediction */
     uint32_t hung_count;             /* ever */
     struct mu_id hung[MU_HUNG_KEPT]; /* the newest of them, by number modulo */
 };
@@ -568,6 +572,8 @@ bool mu_coord_timing_view(const struct mu_coord *coord, uint32_t slot, uint32_t 
 /* Orders about nodes, and what is remembered of workers' names, in no order; false: there is none of that index. */
 bool mu_coord_node_view(const struct mu_coord *coord, uint32_t index, struct mu_node_record *ret);
 bool mu_coord_worker_record_view(const struct mu_coord *coord, uint32_t index, struct mu_worker_record *ret);
+/* False: there is no such job, or it has made no prediction in its newest generation yet. */
+bool mu_coord_prediction_view(const struct mu_coord *coord, const char *job, struct mu_prediction *ret);
 /* Accounts of all jobs, as of now; false: the slot is empty. */
 uint32_t mu_coord_account_slots(const struct mu_coord *coord);
 bool mu_coord_account_view(const struct mu_coord *coord, uint32_t slot, uint64_t now_us, struct mu_account_record *ret);

@@ -135,6 +135,8 @@ void persist_tally(struct mu_coord *coord, const struct job *job)
         .suspect = job->suspect,
         .suspect_step = job->suspect_step,
         .unfinite_reports = job->unfinite_reports,
+        .judged_step = job->judged_step,
+        .condemned = job->condemned,
         .interval = {.steps = in->steps,
                      .told_steps = in->told_steps,
                      .base = in->base,
@@ -145,6 +147,7 @@ void persist_tally(struct mu_coord *coord, const struct job *job)
                      .stall_s = in->stall_s,
                      .slow_s = in->slow_s,
                      .step_s = in->step_s},
+        .prediction_told = job->prediction.told,
         .hung_count = job->hung_count,
     };
     memcpy(record.job, job->record.spec.name, sizeof record.job);

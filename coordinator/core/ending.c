@@ -93,6 +93,8 @@ void finalize(struct mu_coord *coord, struct job *job)
 {
     static const uint8_t unknown[32]; /* a rank with a part of the model need not know the whole */
     const uint8_t *sha256 = unknown;
+    if (suspect_end(coord, job))
+        return;
     for (uint32_t rank = 0; rank < job->world; rank++) {
         const struct worker *worker = member_at(coord, job, rank);
         if (!worker || worker->lost || memcmp(worker->status.weights_sha256, unknown, 32) == 0)

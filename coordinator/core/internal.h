@@ -4,6 +4,7 @@
 
 #include "common/mutant.h"
 #include "coordinator/core/core.h"
+#include "plan/cost.h"
 
 enum { NONE = UINT32_MAX, WORKER_RECORDS_MAX = 4096, NODES_MAX = 4096 };
 
@@ -122,6 +123,19 @@ struct wait_floor {
     bool known;
 };
 
+/* See prediction.h. */
+struct prediction {
+    struct mu_prediction view;
+    uint64_t told; /* the last generation of which it was said that it is off */
+    double snapshot_s;
+    /* of the window under way */
+    double sums_s[MU_TERM_COUNT];
+    uint64_t steps;
+    uint32_t reports, snapshots;
+    uint32_t in_a_row; /* windows that speak against `off` as it is */
+    bool warm;         /* the first reports are over */
+};
+
 /* What is known of the cost of checkpoints: see interval.c. */
 struct interval {
     uint64_t steps, told_steps; /* 0: nothing was measured yet */
@@ -193,6 +207,7 @@ struct job {
     uint64_t steps_done, replayed_steps, replay_until;
     uint32_t down_count; /* accounts of workers that are down */
     struct wait_floor wait_floor;
+    struct prediction prediction;
     uint64_t progress_us; /* lease clock: when steps_done last grew, or Go */
     struct mu_step_result result;
     bool has_result;
@@ -207,6 +222,8 @@ struct job {
     uint64_t suspect;             /* number of the one that the state was loaded from not long ago; 0: none */
     uint64_t suspect_step;        /* its step */
     uint32_t unfinite_reports;    /* in a row, the newest included */
+    uint64_t judged_step;         /* up to which reports have been looked at for that */
+    uint64_t condemned;           /* what generations up to this one hold counts for nothing; 0: none */
     uint64_t intent;              /* number of the open one; 0: none */
     bool untaken;                 /* it cannot become complete, unless its manifest is there already */
     bool publishing;              /* PUBLISH is out for it (or a probe, after a restart) */
@@ -489,8 +506,13 @@ void note_verified(struct mu_coord *coord, struct checkpoint *checkpoint);
 void on_scrubbed(struct mu_coord *coord, struct job *job, uint64_t number, enum mu_status status, const char *text);
 
 /* suspect.c */
-void suspect_go(struct mu_coord *coord, struct job *job);                                      /* a generation goes */
-void suspect_result(struct mu_coord *coord, struct job *job, uint32_t step_count);             /* a step was done */
+void suspect_go(struct job *job);                             /* a generation goes */
+void suspect_result(struct mu_coord *coord, struct job *job); /* a step was done */
+bool suspect_end(struct mu_coord *coord,
+                 struct job *job); /* all have finished. True: that is not the end, or it failed */
+void suspect_tick(struct mu_coord *coord, struct job *job);
+void suspect_assign(struct mu_coord *coord, struct job *job);      /* a generation has got its number and its members */
+void suspect_status(const struct job *job, struct worker *worker); /* it has said what it holds */
 void suspect_unprepared(struct mu_coord *coord, struct job *job, const struct worker *worker); /* its own failure */
 
 /* interval.c */
@@ -502,6 +524,7 @@ void interval_report(struct mu_coord *coord, struct job *job, const struct worke
                      const struct mu_step_report *report);
 void interval_ordered(struct mu_coord *coord, struct job *job);
 void interval_committed(struct mu_coord *coord, struct job *job);
+void interval_go(struct mu_coord *coord, struct job *job);
 
 /* goodput.c */
 void goodput_note(struct mu_coord *coord, const struct worker *worker); /* its class may be another one */
@@ -515,7 +538,12 @@ void goodput_restore(struct mu_coord *coord, const struct mu_account_record *rec
 void goodput_start(struct mu_coord *coord);
 void goodput_tick(struct mu_coord *coord);
 
+/* prediction.c */
+void prediction_report(struct mu_coord *coord, struct job *job, const struct worker *worker,
+                       const struct mu_step_report *report); /* before speeds_report learns from it */
+
 /* speeds.c */
+struct mu_cost_rates speeds_rates(const struct job *job); /* of no worker, with what is known of embedding and head */
 void speeds_report(struct mu_coord *coord, struct job *job, struct worker *worker, const struct mu_step_report *report);
 void speeds_end(struct mu_coord *coord, struct job *job);   /* before members and layout of a generation go */
 void speeds_begin(struct mu_coord *coord, struct job *job); /* a generation goes */

@@ -442,6 +442,7 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     worker->memory_bytes = hello->memory_bytes;
     worker->nccl_version = hello->nccl_version;
     worker->status = hello->status;
+    suspect_status(job, worker);
     feed_note_status(worker, fresh_stream);
     worker->suspect = false;
     if (!worker->draining)
@@ -503,7 +504,7 @@ static void on_step(struct mu_coord *coord, struct worker *worker, const struct 
         job->progress_us = lease_now(coord);
         job->result = report->result;
         job->has_result = true;
-        suspect_result(coord, job, report->step_count);
+        suspect_result(coord, job);
     }
     if (worker->rank == 0 && report->total_us > 0 && report->step_count > 0) {
         double rate = (double)report->tokens / ((double)report->total_us * 1e-6);
@@ -512,6 +513,7 @@ static void on_step(struct mu_coord *coord, struct worker *worker, const struct 
     }
     goodput_report(coord, job, worker, report);
     interval_report(coord, job, worker, report);
+    prediction_report(coord, job, worker, report);
     speeds_report(coord, job, worker, report);
     if (job->phase == MU_JP_STEPPING)
         checkpoint_policy(coord, job);
@@ -588,6 +590,7 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
             break;
         }
         worker->status = message->status;
+        suspect_status(job, worker);
         feed_note_status(worker, false);
         note_accusation(coord, worker);
         worker->progress_us = lease_now(coord);

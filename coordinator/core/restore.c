@@ -147,6 +147,8 @@ static enum mu_status restore_tally(struct mu_coord *coord, const struct mu_tall
     job->suspect = record->suspect;
     job->suspect_step = record->suspect_step;
     job->unfinite_reports = record->unfinite_reports;
+    job->judged_step = record->judged_step;
+    job->condemned = MU_MUTANT(MU_MUT_FORGET_CONDEMNED) ? 0 : record->condemned;
     job->interval = (struct interval){.steps = record->interval.steps,
                                       .told_steps = record->interval.told_steps,
                                       .base = record->interval.base,
@@ -158,6 +160,7 @@ static enum mu_status restore_tally(struct mu_coord *coord, const struct mu_tall
                                       .slow_s = record->interval.slow_s,
                                       .step_s = record->interval.step_s};
     memcpy(job->interval.reason, record->interval.reason, sizeof job->interval.reason);
+    job->prediction.told = record->prediction_told;
     job->hung_count = record->hung_count;
     memcpy(job->hung, record->hung, sizeof job->hung);
     return MU_OK;

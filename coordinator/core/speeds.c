@@ -24,7 +24,7 @@ static const double CHANGE_S = 1;      /* of a change of generation, before one 
 static const double LAYERS_MAX = 4096; /* that embedding or head may cost */
 static const double DISTINCT = 0.25;   /* parts of two stages that differ by less than this tell nothing */
 
-static struct mu_cost_rates rates_of(const struct job *job)
+struct mu_cost_rates speeds_rates(const struct job *job)
 {
     struct mu_cost_rates rates;
     mu_cost_rates_init(&rates);
@@ -93,7 +93,7 @@ static void learn(uint32_t *cost, const struct estimate *estimate)
  * generation. */
 static double believed(const struct job *job, bool head)
 {
-    struct mu_cost_rates rates = rates_of(job);
+    struct mu_cost_rates rates = speeds_rates(job);
     struct mu_layout two = {.tp = job->layout.tp, .pp = 3, .dp = 1, .stage_first = {0, 1, 2, 3}};
     const struct mu_job_spec *spec = &job->record.spec;
     double layer = mu_cost_stage_layers(spec, &job->model, &rates, &two, 1);
@@ -284,7 +284,7 @@ void speeds_report(struct mu_coord *coord, struct job *job, struct worker *worke
     double seconds = (double)(report->data_us + report->forward_us + report->backward_us) * 1e-6;
     if (report->leaf_count == 0 || !(seconds > 0) || seconds > SECONDS_MAX || !is_working(job, worker))
         return;
-    struct mu_cost_rates rates = rates_of(job);
+    struct mu_cost_rates rates = speeds_rates(job);
     uint32_t stage = mu_layout_coords(&job->layout, worker->rank).p;
     double layers = mu_cost_stage_layers(&job->record.spec, &job->model, &rates, &job->layout, stage);
     seconds /= report->leaf_count;

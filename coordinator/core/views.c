@@ -91,6 +91,16 @@ bool mu_coord_job_find(const struct mu_coord *coord, const char *name, struct mu
     return job != NULL;
 }
 
+bool mu_coord_prediction_view(const struct mu_coord *coord, const char *name, struct mu_prediction *ret)
+{
+    const struct job *job = find_job((struct mu_coord *)(uintptr_t)coord, name);
+    if (!job || job->prediction.view.generation != job->record.generation ||
+        !(job->prediction.view.predicted_s[MU_TERM_COMPUTE] > 0))
+        return false;
+    *ret = job->prediction.view;
+    return true;
+}
+
 uint32_t mu_coord_worker_slots(const struct mu_coord *coord)
 {
     return coord->worker_high;

@@ -43,7 +43,7 @@ from muster.v1 import job_pb2 as pb  # noqa: E402
 from muster.v1 import service_pb2 as api  # noqa: E402
 
 COUNTED = ["--heartbeat-ms", "100", "--reattach-grace-ms", "300", "--rebalance-ms", "0"]  # generations are; the speeds of a busy machine are not
-CALM = [*COUNTED, "--suspect-ms", "20000", "--lost-ms", "60000"]  # nobody is lost for being slow: deaths are seen by broken streams
+FAST = [*COUNTED, "--suspect-ms", "20000", "--lost-ms", "60000"]  # nobody is lost for being slow: deaths are seen by broken streams
 LOST_S = 3
 STRICT = [*COUNTED, "--suspect-ms", "1000", "--lost-ms", "3000"]  # where somebody is to be lost who says nothing, or who never comes back
 RUNNER = os.environ.get("MU_RUNNER", "").split()  # e.g. a sanitizer's wrapper
@@ -123,7 +123,7 @@ class Process:
 
 
 class Cluster:
-    def __init__(self, data=None, keep=False, flags=CALM):
+    def __init__(self, data=None, keep=False, flags=FAST):
         self.dir = tempfile.mkdtemp(prefix="muster-e2e-")
         self.keep = keep
         self.data = data or os.path.join(self.dir, "data.txt")
@@ -132,8 +132,8 @@ class Cluster:
                 for i in range(4000):
                     f.write(f"line {i}: the quick brown fox number {i * i % 997} jumps over {i % 13} lazy dogs\n")
         self.coordinator, self.address, self.workers, self.events = None, None, [], []
-        self.flags = flags  # musterd's, unless it is started with others
-        self.count = 0
+        self.options = flags  # musterd's, unless it is started with others
+        self.count, self.left = 0, 1.0
         self.restarts = 0
         self.new_events = queue.Queue()
         self.watch_stop = threading.Event()
@@ -144,6 +144,8 @@ class Cluster:
         return self
 
     def __exit__(self, kind, value, trace):
+        if isinstance(value, Exception):
+            value.cluster = self.summary()
         self.watch_stop.set()
         for process in [self.coordinator, *self.workers]:
             if process and process.alive():
@@ -154,6 +156,16 @@ class Cluster:
             self.dump()
         if not (self.keep or kind):
             shutil.rmtree(self.dir, ignore_errors=True)
+
+    def summary(self):
+        """For the one line that says what failed: jobs and newest events, as seen from here."""
+        try:
+            jobs = self.call("ListJobs", api.ListJobsRequest(), api.ListJobsResponse, timeout_s=2 / SLOW).jobs
+            told = [f"{job.name}: {pb.JobState.Name(job.state)[10:]} {pb.JobPhase.Name(job.phase)[10:]} generation {job.generation}, "
+                    f"{job.world} of {job.attached} workers, step {job.steps_done} of {job.spec.steps} {job.text}".strip() for job in jobs]
+        except (grpc.RpcError, ValueError) as error:
+            told = [f"no jobs: {str(error.code() if isinstance(error, grpc.RpcError) else error)}"]
+        return "; ".join(told + [f"event {event.number} {event.kind}" for event in self.events[-6:]])
 
     def dump(self):
         print(f"--- logs in {self.dir}", file=sys.stderr)
@@ -169,13 +181,13 @@ class Cluster:
 
     def start_coordinator(self, fault=None, flags=None, env=None):
         """Starts (or restarts, on the same address, store and flags) musterd and returns when it serves."""
-        self.flags = flags or self.flags
+        self.options = flags or self.options
         address_file = os.path.join(self.dir, "address")
         if os.path.exists(address_file):
             os.unlink(address_file)
         listen = self.address or "127.0.0.1:0"
         argv = [os.path.join(BUILD, "coordinator/musterd"), "--data-dir", os.path.join(self.dir, "store"), "--listen", listen,
-                "--address-file", address_file, *self.flags]
+                "--address-file", address_file, *self.options]
         self.coordinator = Process(self, "musterd", argv, self.fault_env(fault, env))
         self.wait_until(lambda: os.path.exists(address_file) and open(address_file).read().strip(), 15,
                         "musterd wrote no address", watch=self.coordinator)
@@ -229,32 +241,31 @@ class Cluster:
         return worker
 
     def steps_left(self):
-        """The share of its steps that the job nearest to its end still has before it; 1 when nobody says."""
+        """The share of its steps that the job nearest to its end still has before it, as it was when somebody last said so."""
         try:
             jobs = self.call("ListJobs", api.ListJobsRequest(), api.ListJobsResponse, timeout_s=0.2 / SLOW).jobs
         except grpc.RpcError:
-            return 1.0
-        return min((1 - job.steps_done / job.spec.steps for job in jobs if job.steps_done < job.spec.steps), default=1.0)
+            return self.left
+        self.left = min((1 - job.steps_done / job.steps for job in jobs if job.steps_done < job.steps), default=1.0)
+        return self.left
 
     @contextlib.contextmanager
     def slowed(self):
         """Workers that train run a tenth of the time, and less the nearer their job is to its end: it outlasts what the test
         does to it, however fast the machine. Who joins does so at full speed, and trains slowly afterwards. With a sanitizer,
-        steps are slow enough."""
-        if SANITIZED:
-            yield
-            return
+        steps are slow enough until the end comes near."""
         stop = threading.Event()
+        least, run = (0.0, 0.05) if SANITIZED else (0.045, 0.005)
 
         def throttle():
             while not stop.is_set():
                 slow = [worker for worker in self.workers if worker.alive() and worker.trains()]
                 for worker in slow:
                     worker.pause(True)
-                stop.wait(min(0.4, max(0.045, 0.01 / self.steps_left() ** 2)))  # well before it would count as lost
+                stop.wait(min(0.4, max(least, 0.01 / self.steps_left() ** 2)))  # well before it would count as lost
                 for worker in slow:
                     worker.pause(False)
-                stop.wait(0.005)
+                stop.wait(run)
             for worker in self.workers:
                 worker.pause(False)
 
@@ -489,6 +500,7 @@ def main(tests):
             print(f"skip {test.__name__}: {reason}", flush=True)
         except Exception as error:  # noqa: BLE001: every failure of a test is reported and counted
             failed += 1
-            print(f"FAIL {test.__name__}: {type(error).__name__}: {error}", flush=True)
+            seen = f" [{error.cluster}]" if hasattr(error, "cluster") else ""
+            print(f"FAIL {test.__name__}: {type(error).__name__}: {error}{seen}", flush=True)
     print(f"{passed} passed, {failed} failed, {skipped} skipped")
     sys.exit(1 if failed or not passed + skipped else 0)

@@ -6,7 +6,7 @@ import os
 
 import grpc
 
-from harness import CALM, STRICT, Cluster, check, main, pb, run, tiny_job
+from harness import FAST, STRICT, Cluster, check, main, pb, run, tiny_job
 from test_api import call, refusal
 
 
@@ -20,7 +20,7 @@ def settled(job):
 
 def weights(amendments, workers=1, trouble=False, **changes):
     """SHA-256 of the job with those amendments, made before it has any worker, so that each takes effect where it says."""
-    with Cluster(flags=STRICT if trouble else CALM) as cluster:
+    with Cluster(flags=STRICT if trouble else FAST) as cluster:
         cluster.start_coordinator()
         cluster.submit(tiny_job(cluster, **changes))
         for one in amendments:

@@ -7,7 +7,7 @@ import uuid
 
 import grpc
 
-from harness import BUILD, CALM, ROOT, SLOW, Cluster, api, check, connect, main, pb, tiny_job
+from harness import BUILD, FAST, ROOT, SLOW, Cluster, api, check, connect, main, pb, tiny_job
 from proxy import LosesAnswer
 
 subprocess.run(["protoc", "-I", os.path.join(ROOT, "proto"), "--python_out", os.path.join(BUILD, "python"),
@@ -139,7 +139,7 @@ def test_failures_say_why():
 def test_events_that_are_no_longer_kept_are_a_gap_that_says_where_to_go_on():
     kept = 64
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=[*CALM, "--events-kept", str(kept)])
+        cluster.start_coordinator(flags=[*FAST, "--events-kept", str(kept)])
         call(cluster, "SubmitJob", spec=tiny_job(cluster))
         for i in range(kept + 2):
             call(cluster, "ScaleJob", job="tiny", max=i + 1)

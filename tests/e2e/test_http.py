@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 
-from harness import BUILD, CALM, ROOT, SLOW, Cluster, api, check, main, pb, reference, run, tiny_job
+from harness import BUILD, FAST, ROOT, SLOW, Cluster, api, check, main, pb, reference, run, tiny_job
 
 STEPS = 150
 SLOW_READERS = 100
@@ -22,9 +22,9 @@ DASHBOARDS = 200
 
 
 @contextlib.contextmanager
-def serving(workers=2):
+def serving(workers=2, flags=()):
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=[*CALM, "--http", "127.0.0.1:0"])
+        cluster.start_coordinator(flags=[*FAST, "--http", "127.0.0.1:0", *flags])
         for i in range(workers):
             cluster.start_worker(name=f"w{i}")
         yield cluster, http_address(cluster)
@@ -142,9 +142,35 @@ def test_api_says_what_the_service_says():
         check(status == 200 and "<title>Muster</title>" in page and "src=" not in page, "the dashboard is no page that stands alone")
 
 
+def test_steps_are_compared_with_their_prediction():
+    """Stopped nine tenths of the time, workers take far longer than default rates say: told once, by event, report and page alike."""
+    def asked():
+        return cluster.call("GetGoodput", api.GetGoodputRequest(job="tiny"), api.GetGoodputResponse).prediction
+
+    def seconds(terms):
+        return [getattr(terms, field.name) for field in terms.DESCRIPTOR.fields]
+    with serving() as (cluster, address):
+        with cluster.slowed():
+            cluster.submit(tiny_job(cluster, steps=1000000, eval__every=0, workers__min=2))
+            cluster.wait_together(2)
+            told = cluster.wait_event(lambda e: e.kind == "prediction_off", limit_s=60)
+            check(told.severity == pb.EVENT_SEVERITY_INFO and "by default rates" in told.text and told.worker == asked().worker, str(told))
+        one, page, report = asked(), metrics(address), run(cluster, "report", "tiny", code=0)
+        check(one.steps >= 20 and not one.calibrated and one.layout.dp == 2 and sum(seconds(one.predicted)) > 0, str(one))
+        check(one.measured.compute > 0 and one.measured.replicas > 0 and one.measured.vote > 0 and one.measured.tensor == 0, str(one.measured))
+        for word, terms in (("predicted", one.predicted), ("measured", one.measured)):
+            names = [f'muster_job_step_{word}_seconds{{job="tiny",term="{field.name}"}}' for field in terms.DESCRIPTOR.fields]
+            check(all(name in page for name in names), f"not all of {names} are there")
+        check(page['muster_job_prediction_off{job="tiny"}'] == 0, "an alert about default rates")
+        check(re.search(r"^TERM +PREDICTED +MEASURED", report, re.M) and re.search(r"^To recalibrate.*: 1,1,2,1,none,[\d.]+$", report, re.M), report)
+        cluster.cancel()
+        cluster.wait_over()
+        check(sum(e.kind == "prediction_off" for e in cluster.events) == 1, "told more than once in a generation")
+
+
 def test_vital_signs_are_shown_by_worker_page_and_command():
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=[*CALM, "--http", "127.0.0.1:0", "--worker-series", "2"])
+        cluster.start_coordinator(flags=[*FAST, "--http", "127.0.0.1:0", "--worker-series", "2"])
         for i in range(2):
             cluster.start_worker(name=f"w{i}", flags=["--vitals-every", "100"])
         address = http_address(cluster)

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 
-from harness import CALM, STRICT, Cluster, check, main, pb, reference, tiny_job
+from harness import FAST, STRICT, Cluster, check, main, pb, reference, tiny_job
 
 FULL = "--full" in sys.argv
 sys.argv = [word for word in sys.argv if word != "--full"]
@@ -249,7 +249,7 @@ def slow_down(worker, stop):
 def test_layers_move_from_a_slow_worker():
     family, steps = dict(GPT2, model__layers=8, leaves=4), 3 * STEPS
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=[*CALM, "--rebalance-ms", "150"])
+        cluster.start_coordinator(flags=[*FAST, "--rebalance-ms", "150"])
         cluster.submit(tiny_job(cluster, steps=steps, **family, **layout(pp=2)))
         workers = [cluster.start_worker() for _ in range(2)]
         cluster.wait_until(lambda: cluster.job().steps_done >= 5, 30, "the workers did not start")
@@ -274,7 +274,7 @@ def test_layers_move_from_a_slow_worker():
 
 def test_leaves_move_from_a_slow_worker():
     with Cluster() as cluster:  # so many steps that any gain pays; whichever way leaves are divided, bits are the same
-        cluster.start_coordinator(flags=[*CALM, "--rebalance-ms", "150"])
+        cluster.start_coordinator(flags=[*FAST, "--rebalance-ms", "150"])
         cluster.submit(tiny_job(cluster, steps=1000000, **GPT2))
         workers, stop = [cluster.start_worker() for _ in range(2)], threading.Event()
         cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done >= 5, 30, "the workers did not start")

@@ -14,7 +14,7 @@ import sys
 
 import grpc
 
-from harness import BUILD, CALM, ROOT, SLOW, Cluster, Failure, api, check, main, pb, reference, tiny_job
+from harness import BUILD, FAST, ROOT, SLOW, Cluster, Failure, api, check, main, pb, reference, tiny_job
 
 MUSTERD = os.path.join(BUILD, "coordinator/musterd")
 
@@ -92,7 +92,7 @@ def test_sigterm_ends_in_good_order_and_workers_go_on():
 def test_idle_connections_do_not_keep_others_out():
     """Connections without a call, and streams that say nothing."""
     with Cluster() as cluster:
-        cluster.start_coordinator(flags=[*CALM, "--max-workers", "64"])
+        cluster.start_coordinator(flags=[*FAST, "--max-workers", "64"])
         host, port = cluster.address.rsplit(":", 1)
         idle = [socket.create_connection((host, int(port)), timeout=10 * SLOW) for _ in range(500)]
         with grpc.insecure_channel(cluster.address) as channel:
@@ -253,7 +253,7 @@ def test_restored_snapshot_takes_back_workers_that_are_ahead():
         check("epoch 1" in said, said)
         last = max(e.number for e in cluster.events)
         cluster.watch_stop.set()  # numbers jump
-        cluster.start_coordinator(flags=["--heartbeat-ms", "100", "--lost-ms", "4000", "--reattach-grace-ms", "2000"])  # slow workers come back slowly
+        cluster.start_coordinator(flags=["--heartbeat-ms", "100", "--lost-ms", "6000", "--reattach-grace-ms", "2000"])  # slow workers come back slowly
         cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done > ahead.steps_done + 10, 30, "the workers did not go on")
         after = cluster.job()
         check(after.generation == (1 << 40) + 1, f"generation {after.generation}")

@@ -47,6 +47,25 @@ static void amendments_durable(struct mu_sim *sim, const struct mu_job_record *j
     oracle->amended_step = first;
 }
 
+/* The newest committed checkpoint with a number above this one whose values are finite; NULL: there is none. */
+static const struct mu_checkpoint_record *newest_sound(struct mu_sim *sim, uint64_t above)
+{
+    const struct mu_checkpoint_record *newest = NULL;
+    const struct mu_sim_mask all = {sim->all_chunks, sim->all_chunks};
+    struct mu_sim_values values;
+    uint64_t step;
+    for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
+        const struct mu_record *record = mu_sim_store_at(sim->store, i);
+        bool committed = record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED;
+        if (committed && record->checkpoint->number > above &&
+            mu_sim_files_load(sim, record->checkpoint->dir, &step, &values) && !mu_sim_has_nan(&values, all)) {
+            newest = record->checkpoint;
+            above = newest->number;
+        }
+    }
+    return newest;
+}
+
 static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, const struct mu_job_record *before)
 {
     uint8_t expected[32];
@@ -74,6 +93,9 @@ static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, con
         if (job->steps_done != mu_job_end(&sim->law))
             mu_sim_violate(sim, "the job is finished after %" PRIu64 " of %" PRIu64 " steps", job->steps_done,
                            mu_job_end(&sim->law));
+        if (sim->stats.faults[MU_SIM_FAULT_POISON] > 0 &&
+            (!newest_sound(sim, 0) || newest_sound(sim, 0)->step != mu_job_end(&sim->law)))
+            mu_sim_violate(sim, "the job is finished, and what its newest checkpoint has is not finite");
         if (sim->params.checkpoints && mu_sim_oracle_committed_step(sim) != mu_job_end(&sim->law))
             mu_sim_violate(sim, "the job is finished, but its newest checkpoint is of step %" PRIu64,
                            mu_sim_oracle_committed_step(sim));
@@ -208,6 +230,7 @@ static void generation_durable(struct mu_sim *sim, const struct mu_generation_re
     generation->go = true;
     oracle->newest_go = record->generation;
     check_start(sim, generation, record->start_step);
+    mu_sim_pace_go(sim, record->world);
     if (oracle->newest_step > record->start_step)
         sim->stats.replayed += oracle->newest_step - record->start_step;
     oracle->newest_step = record->start_step;
@@ -265,18 +288,43 @@ static void committed(struct mu_sim *sim, const struct mu_checkpoint_record *rec
         mu_sim_oracle_damaged(sim); /* the only host that there was, and its disk went at this moment */
     else if (!mu_sim_files_load(sim, record->dir, &step, &values))
         mu_sim_violate(sim, "checkpoint %" PRIu64 " is committed without a manifest", record->number);
-    else if (step != record->step || step > mu_job_end(&sim->law) ||
-             memcmp(&values, mu_sim_oracle_values(sim, step), sizeof values) != 0)
+    else if (step != record->step || step > mu_job_end(&sim->law) || !mu_sim_oracle_values_right(sim, &values, step))
         mu_sim_violate(sim, "checkpoint %" PRIu64 " of step %" PRIu64 " differs from the undisturbed run",
                        record->number, record->step);
+}
+
+struct mu_sim_directory *mu_sim_oracle_to_poison(struct mu_sim *sim)
+{
+
+    const struct mu_checkpoint_record *newest = newest_sound(sim, 0), *older = NULL;
+    for (uint32_t i = 0; newest && i < mu_sim_store_count(sim->store); i++) {
+        const struct mu_record *record = mu_sim_store_at(sim->store, i);
+        if (record->kind != MU_RECORD_CHECKPOINT || record->checkpoint->state != MU_CKPT_COMMITTED)
+            continue;
+        if (record->checkpoint->number > newest->number)
+            return NULL; /* which is spoiled already */
+        if (record->checkpoint->number < newest->number)
+            older = record->checkpoint;
+    }
+    if (!older || newest->step >= mu_job_end(&sim->law)) /* from that one no step follows */
+        return NULL;
+    struct mu_sim_values values;
+    uint64_t step;
+    const struct mu_sim_mask all = {sim->all_chunks, sim->all_chunks};
+    bool sound = mu_sim_files_load(sim, older->dir, &step, &values) && !mu_sim_has_nan(&values, all);
+    if (sound)
+        sim->oracle->nan_steps = 0;
+    return sound ? mu_sim_files_find(&sim->files, newest->dir) : NULL;
 }
 
 static void retired(struct mu_sim *sim, const struct mu_checkpoint_record *record)
 {
     uint64_t step;
     struct mu_sim_values values;
-    bool good = mu_sim_files_load(sim, record->dir, &step, &values);
+    struct mu_sim_mask all = {sim->all_chunks, sim->all_chunks};
+    bool good = mu_sim_files_load(sim, record->dir, &step, &values) && !mu_sim_has_nan(&values, all);
     if (record->state == MU_CKPT_BAD) {
+        sim->oracle->nan_steps = 0;
         if (good)
             mu_sim_violate(sim, "checkpoint %" PRIu64 " is whole and is declared bad", record->number);
         return;
@@ -285,6 +333,8 @@ static void retired(struct mu_sim *sim, const struct mu_checkpoint_record *recor
     if (newer < sim->params.keep)
         mu_sim_violate(sim, "checkpoint %" PRIu64 " is deleted although only %u newer ones exist (keep %" PRIu64 ")",
                        record->number, newer, sim->params.keep);
+    if (good && sim->stats.faults[MU_SIM_FAULT_POISON] > 0 && !newest_sound(sim, record->number))
+        mu_sim_violate(sim, "checkpoint %" PRIu64 " is deleted, and no newer one can be trained from", record->number);
     if (sim->params.keep_every && record->step % sim->params.keep_every == 0 && good)
         mu_sim_violate(sim,
                        "checkpoint %" PRIu64 " of step %" PRIu64 " is deleted although every %" PRIu64 "th is kept",
@@ -300,6 +350,8 @@ static void checkpoint_durable(struct mu_sim *sim, const struct mu_checkpoint_re
             mu_sim_violate(sim, "checkpoint %" PRIu64 " comes back from state %d", record->number, (int)before->state);
         committed(sim, record);
     }
+    if (record->state == MU_CKPT_INTENT && !before)
+        mu_sim_pace_ordered(sim, record);
     if (was_committed && record->state == MU_CKPT_INTENT)
         mu_sim_violate(sim, "checkpoint %" PRIu64 " was committed and is an intent again", record->number);
     if (was_committed && (record->state == MU_CKPT_DELETING || record->state == MU_CKPT_BAD))
@@ -403,6 +455,7 @@ void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, c
         checkpoint_durable(sim, record->checkpoint, before ? before->checkpoint : NULL);
         break;
     case MU_RECORD_TALLY:
+        mu_sim_pace_tally(sim, record->tally);
         tally_durable(sim, record->tally, before ? before->tally : NULL);
         break;
     case MU_RECORD_DEATH:

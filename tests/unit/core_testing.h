@@ -85,6 +85,7 @@ struct box {
     uint32_t scrubs;
     uint32_t step_us, copy_us; /* of each step, and of a copy for a checkpoint; 0: one millisecond, none */
     bool unfinite;             /* what a step says of itself */
+    bool weights_unfinite;     /* what all ranks say at the end */
     bool fail_prepare;         /* everybody who is to start from a checkpoint, for a reason of his own */
     bool hold_scrubs;          /* re-reading takes for ever */
     char scrub_order[64];      /* numbers, "1 2 3 " */
@@ -738,6 +739,7 @@ static bool box_train(struct box *box, uint64_t steps)
         worker->running = false;
         struct mu_worker_event parked = box_parked(worker, finished ? MU_PARK_FINISHED : MU_PARK_COMMAND);
         memset(parked.parked.weights_sha256, finished && !idle && worker->rank == 0 ? 0xab : 0, 32);
+        parked.parked.weights_unfinite = finished && box->weights_unfinite;
         box_engine_later(box, i, &parked);
     }
     box_settle(box);

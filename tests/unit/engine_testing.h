@@ -97,8 +97,9 @@ struct fleet {
     struct ledger_line ledger[LEDGER_MAX];
     uint32_t ledger_count;
     double eval_loss[64];
-    uint32_t applied[64]; /* per step, how often by any worker */
-    double loss[64];      /* per step, as the first worker that reported it */
+    uint32_t applied[64];    /* per step, how often by any worker */
+    double loss[64];         /* per step, as the first worker that reported it */
+    uint32_t unfinite_count; /* ranks that have finished with weights that are not finite */
 };
 
 /* ---- callbacks: engine and writer threads ---- */
@@ -675,6 +676,7 @@ static inline enum mu_park_reason wait_parked(struct fleet *fleet, uint8_t ret_s
         if (event->parked.reason == MU_PARK_FINISHED && ret_sha)
             memcpy(ret_sha, event->parked.weights_sha256, 32);
         reason = event->parked.reason;
+        fleet->unfinite_count += event->parked.weights_unfinite;
     }
     return reason;
 }

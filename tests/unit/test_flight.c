@@ -204,6 +204,21 @@ static void test_who_computes_while_others_wait_is_named(void **state)
     assert_int_equal(mu_verdict(circle, 2, culprits, 4), 0);
 }
 
+/* The last one: nothing switches it on again. */
+static void test_switched_off_nothing_is_recorded(void **state)
+{
+    struct mu_flight_record record;
+    (void)state;
+    mu_flight_begin(MU_FLIGHT_STEP, 1);
+    uint64_t next = mu_flight_next();
+    mu_flight_switch_off();
+    mu_flight_begin(MU_FLIGHT_STEP, 2);
+    mu_flight_note(MU_FLIGHT_SEND, true, 1, 2, 3);
+    assert_true(mu_flight_next() == next);
+    assert_int_equal(mu_flight_read(next - 1, next + 2, &record, 1), 1);
+    assert_true(record.number == 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -212,6 +227,7 @@ int main(void)
         cmocka_unit_test(test_the_newest_lines_are_kept),
         cmocka_unit_test(test_a_standing_is_what_is_open),
         cmocka_unit_test(test_who_computes_while_others_wait_is_named),
+        cmocka_unit_test(test_switched_off_nothing_is_recorded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

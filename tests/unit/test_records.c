@@ -148,6 +148,7 @@ static void make_samples(void)
         .suspect_step = 100,
         .unfinite_reports = 4,
         .interval = {120, 110, 900, 123456789, 0.25, 1.5, 3600, 0.125, -0.5, 0.75, "120 s; one delays by 0.250 s"},
+        .prediction_told = 11,
         .hung_count = 2,
         .hung = {{1, 2}, {3, 4}}};
     samples.node = (struct mu_node_record){.name = "Node 7",

@@ -147,6 +147,7 @@ static void some_status(struct mu_worker_status *status)
     some_text(status->text, sizeof status->text);
     for (int i = 0; i < 32; i++)
         status->weights_sha256[i] = (uint8_t)any();
+    status->weights_unfinite = any() & 1;
 }
 
 /* Of an address; without one there is none. */
@@ -213,6 +214,8 @@ static void some_worker_message(struct mu_worker_message *message, enum mu_worke
         message->step.tokens = any();
         for (uint64_t *us = &message->step.total_us; us <= &message->step.snapshot_us; us++)
             *us = any();
+        for (uint32_t *us = &message->step.tensor_us; us <= &message->step.vote_us; us++)
+            *us = (uint32_t)any();
         break;
     case MU_WM_PIECE:
         message->piece.checkpoint = any();

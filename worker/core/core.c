@@ -586,6 +586,7 @@ static void on_parked(struct mu_worker *worker, const struct mu_parked *parked, 
     status->bad_checkpoint = parked->bad_checkpoint;
     memcpy(status->text, parked->text, sizeof status->text);
     memcpy(status->weights_sha256, parked->weights_sha256, sizeof status->weights_sha256);
+    status->weights_unfinite = parked->weights_unfinite;
     send_step_report(worker, sink);
     send_status(worker, sink);
 }

@@ -56,6 +56,7 @@ struct mu_parked {
     uint64_t bad_checkpoint;
     char text[MU_TEXT_SIZE];
     uint8_t weights_sha256[32]; /* MU_PARK_FINISHED */
+    bool weights_unfinite;      /* likewise */
 };
 
 struct mu_worker_event {

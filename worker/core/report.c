@@ -15,4 +15,8 @@ void step_report_add(struct mu_step_report *sum, const struct mu_step_report *st
     sum->wait_us += step->wait_us;
     sum->optimizer_us += step->optimizer_us;
     sum->snapshot_us += step->snapshot_us;
+    sum->tensor_us += step->tensor_us;
+    sum->pipeline_us += step->pipeline_us;
+    sum->replicas_us += step->replicas_us;
+    sum->vote_us += step->vote_us;
 }
