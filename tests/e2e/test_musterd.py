@@ -198,7 +198,7 @@ def test_the_wall_clock_is_set_by_an_hour():
 
         set_by(0)
         shifted = {"LD_PRELOAD": os.path.join(BUILD, "tests/lib/libshifted_clock.so"), "MU_CLOCK_SHIFT": clock}
-        cluster.start_coordinator(flags=CALM, env=shifted)
+        cluster.start_coordinator(flags=FAST, env=shifted)
         cluster.submit(tiny_job(cluster, steps=300, workers__min=2))
         with cluster.slowed():
             for env in (shifted, None):
@@ -211,7 +211,7 @@ def test_the_wall_clock_is_set_by_an_hour():
                 if seconds < 0:  # records of the future are read
                     cluster.coordinator.kill()
                     cluster.coordinator.wait()
-                    cluster.start_coordinator(flags=CALM, env=shifted)
+                    cluster.start_coordinator(flags=FAST, env=shifted)
                     cluster.wait_step(cluster.retry(cluster.job).steps_done + 5)
         check(cluster.wait_finished() == reference(steps=300), "the weights differ")
         job = cluster.job()
