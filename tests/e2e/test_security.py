@@ -485,7 +485,7 @@ def renew(channel, request):
 
 
 def test_certificates_of_joined_workers_are_renewed():
-    life_s = int(8 * SLOW)
+    life_s = int(2 * SLOW)
     with JoinCluster() as cluster:
         cluster.start(flags=[*FAST, "--http", "127.0.0.1:0", "--certificate-valid-s", str(life_s)])
         cluster.submit(tiny_job(cluster, steps=1000000))
@@ -516,8 +516,8 @@ def test_certificates_of_joined_workers_are_renewed():
 
 
 def metrics_page(cluster):
-    address = re.findall(r"HTTP on (\S+):", log_of(cluster.coordinator))[-1]
-    return urllib.request.urlopen(f"http://{address}/metrics", timeout=10 * SLOW).read().decode()
+    url = re.findall(r"dashboard at (http://\S+/),", log_of(cluster.coordinator))[-1]
+    return urllib.request.urlopen(url + "metrics", timeout=10 * SLOW).read().decode()
 
 
 def test_who_may_renew_what():
