@@ -131,6 +131,14 @@ static void on_opened(struct mu_driver *driver, const struct mu_rpc_event *event
 
 /* A message that does not decode. Its sender is told: a worker that has not attached yet by a Reject, which is final
  * for it. */
+static void hear_vitals(struct mu_driver *driver, struct mu_session *session)
+{
+    struct mu_vitals_news news = mu_vitals_hear(&session->vitals, driver->message.vitals, mu_clock_mono_us());
+    driver->stats.network_errors += news.network_errors;
+    driver->stats.gpu_xids += news.gpu_xids;
+    driver->stats.gpu_failures += news.gpu_failures;
+}
+
 static void on_bad_message(struct mu_driver *driver, struct mu_session *session, const struct mu_error *err)
 {
     log_refusal(driver, session->call, err);
@@ -192,7 +200,7 @@ static void on_message(struct mu_driver *driver, const struct mu_rpc_event *even
         mu_sessions_hello(driver->sessions, session);
     }
     if (driver->message.vitals)
-        driver->stats.network_errors += mu_vitals_hear(&session->vitals, driver->message.vitals, mu_clock_mono_us());
+        hear_vitals(driver, session);
     struct mu_coord_event step = {.kind = MU_CE_MESSAGE};
     step.message.session = session->number;
     step.message.message = &driver->message;

@@ -168,7 +168,7 @@ enum mu_status mu_view_vitals(struct mu_wire_arena *arena, const struct mu_coord
     }
     name_ranks(coord, view, &pb->other, &pb->signs);
     worker->vitals = &pb->signs;
-    return MU_OK;
+    return heard->newest.gpu ? mu_wire_gpu_to_pb(arena, heard->newest.gpu, &pb->signs.gpu, err) : MU_OK;
 }
 
 Muster__V1__Checkpoint *mu_view_checkpoint(struct mu_wire_arena *arena, const struct mu_checkpoint_record *record,

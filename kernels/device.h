@@ -25,7 +25,7 @@ enum mu_memory {
     MU_MEMORY_PINNED, /* the host's, for copies without a detour */
 };
 
-enum { MU_DEVICE_READ_MAX = 1 << 20, MU_DEVICE_NAME_SIZE = 16 };
+enum { MU_DEVICE_READ_MAX = 1 << 20, MU_DEVICE_NAME_SIZE = 16, MU_DEVICE_UUID_SIZE = 48 };
 
 struct mu_device;
 struct mu_kernel_ops;
@@ -64,9 +64,11 @@ struct mu_device {
      * end it ends. */
     void (*watch)(void *ctx);
     void *watch_ctx;
-    size_t page_bytes;              /* of spaces; 0: the system's */
-    char name[MU_DEVICE_NAME_SIZE]; /* "cpu", "cuda:0" */
-    const struct mu_error *error;   /* status MU_OK until it fails */
+    size_t page_bytes;                /* of spaces; 0: the system's */
+    char name[MU_DEVICE_NAME_SIZE];   /* "cpu", "cuda:0" */
+    char uuid[MU_DEVICE_UUID_SIZE];   /* of a GPU, the same in all processes: "GPU-5fd4..."; else empty */
+    char bus_id[MU_DEVICE_NAME_SIZE]; /* of a GPU: "0000:10:00.0"; else empty */
+    const struct mu_error *error;     /* status MU_OK until it fails */
 };
 
 struct mu_device *mu_host_device(void);

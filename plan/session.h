@@ -13,6 +13,7 @@
 
 #include "common/hash.h"
 #include "common/id.h"
+#include "plan/gpu.h"
 #include "plan/job.h"
 #include "plan/layout.h"
 #include "plan/reshard.h"
@@ -285,6 +286,7 @@ struct mu_vitals {
     uint64_t certificate_end_s; /* of the worker's own, since 1970; 0: no TLS */
     uint32_t link_count;
     struct mu_vital_link links[MU_VITAL_LINKS_MAX];
+    const struct mu_gpu_sample *gpu; /* NULL: it computes on none, or nobody watches it */
 };
 
 struct mu_worker_message {

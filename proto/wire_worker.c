@@ -281,7 +281,7 @@ static enum mu_status put_vitals(struct mu_wire_arena *arena, const struct mu_vi
     pb->vitals.n_links = vitals->link_count;
     pb->vitals.links = pb->pointers;
     *ret_pb = &pb->vitals;
-    return MU_OK;
+    return vitals->gpu ? mu_wire_gpu_to_pb(arena, vitals->gpu, &pb->vitals.gpu, err) : MU_OK;
 }
 
 enum mu_status mu_wire_encode_worker(struct mu_wire_arena *arena, const struct mu_worker_message *message,
@@ -565,6 +565,12 @@ static enum mu_status get_vitals(struct mu_wire_arena *arena, const Muster__V1__
                                                   .retransmits = link->retransmits};
         status = get_rank(link->rank, "LinkVitals.rank", &vitals->links[i].rank, err);
     }
+    struct mu_gpu_sample *gpu = pb->gpu ? mu_wire_arena_alloc(arena, sizeof *gpu) : NULL;
+    if (pb->gpu && !gpu)
+        return no_memory(err);
+    vitals->gpu = gpu;
+    if (gpu && status == MU_OK)
+        status = mu_wire_gpu_from_pb(pb->gpu, gpu, err);
     *ret_vitals = vitals;
     return status;
 }

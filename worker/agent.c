@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <netdb.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -19,11 +18,13 @@
 #include "common/notify.h"
 #include "proto/wire.h"
 #include "rpc/client.h"
+#include "worker/comm.h"
 #include "worker/comm_nccl.h"
 #include "worker/engine.h"
 #include "worker/keeper.h"
 #include "worker/holder.h"
 #include "worker/notes.h"
+#include "worker/nvml.h"
 #include "worker/recollect.h"
 #include "worker/renew.h"
 #include "worker/vitals.h"
@@ -53,6 +54,8 @@ struct agent {
     struct mu_wire_arena arena_in, arena_out;
     struct mu_device *device;
     struct mu_vitals_watch *vitals;     /* NULL: nobody wants them */
+    struct mu_nvml *nvml;               /* NULL: it computes on no GPU */
+    bool gpu_failed;                    /* for good, by what NVML says */
     char connect_trouble[MU_TEXT_SIZE]; /* CONNECT failed at once: to be told to the core after its step */
     bool connect_failed;
     char trouble_told[MU_ERROR_TEXT_SIZE]; /* why there is no coordinator: each reason is told once in a row */
@@ -142,14 +145,19 @@ static void do_send(struct agent *agent, const struct mu_worker_message *message
     struct mu_error err;
     struct mu_worker_message more;
     struct mu_vitals vitals;
+    struct mu_gpu_sample gpu;
     if (!agent->link)
         return;
-    bool has_vitals = message->kind != MU_WM_HELLO && mu_vitals_watch_take(agent->vitals, &vitals),
+    bool has_vitals = message->kind != MU_WM_HELLO && mu_vitals_watch_take(agent->vitals, agent->gpu_failed, &vitals),
          has_inventory = message->kind == MU_WM_HELLO && agent->keeper;
     if (has_vitals || has_inventory) { /* the core has no eyes for either */
         more = *message;
         vitals.certificate_end_s = has_vitals ? mu_rpc_client_certificate_end_s(agent->client) : 0;
         more.vitals = has_vitals ? &vitals : NULL;
+        if (has_vitals && agent->nvml) {
+            mu_nvml_read(agent->nvml, &gpu);
+            vitals.gpu = &gpu;
+        }
         if (has_inventory)
             more.hello.inventory_count = mu_keeper_inventory(agent->keeper, more.hello.inventory);
         message = &more;
@@ -551,6 +559,21 @@ static void on_signals(struct agent *agent)
     }
 }
 
+/* Before the next collective hangs, or something is computed that cannot be trusted. */
+static void look_at_gpu(struct agent *agent)
+{
+    struct mu_gpu_sample gpu;
+    if (!agent->nvml || agent->gpu_failed)
+        return;
+    mu_nvml_read(agent->nvml, &gpu);
+    if (!gpu.unhealthy)
+        return;
+    pthread_mutex_lock(&agent->lock);
+    agent->gpu_failed = true;
+    step_core(agent, &(struct mu_worker_event){.kind = MU_WE_BROKEN, .text = gpu.text});
+    pthread_mutex_unlock(&agent->lock);
+}
+
 static void on_deadline(struct agent *agent)
 {
     struct mu_worker_event progress = {.kind = MU_WE_PROGRESS};
@@ -587,6 +610,7 @@ static void main_loop(struct agent *agent)
         sleep_until(agent, alive_us < deadline_us ? alive_us : deadline_us);
         free_dead(agent);
         on_signals(agent);
+        look_at_gpu(agent);
         if (mu_clock_mono_us() >= deadline_us)
             on_deadline(agent);
     }
@@ -610,30 +634,6 @@ static void flush_stream(struct agent *agent)
 
 /* ---- start ---- */
 
-/* The coordinator's address as literal "address:port", for the choice of the data plane's own address; false: it has
- * none. */
-static bool literal_address(const char *text, char *out, size_t size)
-{
-    char host[256];
-    const char *colon = strrchr(text, ':');
-    if (strncmp(text, "unix:", 5) == 0 || !colon || (size_t)(colon - text) >= sizeof host)
-        return false;
-    snprintf(host, sizeof host, "%.*s", (int)(colon - text), text);
-    if (host[0] == '[' && host[strlen(host) - 1] == ']') {
-        memmove(host, host + 1, strlen(host));
-        host[strlen(host) - 1] = 0;
-    }
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
-    if (getaddrinfo(host, colon + 1, &hints, &found) != 0 || !found)
-        return false;
-    char literal[128];
-    bool ok = getnameinfo(found->ai_addr, found->ai_addrlen, literal, sizeof literal, NULL, 0, NI_NUMERICHOST) == 0;
-    if (ok)
-        snprintf(out, size, found->ai_family == AF_INET6 ? "[%s]:%s" : "%s:%s", literal, colon + 1);
-    freeaddrinfo(found);
-    return ok;
-}
-
 static enum mu_status start_engine(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
 {
     char route_to[192], host[MU_WORKER_NAME_SIZE] = "localhost";
@@ -645,7 +645,7 @@ static enum mu_status start_engine(struct agent *agent, const struct mu_agent_co
         .device = config->device,
         .nccl = mu_nccl_ops(),
         .data_addr = config->data_addr,
-        .route_to = literal_address(config->coordinator, route_to, sizeof route_to) ? route_to : NULL,
+        .route_to = mu_comm_route_to(config->coordinator, route_to, sizeof route_to) ? route_to : NULL,
         .host_id = config->host_id,
         .unix_dir = config->unix_dir,
         .host = agent->host,
@@ -698,6 +698,14 @@ static enum mu_status start_vitals(struct agent *agent, const struct mu_agent_co
     return mu_vitals_watch_new(config->vitals_every_ms, mu_engine_traffic, agent->engine, &agent->vitals, err);
 }
 
+static enum mu_status start_nvml(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
+{
+    if (mu_device_is_host(config->device))
+        return MU_OK;
+    const struct mu_nvml_config nvml = {.pci_bus_id = config->device->bus_id, .alarm_fd = agent->wake_fd};
+    return mu_nvml_start(&nvml, &agent->nvml, err);
+}
+
 static enum mu_status start_rpc(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
 {
     struct mu_rpc_client_config client = mu_rpc_client_config_default();
@@ -732,6 +740,7 @@ static enum mu_status start_signals(struct agent *agent, struct mu_error *err)
 
 static void stop(struct agent *agent)
 {
+    mu_nvml_stop(agent->nvml);
     mu_vitals_watch_free(agent->vitals); /* asks the engine */
     mu_keeper_free(agent->keeper);       /* first these: they call into the core */
     mu_engine_free(agent->engine);
@@ -770,10 +779,14 @@ int mu_agent_run(const struct mu_agent_config *config)
     if (status == MU_OK)
         status = start_vitals(&agent, config, &err);
     if (status == MU_OK)
+        status = start_nvml(&agent, config, &err);
+    if (status == MU_OK)
         status = start_rpc(&agent, config, &err);
     if (status == MU_OK) {
         main_loop(&agent);
         flush_stream(&agent);
+        if (agent.gpu_failed) /* threads may wait for it that would never come back */
+            _exit(agent.exit_code);
     } else {
         MU_LOGE("%s", err.text);
         note_trouble(&agent, err.text);

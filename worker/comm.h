@@ -159,6 +159,9 @@ void mu_comm_free(struct mu_comm *comm);
 
 /* "host=<id>;unix=@<name>;tcp=<literal address>:<port>", for the coordinator and the peers. Lives as long as comm. */
 const char *mu_comm_address(const struct mu_comm *comm);
+
+/* The coordinator's address as literal "address:port", for the choice of the data plane's own; false: it has none. */
+bool mu_comm_route_to(const char *coordinator, char *out, size_t size);
 void mu_comm_stats(const struct mu_comm *comm, struct mu_comm_stats *ret_stats);
 
 /* A descriptor that becomes readable when mu_comm_progress has something to do, for a thread that sleeps elsewhere.

@@ -157,7 +157,7 @@ def test_one_that_is_alive_and_stuck_is_reported_with_its_stacks():
         os.mkfifo(pipe)
         reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
-        cluster.start_coordinator(flags=[*COUNTED, "--hang-floor-ms", "1500"])
+        cluster.start_coordinator(flags=[*COUNTED, "--hang-floor-ms", "3000"])
         cluster.submit(tiny_job(cluster, steps=1000000, workers__min=3, checkpoint_every=0, eval__every=0))
         workers = [cluster.start_worker(flags=["--ledger", pipe] if i == 1 else []) for i in range(3)]
         lost = cluster.wait_event("worker_lost")

@@ -516,8 +516,8 @@ def test_certificates_of_joined_workers_are_renewed():
 
 
 def metrics_page(cluster):
-    url = re.findall(r"dashboard at (http://\S+/),", log_of(cluster.coordinator))[-1]
-    return urllib.request.urlopen(url + "metrics", timeout=10 * SLOW).read().decode()
+    pages = lambda: re.findall(r"HTTP: .* (http://\S+/metrics)", log_of(cluster.coordinator))  # noqa: E731
+    return urllib.request.urlopen(cluster.wait_until(pages, 10, "musterd names no page")[-1], timeout=10 * SLOW).read().decode()
 
 
 def test_who_may_renew_what():

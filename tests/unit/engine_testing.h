@@ -133,6 +133,8 @@ static inline void on_post(void *ctx, const struct mu_worker_event *event)
     worker->events[worker->event_count++] = *event;
     if (event->kind == MU_WE_PARKED || event->kind == MU_WE_PREPARED)
         worker->held = event->parked.held;
+    if (event->kind == MU_WE_FED && event->fed.state == MU_FEED_WHOLE)
+        worker->held = event->fed.held;
     if (event->kind == MU_WE_JOB_LOADED)
         snprintf(worker->text, sizeof worker->text, "%s", event->job_loaded.text);
     if (event->kind == MU_WE_EVAL)
