@@ -91,7 +91,9 @@ static int by_guilt(const void *a, const void *b)
     return x->standing.rank < y->standing.rank ? -1 : x->standing.rank > y->standing.rank;
 }
 
-static size_t judge(struct member *members, size_t count)
+/* Records do not tell one that computes between two phases from one that waits there. Then it is the one that was
+ * given up: it had told the coordinator that it waits for nobody, and had got nowhere. */
+static size_t judge(struct member *members, size_t count, const char *given_up)
 {
     struct mu_standing *standings = malloc((count + 1) * sizeof *standings);
     size_t *culprits = malloc((count + 1) * sizeof *culprits), found = 0;
@@ -101,6 +103,10 @@ static size_t judge(struct member *members, size_t count)
         found = mu_verdict(standings, count, culprits, count);
     for (size_t i = 0; i < found; i++)
         members[culprits[i]].is_culprit = true;
+    for (size_t i = 0; i < count && found == 0; i++) {
+        members[i].is_culprit = members[i].standing.has_answered && strcmp(members[i].answer->worker, given_up) == 0;
+        found += members[i].is_culprit;
+    }
     qsort(members, count, sizeof *members, by_guilt);
     free(standings);
     free(culprits);
@@ -152,7 +158,7 @@ static enum mu_status pack(struct mu_hangs *hangs, const struct pending *pending
     report.standings = mu_wire_arena_alloc(&hangs->arena, kept * sizeof *report.standings);
     if (!members || !pb || !report.standings)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for a report of %zu members", count);
-    size_t culprits = judge(members, count);
+    size_t culprits = judge(members, count, pending->worker);
     verdict_text(members, culprits, verdict);
     for (size_t i = 0; i < count; i++)
         report.answered += members[i].standing.has_answered;

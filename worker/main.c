@@ -18,6 +18,7 @@
 #include "worker/detach.h"
 #include "worker/join.h"
 #include "worker/notes.h"
+#include "worker/stacks.h"
 #include "worker/supervisor.h"
 #include "worker/vitals.h"
 
@@ -438,6 +439,7 @@ static int take_options(int argc, char **argv, struct choices *choices)
 /* One worker, on the CPU or on a GPU. */
 static int work(struct choices *choices)
 {
+    mu_stacks_init();
     struct mu_error err = {0};
     enum mu_status status = MU_OK;
     if (choices->gpu)

@@ -558,7 +558,7 @@ def test_up_starts_again_what_is_killed():
         up = Up(cluster, "mu-up-killed", LONG, "--workers", "2", every=0)
         daemon, workers = up.wait_children(cluster, 2)
         address = open(os.path.join(up.folder, "address")).read().strip()
-        cluster.wait_until(lambda: '"phase": "stepping"' in run("status", "mu-up-killed", "-o", "json", "--coordinator", address), 20,
+        cluster.wait_until(lambda: int(json.loads(run("status", "mu-up-killed", "-o", "json", "--coordinator", address))["steps_done"]) > 0, 20,
                            "it did not step")
         before = objects(run("events", "-o", "json", "--coordinator", address))[-1]["number"]
         os.kill(workers[0], signal.SIGKILL)
@@ -766,7 +766,7 @@ def test_coordinator_gives_ranks_by_topology():
                 file.write(text)
         write("SwitchName=a Nodes=h0\nSwitchName=b Nodes=h0\n")
         refused = subprocess.run([os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen", "127.0.0.1:0", "--topology", path],
-                                 capture_output=True, text=True, timeout=30)
+                                 capture_output=True, text=True, timeout=30 * SLOW)
         check(refused.returncode == 1 and "topology.conf:2: node h0 is under b, but at line 1 under a" in refused.stderr, f"{refused}")
         write("SwitchName=a Nodes=h0,h2\nSwitchName=b Nodes=h1,h3\nSwitchName=top Switches=a,b\n")
         cluster.start_coordinator(flags=(*FAST, "--topology", path))

@@ -185,7 +185,7 @@ def test_restored_snapshot_takes_back_workers_that_are_ahead():
         check("epoch 1" in said, said)
         last = max(e.number for e in cluster.events)
         cluster.watch_stop.set()  # numbers jump
-        cluster.start_coordinator(flags=["--heartbeat-ms", "100", "--lost-ms", "4000", "--reattach-grace-ms", "2000"])  # slow workers come back slowly
+        cluster.start_coordinator(flags=["--heartbeat-ms", "100", "--lost-ms", "6000", "--reattach-grace-ms", "2000"])  # slow workers come back slowly
         cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done > ahead.steps_done + 10, 30, "the workers did not go on")
         after = cluster.job()
         check(after.generation == (1 << 40) + 1, f"generation {after.generation}")

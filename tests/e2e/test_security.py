@@ -298,7 +298,7 @@ class JoinCluster(SecureCluster):
         """A worker that has nothing but the CA's certificate and a token."""
         own = os.path.join(self.dir, name)
         return self.start_worker(job, name=name, flags=["--tls-ca", os.path.join(self.pki, "ca.crt"), "--tls-cert", own + ".crt", "--tls-key", own + ".key",
-                                                        "--join-token-file", path, "--give-up-after", "20", *more])
+                                                        "--join-token-file", path, "--give-up-after", "300", *more])
 
     def refused(self, name, path, *fragments):
         worker = self.joiner(name, path)

@@ -132,6 +132,9 @@ static void test_ten_thousand_members_are_all_on_the_page(void **state)
     assert_true(has(page, "muster_workers{state=\"member\"} 10000"));
     assert_true(has(page, "muster_job_world_size{job=\"pretraining-7b\"} 10000"));
     assert_true(has(page, "muster_worker_series_left_out 0"));
+    const char *age = strstr(page, "\nmuster_job_heartbeat_age_seconds{job=\"pretraining-7b\"} ");
+    assert_non_null(age); /* of worker 0, who has spoken before all others did */
+    assert_true(strtod(strchr(age + 1, ' '), NULL) > 0);
 #define OF(metric, worker) "muster_worker_" metric "{job=\"pretraining-7b\",worker=\"gpu-node-0123-" worker "\"} "
     assert_true(has(page, OF("cpu_seconds_total", "0") "0.000007"));
     assert_true(has(page, OF("cpu_seconds_total", "9999") "3600.000001"));
