@@ -401,7 +401,7 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     if (!worker)
         return;
     bool was_known = worker->session != 0 || worker->rank != NONE, was_ready = worker->ready, was_lost = worker->lost;
-    bool refused = !was_known && !accept_gpu(coord, worker, hello, session);
+    bool refused = !accept_gpu(coord, worker, hello, session);
     if (refused || (hello->prepared_job && !was_ready &&
                     (!accept_identity(coord, job, hello, session) || !accept_nccl(coord, job, hello, session)))) {
         if (worker->rank == NONE)
