@@ -138,6 +138,7 @@ struct mu_job_spec {
                                leaves */
     } eval;
     enum mu_numerics numerics;
+    bool data_tls; /* what workers of different hosts send to each other is encrypted; NCCL is not used then */
     uint64_t seed;
     struct {
         char path[MU_PATH_SIZE]; /* absolute directory of the checkpoint whose parameters the job starts with, moments
@@ -154,8 +155,8 @@ void mu_model_config_resolve(struct mu_model_config *config);
  * model.context when absent) and steps stay empty (the caller must give them). Defaults: dropout 0, tokens bytes,
  * holdout 0, accumulate 1; slices 1, degrees auto, no optimizer sharding, no recomputation, no redundancy; lr 6e-4,
  * min_lr 6e-5, warmup 0, betas 0.9 and 0.95, eps 1e-8, weight_decay 0.1, clip 1; workers 1 to MU_WORKERS_MAX, no
- * spares; no checkpoint path, kind shared, every 0, keep 5, keep_every 0; eval off; numerics exact; seed 1337; random
- * initial values. */
+ * spares; no checkpoint path, kind shared, every 0, keep 5, keep_every 0; eval off; numerics exact; no encryption; seed
+ * 1337; random initial values. */
 void mu_job_spec_init(struct mu_job_spec *spec);
 
 /* Judges every field and their combinations. On error: one line "field.name: value N is not allowed: <what is>; <what

@@ -87,6 +87,7 @@ static const struct field fields[] = {
     FIELD(eval, every, KIND_U64),
     FIELD(eval, sequences, KIND_U32),
     {NULL, "numerics", KIND_CHOICE, AT(numerics), numerics, false},
+    {NULL, "data_tls", KIND_BOOL, AT(data_tls), NULL, true},
     {NULL, "seed", KIND_U64_TEXT, AT(seed), NULL, false},
     NEWER(init, path, KIND_TEXT, NULL),
     NEWER(init, sha256, KIND_TEXT, NULL),

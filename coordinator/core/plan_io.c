@@ -459,7 +459,7 @@ void send_assign(struct mu_coord *coord, struct job *job, struct worker *worker)
         }
     }
     assign->command_base = job->command_base;
-    assign->nccl = worker->nccl_version && all_have_nccl(coord, job);
+    assign->nccl = !job->record.spec.data_tls && worker->nccl_version && all_have_nccl(coord, job);
     if (!MU_MUTANT(MU_MUT_AMEND_NOT_ALL) || worker->rank == 0)
         assign->amendments = &job->record.spec.amendments;
     note_assigned(job, worker);

@@ -262,7 +262,7 @@ class Cluster:
                 slow = [worker for worker in self.workers if worker.alive() and worker.trains()]
                 for worker in slow:
                     worker.pause(True)
-                stop.wait(min(0.4, max(least, 0.01 / self.steps_left() ** 2)))  # well before it would count as lost
+                stop.wait(min(1.2, max(least, 0.01 / self.steps_left() ** 2)))  # well before it would count as lost
                 for worker in slow:
                     worker.pause(False)
                 stop.wait(run)
@@ -279,16 +279,18 @@ class Cluster:
 
     @contextlib.contextmanager
     def running(self, workers, **changes):
-        """A coordinator and tiny_job with these changes, on so many workers together, slowed while the block lasts."""
+        """A coordinator and tiny_job with these changes, on so many workers, all in its first generation, slowed while the block lasts."""
         self.start_coordinator()
-        self.submit(tiny_job(self, workers__min=1, **changes))
+        self.submit(tiny_job(self, workers__min=workers, **changes))
         with self.slowed():
             started = [self.start_worker() for _ in range(workers)]
             self.wait_together(workers)
             yield started
 
-    def wait_together(self, workers):
-        self.wait_until(lambda: self.job().world == workers and self.job().steps_done >= 5, 30, "the workers did not start together")
+    def wait_together(self, workers, job="tiny"):
+        """Waits until so many step; from then on fewer may."""
+        self.wait_until(lambda: self.job(job).world == workers and self.job(job).steps_done >= 5, 30, "the workers did not start together")
+        self.call("ScaleJob", api.ScaleJobRequest(job=job, min=1), api.ScaleJobResponse)
 
     def faults_reached(self):
         path = os.path.join(self.dir, "faults")

@@ -301,7 +301,7 @@ def test_a_full_disk_fails_checkpoints_and_nothing_else():
     with Cluster() as cluster, Disk(os.path.join(cluster.dir, "ckpt-tiny"), 8) as disk:
         disk.fill(leave=64 << 10)
         cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster, steps=steps, checkpoint_every=60))
+        cluster.submit(tiny_job(cluster, steps=steps, checkpoint_every=60, workers__min=2))
         cluster.start_worker()
         cluster.start_worker()
         with cluster.slowed():

@@ -287,6 +287,7 @@ static void good_spec(struct mu_job_spec *spec)
     spec->eval.every = 7;
     spec->eval.sequences = 5;
     spec->numerics = MU_NUMERICS_EXACT;
+    spec->data_tls = flip();
     spec->seed = flip() ? 0 : any();
 }
 
