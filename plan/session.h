@@ -158,6 +158,7 @@ struct mu_hello {
     uint64_t pid;
     uint32_t threads;
     uint64_t memory_bytes;
+    char gpu[48];          /* name of its GPU that is unique in the world; empty: it computes on none */
     uint32_t nccl_version; /* 22707: 2.27.7; 0: it does not exchange with NCCL */
     bool prepared_job;     /* it knows the job record with this uid and has checked data and kernels against it */
     struct mu_id job_uid;  /* zero until it has seen the record */

@@ -113,6 +113,7 @@ static enum mu_status put_hello(struct mu_wire_arena *arena, const struct mu_hel
     pb->threads = hello->threads;
     pb->memory_bytes = hello->memory_bytes;
     pb->nccl_version = hello->nccl_version;
+    pb->gpu = mu_wire_put_text(arena, hello->gpu, sizeof hello->gpu);
     pb->prepared_job = hello->prepared_job;
     pb->job_uid = mu_wire_put_id(arena, hello->job_uid);
     pb->numeric_identity = mu_wire_put_hash(arena, hello->numeric_identity);
@@ -424,6 +425,7 @@ static enum mu_status get_hello(const Muster__V1__Hello *pb, struct mu_hello *ou
         (status = mu_wire_get_hash(pb->data_hash, "Hello.data_hash", &out->data_hash, err)) ||
         (status = mu_wire_get_string(pb->files_address, MU_WIRE_TEXT, "Hello.files_address", out->files_address,
                                      sizeof out->files_address, err)) ||
+        (status = mu_wire_get_string(pb->gpu, MU_WIRE_TEXT, "Hello.gpu", out->gpu, sizeof out->gpu, err)) ||
         (status = mu_wire_get_bytes32(pb->files_secret, "Hello.files_secret", out->files_secret, err)))
         return status;
     if (mu_id_is_zero(out->incarnation))

@@ -92,6 +92,7 @@ struct mu_coord *mu_coord_new(const struct mu_coord_config *config)
               coord->column_holders && coord->accounts && allocate_jobs(coord);
     ok = map_init(&coord->by_session, config->max_workers) && ok;
     ok = map_init(&coord->by_name, config->max_workers) && ok;
+    ok = map_init(&coord->by_gpu, config->max_workers) && ok;
     ok = map_init(&coord->by_account, coord->account_capacity) && ok;
     if (!ok) {
         mu_coord_free(coord);
@@ -128,6 +129,7 @@ void mu_coord_free(struct mu_coord *coord)
     free(coord->column_holders);
     map_fini(&coord->by_session);
     map_fini(&coord->by_name);
+    map_fini(&coord->by_gpu);
     map_fini(&coord->by_account);
     free(coord);
 }

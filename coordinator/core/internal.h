@@ -41,6 +41,7 @@ struct worker {
     uint8_t files_secret[32];
     uint64_t host_id;
     uint64_t pid, memory_bytes;
+    uint64_t gpu;          /* hash of its GPU's name; 0: it computes on none */
     uint32_t nccl_version; /* 0: none */
     uint32_t threads;
     struct mu_id incarnation;
@@ -272,7 +273,7 @@ struct mu_coord {
     struct worker *workers;
     uint32_t worker_high; /* slots below were used at some time */
     uint32_t free_worker; /* list through `next` */
-    struct map by_session, by_name;
+    struct map by_session, by_name, by_gpu;
     uint32_t next_auto_name;
 
     struct mu_worker_record worker_records[WORKER_RECORDS_MAX];
@@ -348,6 +349,11 @@ struct answer {
 void refuse(struct answer *answer, enum mu_status status, enum mu_reason reason, const char *fmt, ...) MU_PRINTF(4, 5);
 void format_into(char *out, size_t size, const char *fmt, ...) MU_PRINTF(3, 4);
 void copy_text(char *out, size_t size, const char *text);
+
+/* gpus.c: false after a rejection */
+bool accept_nccl(struct mu_coord *coord, const struct job *job, const struct mu_hello *hello, uint64_t session);
+bool accept_gpu(struct mu_coord *coord, struct worker *worker, const struct mu_hello *hello, uint64_t session);
+void give_back_gpu(struct mu_coord *coord, const struct worker *worker);
 
 /* members.c: attaching, signs of life, losses */
 struct job *job_of(struct mu_coord *coord, const struct worker *worker);

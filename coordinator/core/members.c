@@ -122,6 +122,7 @@ void free_worker(struct mu_coord *coord, struct worker *worker)
         map_remove(&coord->by_session, worker->session);
     if (map_get(&coord->by_name, name_key(worker->name)) == slot)
         map_remove(&coord->by_name, name_key(worker->name));
+    give_back_gpu(coord, worker);
     if (worker->previous != NONE)
         coord->workers[worker->previous].next = worker->next;
     else
@@ -386,25 +387,6 @@ static struct worker *identify(struct mu_coord *coord, struct job *job, uint64_t
     return worker;
 }
 
-/* Ranks with different versions of NCCL cannot exchange: who is there binds those that come. */
-static bool accept_nccl(struct mu_coord *coord, const struct job *job, const struct mu_hello *hello, uint64_t session)
-{
-    uint32_t own = hello->nccl_version;
-    for (uint32_t rank = 0; own && rank < job->world; rank++) {
-        const struct worker *member = member_at(coord, job, rank);
-        uint32_t other = member && !member->lost ? member->nccl_version : 0;
-        if (other == 0 || other == own || strcmp(member->name, hello->name) == 0)
-            continue;
-        reject(coord, session, MU_REJECT_IDENTITY,
-               "worker '%s' on %s has NCCL %u.%u.%u, but %s on %s has %u.%u.%u: install the same libnccl.so.2 on all "
-               "hosts",
-               hello->name, hello->host, own / 10000, own / 100 % 100, own % 100, member->name, member->host,
-               other / 10000, other / 100 % 100, other % 100);
-        return false;
-    }
-    return true;
-}
-
 static void locate(const struct mu_coord *coord, struct worker *worker)
 {
     struct mu_node_site site;
@@ -422,8 +404,9 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     if (!worker)
         return;
     bool was_known = worker->session != 0 || worker->rank != NONE, was_ready = worker->ready, was_lost = worker->lost;
-    if (hello->prepared_job && !was_ready &&
-        (!accept_identity(coord, job, hello, session) || !accept_nccl(coord, job, hello, session))) {
+    bool refused = !accept_gpu(coord, worker, hello, session);
+    if (refused || (hello->prepared_job && !was_ready &&
+                    (!accept_identity(coord, job, hello, session) || !accept_nccl(coord, job, hello, session)))) {
         if (worker->rank == NONE)
             free_worker(coord, worker);
         return;
