@@ -124,6 +124,9 @@ static int describe_job(struct mu_cli *cli, char *name)
         return code;
     printf("\n");
     print_spec(reply->job);
+    if (reply->job->origin)
+        printf("origin       checkpoint %" PRIu64 " of job %s, step %" PRIu64 "\n", reply->job->origin->checkpoint,
+               reply->job->origin->job, reply->job->origin->step);
     if (reply->job->spec)
         mu_cli_print_amendments(reply->job->spec);
     if (goodput->total_seconds > 0)

@@ -37,6 +37,11 @@ enum mu_mutant {
     MU_MUT_AMEND_IN_PASSING,  /* they take effect at a step that was passed */
     MU_MUT_FEED_OLD_TERMS,    /* a taker makes its updates by the record that was submitted */
     MU_MUT_FORGET_AMENDMENTS, /* a restarted coordinator knows the record that was submitted */
+    /* roll backs */
+    MU_MUT_COUNT_VOID_STATE,  /* what was computed before a roll back counts as held */
+    MU_MUT_KEEP_VOID_STATE,   /* a worker that is told of one keeps what it held */
+    MU_MUT_START_FROM_VOID,   /* later checkpoints stay as good as they were */
+    MU_MUT_KEEP_UNDONE_TERMS, /* amendments that took effect later stay */
     /* votes and commands */
     MU_MUT_VOTE_NEWEST,          /* the largest command number wins */
     MU_MUT_VOTE_BEFORE_GRADIENT, /* a rank votes before it holds the whole gradient */

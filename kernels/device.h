@@ -78,6 +78,9 @@ struct mu_device *mu_host_device(void);
  * MU_ERR_INVALID from a build without GPU support. */
 enum mu_status mu_device_open_cuda(uint32_t index, size_t workspace_bytes, struct mu_error *err,
                                    struct mu_device **ret_device) MU_WARN_UNUSED;
+/* How many GPUs this program could use, as far as the driver shows them; 0 without one, or without GPU support. Starts
+ * the driver in this process, threads and all. */
+uint32_t mu_device_count_cuda(void);
 /* All of its memory must have been given back. The host, and NULL, are fine. */
 void mu_device_close(struct mu_device *device);
 

@@ -85,6 +85,7 @@ static enum mu_status put_status(struct mu_wire_arena *arena, const struct mu_wo
     pb->command_received = status->command_received;
     pb->command_executed = status->command_executed;
     pb->checkpoint_taken = status->checkpoint_taken;
+    pb->era = status->era;
     pb->park_reason = (Muster__V1__ParkReason)status->park_reason;
     pb->peer_rank = status->peer_rank;
     pb->peer_failure = (Muster__V1__PeerFailure)status->peer_failure;
@@ -112,6 +113,7 @@ static enum mu_status put_hello(struct mu_wire_arena *arena, const struct mu_hel
     pb->threads = hello->threads;
     pb->memory_bytes = hello->memory_bytes;
     pb->nccl_version = hello->nccl_version;
+    pb->gpu = mu_wire_put_text(arena, hello->gpu, sizeof hello->gpu);
     pb->prepared_job = hello->prepared_job;
     pb->job_uid = mu_wire_put_id(arena, hello->job_uid);
     pb->numeric_identity = mu_wire_put_hash(arena, hello->numeric_identity);
@@ -386,6 +388,7 @@ static enum mu_status get_status(const Muster__V1__WorkerStatus *pb, struct mu_w
     out->command_received = pb->command_received;
     out->command_executed = pb->command_executed;
     out->checkpoint_taken = pb->checkpoint_taken;
+    out->era = pb->era;
     out->park_reason = (enum mu_park_reason)park_reason;
     out->peer_failure = (enum mu_peer_failure)peer_failure;
     out->bad_checkpoint = pb->bad_checkpoint;
@@ -422,6 +425,7 @@ static enum mu_status get_hello(const Muster__V1__Hello *pb, struct mu_hello *ou
         (status = mu_wire_get_hash(pb->data_hash, "Hello.data_hash", &out->data_hash, err)) ||
         (status = mu_wire_get_string(pb->files_address, MU_WIRE_TEXT, "Hello.files_address", out->files_address,
                                      sizeof out->files_address, err)) ||
+        (status = mu_wire_get_string(pb->gpu, MU_WIRE_TEXT, "Hello.gpu", out->gpu, sizeof out->gpu, err)) ||
         (status = mu_wire_get_bytes32(pb->files_secret, "Hello.files_secret", out->files_secret, err)))
         return status;
     if (mu_id_is_zero(out->incarnation))

@@ -674,6 +674,8 @@ static enum mu_status start_core(struct agent *agent, const struct mu_agent_conf
     uint64_t free_bytes;
     const char *device = config->device ? config->device->name : "cpu";
     snprintf(hello->backend, sizeof hello->backend, "%.*s", (int)strcspn(device, ":"), device);
+    if (config->device)
+        memcpy(hello->gpu, config->device->uuid, sizeof hello->gpu);
     hello->pid = (uint64_t)getpid();
     hello->threads = mu_engine_threads(agent->engine);
     mu_device_memory(config->device, &free_bytes, &hello->memory_bytes);

@@ -266,7 +266,7 @@ static void execute(struct mu_engine *engine, const struct engine_command *comma
         do_snapshot(engine, command);
         break;
     case ENGINE_FEED:
-        engine->job.spec.amendments = command->amendments;
+        engine_take_amendments(engine, &command->amendments);
         engine_take(engine, &command->feed);
         break;
     case ENGINE_FORGET:

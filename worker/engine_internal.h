@@ -333,6 +333,8 @@ void engine_enter_share(struct mu_engine *engine);
 bool engine_is_told_to_copy_held(const struct mu_engine *engine, const struct mu_assign *assign);
 /* What the owner is told of engine->held. */
 struct mu_held engine_reported(const struct mu_engine *engine);
+/* The record from here on. What was computed before the job was rolled back is dropped. */
+void engine_take_amendments(struct mu_engine *engine, const struct mu_amendments *amendments);
 
 /* ---- engine_step.c ---- */
 /* One whole step: gradients, exchange, vote, update. held.step has grown by one when the update was made: also when an

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/flight.h"
@@ -26,7 +27,7 @@ enum {
     MILLISECONDS_MAX = 3600 * 1000,
     READY_MAX_S = 3600,
     READY_DEFAULT_S = 30,
-    NAME_ROOM = 8, /* "-cpu255" */
+    NAME_ROOM = 9, /* "-cuda255" */
     GPU_DIGITS = 3,
 };
 
@@ -47,8 +48,10 @@ static const char help[] =
     "$MUSTER_JOIN_TOKEN; see\n"
     "                        muster token), and writes it to --tls-cert and --tls-key\n"
     "  --name NAME           this worker's name: a-z 0-9 . _ - (default: chosen by the coordinator)\n"
-    "  --device all          a supervisor with one worker for every device: here, for the processors of each memory "
-    "node\n"
+    "  --device all          a supervisor with one worker for every device: every GPU, called NAME-cuda0, ..., or "
+    "where "
+    "there\n"
+    "                        is none, for the processors of each memory node\n"
     "  --device cpu          a supervisor whose workers share the processors of the affinity mask: --slots N of them\n"
     "                        (default: 1). Workers are called NAME-cpu0, NAME-cpu1, ... (default NAME: the host's).\n"
     "                        Those that crash are started again, as often as the coordinator permits\n"
@@ -355,9 +358,25 @@ static bool check_choices(const struct choices *choices)
 
 /* ---- with --device ---- */
 
-static uint32_t count_slots(const struct choices *choices)
+/* In a process of its own: the supervisor must not have the driver's threads, and its workers start it afresh. */
+static uint32_t count_gpus(void)
+{
+    int code = 0;
+    pid_t pid = fork();
+    if (pid == 0) {
+        uint32_t count = mu_device_count_cuda();
+        _exit((int)(count < MU_SLOTS_MAX ? count : MU_SLOTS_MAX - 1));
+    }
+    return pid > 0 && waitpid(pid, &code, 0) == pid && WIFEXITED(code) ? (uint32_t)WEXITSTATUS(code) : 0;
+}
+
+static uint32_t count_slots(const struct choices *choices, bool *ret_gpus)
 {
     struct mu_cpu *cpus = NULL;
+    uint32_t gpus = strcmp(choices->device, "all") == 0 ? count_gpus() : 0;
+    *ret_gpus = gpus > 0;
+    if (gpus > 0)
+        return gpus;
     if (strcmp(choices->device, "cpu") == 0 || !(cpus = malloc(CPU_SETSIZE * sizeof *cpus)))
         return choices->slots ? choices->slots : 1;
     uint32_t nodes = mu_cpus_nodes(cpus, mu_cpus_read(cpus));
@@ -384,12 +403,12 @@ static int supervise(const struct choices *choices)
         .job = choices->agent.job,
         .host = choices->agent.host_id ? choices->agent.host_id : host,
         .name = name,
-        .slots = count_slots(choices),
         .words = choices->words,
         .give_up_ms = choices->agent.give_up_ms,
         .ready_fd = -1,
         .ready_ms = (choices->ready_s ? choices->ready_s : READY_DEFAULT_S) * 1000,
     };
+    config.slots = count_slots(choices, &config.gpus);
     if (choices->detach) {
         if (!log_path && mu_detach_default_log(name, log, sizeof log))
             log_path = log;

@@ -513,6 +513,8 @@ static void go(struct mu_coord *coord, struct job *job)
     tell_go(coord, job);
     tell_buddies(coord, job);
     release_drained(coord, job, true);
+    delete_void(coord, job);
+    return_borrowed(coord, job);
     settle(coord, job);
     checkpoint_policy(coord, job);
 }

@@ -186,6 +186,13 @@ static enum mu_status check_architecture(uint32_t index, struct mu_error *err)
     return unfit(err, index, "%s: %s", properties.name, cudaGetErrorString(error));
 }
 
+uint32_t mu_device_count_cuda(void)
+{
+    struct mu_error ignored;
+    int count = 0;
+    return check_driver(0, &ignored) == MU_OK && cudaGetDeviceCount(&count) == cudaSuccess ? (uint32_t)count : 0;
+}
+
 /* What tools and other processes call this GPU. */
 static enum mu_status name_it(struct mu_device *device, uint32_t index, struct mu_error *err)
 {

@@ -137,6 +137,29 @@ def test_a_gpu_that_fails_takes_only_its_worker_along():
         expect_equal(cluster)
 
 
+def test_a_gpu_is_one_workers():
+    with Cluster() as cluster:
+        first = start(cluster, 1, steps=100000)[0]
+        cluster.wait_until(lambda: cluster.job().steps_done >= 1, 30, "no step")
+        second = start_gpu_worker(cluster, "cuda:0", env={"CUDASIM_DEVICES": "16"})
+        cluster.wait_until(lambda: "is in use by the live worker" in log_of(second), 30, f"not refused:\n{log_of(second)}")
+        check("GPU-" in log_of(second) and cluster.job().world == 1, log_of(second))
+        first.kill()
+        cluster.wait_until(lambda: "attached as" in log_of(second), 60, "the GPU is free again, and not taken")
+
+
+def test_all_gpus_of_a_host():
+    """One supervisor, one worker for each GPU."""
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 2}))
+        supervisor = cluster.start_worker(program=SIM, name="host", flags=("--device", "all"), env={"CUDASIM_DEVICES": "2", "CUDASIM_DELAY_US": "100"})
+        expect_equal(cluster)
+        check(supervisor.wait() == 0, log_of(supervisor))
+        attached = {e.worker for e in cluster.events if e.kind == "worker_attached"}
+        check(attached == {"host-cuda0", "host-cuda1"}, f"attached: {attached}")
+
+
 class Driver:
     """What the stand-in for the driver's management library tells of the GPUs of workers."""
 
@@ -243,6 +266,6 @@ def test_what_cannot_compute_says_why_in_one_line():
 
 
 main([test_layouts_have_the_bits_of_the_cpu, test_a_killed_worker_is_survived, test_exchanges_between_gpus_go_over_nccl,
-      test_growth_and_a_hang_over_nccl, test_an_error_of_nccl_loses_nobody, test_versions_of_nccl_must_be_the_same, test_a_gpu_that_fails_takes_only_its_worker_along,
+      test_growth_and_a_hang_over_nccl, test_an_error_of_nccl_loses_nobody, test_versions_of_nccl_must_be_the_same, test_a_gpu_that_fails_takes_only_its_worker_along, test_a_gpu_is_one_workers, test_all_gpus_of_a_host,
       test_health_of_a_gpu_is_told_and_one_that_failed_is_left, test_a_driver_that_hangs_harms_nobody,
       test_checkpoints_pass_between_cpu_and_gpu, test_what_cannot_compute_says_why_in_one_line])

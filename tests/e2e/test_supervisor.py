@@ -294,7 +294,7 @@ def test_words_that_do_not_fit_together_are_refused():
     for words, fragment in [(["--device", "gpu"], "all, cpu"), (["--slots", "2"], "--slots needs --device"),
                             (["--device", "all", "--slots", "2"], "contradicts"), (["--detach"], "--detach needs --device"),
                             (["--device", "cpu", "--log", "x"], "--log needs --detach"), (["--device", "cpu", "--slots", "0"], "1 to 256"),
-                            (["--device", "cpu", "--name", "x" * 60], "at most 55")]:
+                            (["--device", "cpu", "--name", "x" * 60], "at most 54")]:
         done = subprocess.run([WORKER, "--job", "tiny", *words], capture_output=True, text=True, timeout=20 * SLOW)
         check(done.returncode == 2 and fragment in done.stderr, f"{words}: {done.returncode} {done.stderr}")
 

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan/amend.h"
+
 /* ---- the undisturbed run ---- */
 
 static uint64_t mix(uint64_t a, uint64_t b)
@@ -174,8 +176,9 @@ struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint6
     generation->before = mu_sim_alloc((sim->params.slots < 200 ? sim->params.slots : 1) * sizeof *generation->before);
     for (uint32_t slot = 0; slot < sim->params.slots && sim->params.slots < 200; slot++)
         if (!mu_sim_oracle_poisoned(sim, slot))
-            generation->before[slot] =
-                (struct mu_sim_ghost){.session = sim->workers[slot].session, .held = sim->workers[slot].engine.held};
+            generation->before[slot] = (struct mu_sim_ghost){.session = sim->workers[slot].session,
+                                                             .held = sim->workers[slot].engine.held,
+                                                             .era = mu_sim_oracle_era(sim, slot)};
     sim->stats.generations++;
     return generation;
 }
@@ -306,10 +309,21 @@ void mu_sim_oracle_tiles(struct mu_sim *sim, uint32_t slot, const struct mu_sim_
                        sim->workers[slot].engine.held.step, next, sim->params.leaves);
 }
 
+bool mu_sim_oracle_is_void(const struct mu_sim *sim, uint32_t era)
+{
+    return era != mu_amend_era(&sim->law.amendments);
+}
+
+uint32_t mu_sim_oracle_era(const struct mu_sim *sim, uint32_t slot)
+{
+    return mu_amend_era(&sim->workers[slot].engine.spec.amendments);
+}
+
 /* Of a generation that was given up: it goes on alone by the former record, and nobody will use what it makes. */
 static bool is_superseded(const struct mu_sim *sim, uint32_t slot, uint64_t step)
 {
-    return sim->workers[slot].engine.generation < sim->oracle->amended_generation && step > sim->oracle->amended_step;
+    bool before = sim->workers[slot].engine.generation < sim->oracle->amended_generation;
+    return (before && step > sim->oracle->amended_step) || mu_sim_oracle_is_void(sim, mu_sim_oracle_era(sim, slot));
 }
 
 /* What comes of values that are not finite is not, and nothing else is different. */
@@ -380,7 +394,7 @@ void mu_sim_oracle_decided(struct mu_sim *sim, uint32_t slot, const struct mu_st
                        " and %" PRIu64 ")",
                        slot, result->step, result->command, decision->result.command);
     }
-    if (result->step + 1 > sim->oracle->newest_step)
+    if (result->step + 1 > sim->oracle->newest_step && !mu_sim_oracle_is_void(sim, mu_sim_oracle_era(sim, slot)))
         sim->oracle->newest_step = result->step + 1;
 }
 
@@ -482,8 +496,8 @@ void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot)
     if (mu_sim_oracle_poisoned(sim, slot))
         return;
     oracle->ghosts = mu_sim_grow(oracle->ghosts, oracle->ghost_count, &oracle->ghost_capacity, sizeof *oracle->ghosts);
-    oracle->ghosts[oracle->ghost_count++] =
-        (struct mu_sim_ghost){sim->workers[slot].session, sim->now_us, sim->workers[slot].engine.held};
+    oracle->ghosts[oracle->ghost_count++] = (struct mu_sim_ghost){
+        sim->workers[slot].session, sim->now_us, sim->workers[slot].engine.held, mu_sim_oracle_era(sim, slot)};
 }
 
 bool mu_sim_oracle_attached(struct mu_sim *sim, uint32_t slot)
@@ -501,14 +515,16 @@ bool mu_sim_oracle_attached(struct mu_sim *sim, uint32_t slot)
 static void gather_possible(struct mu_sim *sim, uint32_t but, struct mu_sim_union *u)
 {
     for (uint32_t slot = 0; slot < sim->params.slots; slot++) {
-        if (slot != but && mu_sim_worker_alive(sim, slot) && !sim->workers[slot].exited &&
+        bool is_void = mu_sim_oracle_is_void(sim, mu_sim_oracle_era(sim, slot));
+        if (slot != but && mu_sim_worker_alive(sim, slot) && !sim->workers[slot].exited && !is_void &&
             !mu_sim_oracle_poisoned(sim, slot))
             mu_sim_union_add(u, &sim->workers[slot].engine.held);
     }
     for (uint32_t i = sim->oracle->ghost_count; i-- > 0;) {
         const struct mu_sim_ghost *ghost = &sim->oracle->ghosts[i];
         const struct mu_sim_session *session = mu_sim_session(sim, ghost->session);
-        if ((session && session->coord_open) || sim->now_us < ghost->died_us + 8 * MU_SIM_S)
+        bool counts = (session && session->coord_open) || sim->now_us < ghost->died_us + 8 * MU_SIM_S;
+        if (counts && !mu_sim_oracle_is_void(sim, ghost->era))
             mu_sim_union_add(u, &ghost->held);
     }
 }
@@ -524,7 +540,7 @@ void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held
     if (!engine->held.has_state || sim->params.slots >= 200 || mu_sim_oracle_job_over(sim) || engine->was_hung ||
         mu_sim_oracle_poisoned(sim, slot))
         return; /* what a hanging engine holds, nobody can have; it is not taken in again */
-    if (engine->generation < sim->oracle->newest_go)
+    if (engine->generation < sim->oracle->newest_go || mu_sim_oracle_is_void(sim, mu_sim_oracle_era(sim, slot)))
         return; /* a newer generation went on without it: its state is history */
     struct mu_sim_union certain = {0}, possible = {0};
     mu_sim_union_add(&certain, &engine->held);
@@ -532,7 +548,8 @@ void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held
     for (uint32_t other = 0; other < sim->params.slots; other++) {
         bool lives = mu_sim_worker_alive(sim, other) && !sim->nodes[MU_SIM_NODE_WORKER + other].stopped &&
                      !sim->workers[other].engine.was_hung;
-        if (other != slot && !mu_sim_oracle_poisoned(sim, other) &&
+        bool is_void = mu_sim_oracle_is_void(sim, mu_sim_oracle_era(sim, other));
+        if (other != slot && !is_void && !mu_sim_oracle_poisoned(sim, other) &&
             (by_itself ? lives : mu_sim_oracle_attached(sim, other)))
             mu_sim_union_add(&certain, &sim->workers[other].engine.held);
     }
@@ -556,9 +573,10 @@ void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held
 void mu_sim_oracle_makes_room(struct mu_sim *sim, uint32_t slot, uint64_t generation)
 {
     const struct mu_sim_engine *engine = &sim->workers[slot].engine;
+    bool is_void = mu_sim_oracle_is_void(sim, mu_sim_oracle_era(sim, slot));
     if (mu_sim_oracle_poisoned(sim, slot))
         return;
-    if (engine->generation >= generation || engine->held.step >= sim->oracle->newest_step)
+    if (engine->generation >= generation || (engine->held.step >= sim->oracle->newest_step && !is_void))
         mu_sim_violate(sim,
                        "worker %u of generation %" PRIu64 " drops step %" PRIu64 " for a feed by generation %" PRIu64
                        ", which has come to step %" PRIu64,

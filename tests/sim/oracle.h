@@ -21,6 +21,7 @@ struct mu_sim_decision {
 struct mu_sim_ghost {
     uint64_t session, died_us;
     struct mu_held held;
+    uint32_t era;
 };
 
 struct mu_sim_generation {
@@ -65,6 +66,7 @@ struct mu_sim_oracle {
     enum mu_job_state state;                   /* durable */
     uint64_t committed_turn;                   /* in which a checkpoint was committed for the first time; 0: none */
     uint64_t amended_generation, amended_step; /* the newest one that settled something, and from where on */
+    bool rolls_back;                           /* durable, and no generation has gone since */
     struct mu_sim_pace pace;
     uint64_t nan_steps, nan_since_us; /* in a row, because of what was loaded; when they became enough to tell */
     bool restore_lost; /* a committed checkpoint was damaged by a fault: going back further is legitimate */
@@ -73,6 +75,9 @@ struct mu_sim_oracle {
 struct mu_sim_generation *mu_sim_oracle_generation(struct mu_sim *sim, uint64_t number);
 struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint64_t number,
                                                        const struct mu_layout *layout, const uint8_t secret[32]);
+/* Computed before the job was rolled back: nobody may use it any more. */
+bool mu_sim_oracle_is_void(const struct mu_sim *sim, uint32_t era);
+uint32_t mu_sim_oracle_era(const struct mu_sim *sim, uint32_t slot); /* of what it holds */
 /* Has been attached for a while: the coordinator certainly knows what it holds. */
 bool mu_sim_oracle_attached(struct mu_sim *sim, uint32_t slot);
 bool mu_sim_oracle_values_right(struct mu_sim *sim, const struct mu_sim_values *values, uint64_t step);

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan/amend.h"
+
 #include "tests/sim/oracle.h"
 
 bool mu_sim_oracle_job_over(const struct mu_sim *sim)
@@ -18,24 +20,75 @@ static bool over(enum mu_job_state state)
 
 /* ---- jobs ---- */
 
-/* What is settled stays, and what is newly settled takes effect where nobody that counts has passed. */
+/* The job goes back: what took effect later goes with what is undone, checkpoints and all. */
+static void rolled_back(struct mu_sim *sim, const struct mu_amendment *back)
+{
+    struct mu_sim_oracle *oracle = sim->oracle;
+    struct mu_amendments *law = &sim->law.amendments;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < law->count; i++) {
+        if (law->list[i].at_step <= back->at_step)
+            law->list[count++] = law->list[i];
+    }
+    law->count = count;
+    for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
+        const struct mu_record *record = mu_sim_store_at(sim->store, i);
+        const struct mu_checkpoint_record *one = record->kind == MU_RECORD_CHECKPOINT ? record->checkpoint : NULL;
+        if (!one)
+            continue;
+        if (one->number > back->back.checkpoint && (one->state == MU_CKPT_COMMITTED || one->state == MU_CKPT_INTENT))
+            mu_sim_violate(sim, "checkpoint %" PRIu64 " is still good although the job went back to %" PRIu64,
+                           one->number, back->back.checkpoint);
+        if (one->number <= back->back.checkpoint && one->state == MU_CKPT_VOID)
+            mu_sim_violate(sim, "checkpoint %" PRIu64 " is void although the job went back only to %" PRIu64,
+                           one->number, back->back.checkpoint);
+        if (one->number == back->back.checkpoint && one->step != back->at_step)
+            mu_sim_violate(sim, "the job goes back to checkpoint %" PRIu64 ", which is not of step %" PRIu64,
+                           one->number, back->at_step);
+    }
+    oracle->newest_step = back->at_step;
+    oracle->known = oracle->known < back->at_step ? oracle->known : back->at_step;
+}
+
+/* The newest roll back that the law does not have yet. */
+static const struct mu_amendment *new_roll_back(const struct mu_sim *sim, const struct mu_amendments *all)
+{
+    uint32_t era = mu_amend_era(all), i = 0;
+    if (era == mu_amend_era(&sim->law.amendments))
+        return NULL;
+    while (i < all->count && all->list[i].version != era)
+        i++;
+    return i < all->count ? &all->list[i] : NULL;
+}
+
+/* What is settled stays, and what is newly settled takes effect where nobody that counts has passed. A roll back holds
+ * from its record on. */
 static void amendments_durable(struct mu_sim *sim, const struct mu_job_record *job)
 {
     struct mu_sim_oracle *oracle = sim->oracle;
     const struct mu_amendments *all = &job->spec.amendments;
+    const struct mu_amendment *back = new_roll_back(sim, all);
     struct mu_amendments settled = {.newest = all->newest};
     uint64_t first = UINT64_MAX;
     uint32_t kept = 0;
+    if (back)
+        rolled_back(sim, back);
+    oracle->rolls_back = mu_amend_rolls_back(&job->spec);
     for (uint32_t i = 0; i < all->count; i++) {
-        if (!all->list[i].settled)
+        struct mu_amendment one = all->list[i];
+        if (!one.settled && !(one.fields & MU_AMEND_ROLL_BACK))
             continue;
-        settled.list[settled.count++] = all->list[i];
+        one.settled = true;
+        settled.list[settled.count++] = one;
         bool old = false;
         for (uint32_t k = 0; k < sim->law.amendments.count; k++)
-            old = old || memcmp(&sim->law.amendments.list[k], &all->list[i], sizeof all->list[i]) == 0;
+            old = old || memcmp(&sim->law.amendments.list[k], &one, sizeof one) == 0;
         kept += old;
-        if (!old && all->list[i].at_step < first)
-            first = all->list[i].at_step;
+        if (back && one.at_step > back->at_step)
+            mu_sim_violate(sim, "amendment %u of step %" PRIu64 " stays although the job went back to step %" PRIu64,
+                           one.version, one.at_step, back->at_step);
+        if (!old && one.at_step < first)
+            first = one.at_step;
     }
     if (kept != sim->law.amendments.count)
         mu_sim_violate(sim, "an amendment that was settled is changed or forgotten");
@@ -43,6 +96,8 @@ static void amendments_durable(struct mu_sim *sim, const struct mu_job_record *j
         return;
     sim->law.amendments = settled;
     oracle->known = oracle->known < first ? oracle->known : first;
+    if (back)
+        return; /* what was computed before is of another era */
     oracle->amended_generation = job->generation;
     oracle->amended_step = first;
 }
@@ -163,7 +218,8 @@ static void check_start(struct mu_sim *sim, const struct mu_sim_generation *gene
     uint64_t newest = 0;
     for (uint32_t slot = 0; slot < sim->params.slots && sim->params.slots < 200; slot++) {
         const struct mu_sim_ghost *before = &generation->before[slot];
-        if (before->session && before->session == sim->workers[slot].session && mu_sim_oracle_attached(sim, slot))
+        if (before->session && before->session == sim->workers[slot].session && mu_sim_oracle_attached(sim, slot) &&
+            !mu_sim_oracle_is_void(sim, before->era))
             mu_sim_union_add(&u, &before->held);
     }
     if (mu_sim_union_newest(sim, &u, &newest) && newest > start_step)
@@ -350,6 +406,8 @@ static void checkpoint_durable(struct mu_sim *sim, const struct mu_checkpoint_re
             mu_sim_violate(sim, "checkpoint %" PRIu64 " comes back from state %d", record->number, (int)before->state);
         committed(sim, record);
     }
+    if (before && before->state == MU_CKPT_VOID && sim->oracle->rolls_back)
+        mu_sim_violate(sim, "checkpoint %" PRIu64 " is void and deleted before a generation has gone", record->number);
     if (record->state == MU_CKPT_INTENT && !before)
         mu_sim_pace_ordered(sim, record);
     if (was_committed && record->state == MU_CKPT_INTENT)

@@ -552,6 +552,27 @@ static void amended(struct mu_sim *sim, struct mu_sim_params *p)
     p->W(CUT_STREAM) = mu_sim_below(sim, 2) == 0;
 }
 
+/* ... and goes back to a checkpoint, while others commit, generations prepare, state is fed, everybody dies. */
+static void rollbacks(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    static void (*const kinds[])(struct mu_sim *, struct mu_sim_params *) = {ordinary, grid, sharded, reshard, growth};
+    kinds[mu_sim_below(sim, sizeof kinds / sizeof kinds[0])](sim, p);
+    p->amends = p->rolls_back = p->checkpoints = true;
+    p->repeats = mu_sim_below(sim, 2);
+    p->checkpoint_every = mu_sim_between(sim, 2, 8);
+    p->keep = (uint32_t)mu_sim_between(sim, 2, 6);
+    p->keep_every = 0;
+    p->restart_us = mu_sim_between(sim, 100, 2000) * MU_SIM_MS;
+    p->sync_crash_ppm = mu_sim_below(sim, 2) ? 0 : (uint32_t)mu_sim_below(sim, 50000);
+    p->W(CHECKPOINT) = 8;
+    p->W(KILL_WORKER) = 3;
+    p->W(KILL_ALL) = mu_sim_below(sim, 3) == 0;
+    p->W(KILL_COORD) = 3;
+    p->W(ADD_WORKER) = 4;
+    p->W(STOP_WORKER) = mu_sim_below(sim, 2) == 0;
+    p->W(CUT_STREAM) = mu_sim_below(sim, 2) == 0;
+}
+
 /* More workers than a mesh takes: the binomial tree. */
 static void wide(struct mu_sim *sim, struct mu_sim_params *p)
 {
@@ -694,6 +715,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"cancels", "the job is cancelled in the middle of trouble", 4, cancels},
     {"operators", "changes (checkpoints, drains, scaling) are asked for again and again, by their ids", 8, operators},
     {"amended", "the job is amended, over deaths, growth and coordinator crashes", 8, amended},
+    {"rollbacks", "the job is amended and rolled back, over deaths, growth and coordinator crashes", 6, rollbacks},
     {"quarantine", "workers crash too often and are kept out", 3, quarantine},
     {"everything", "all of it together", 12, everything},
     {"wide", "34 to 90 workers, tree exchange", 3, wide},

@@ -118,6 +118,7 @@ struct mu_sim_params {
     uint64_t steps, checkpoint_every, keep, keep_every, eval_every;
     bool every_auto; /* checkpoint.every: auto */
     bool amends;     /* the job is amended now and then */
+    bool rolls_back; /* ... or rolled back to a checkpoint */
     bool repeats;    /* requests have ids, and come again after their answer */
     bool checkpoints;
     uint64_t leaf_us, optimizer_us, io_us, load_us;

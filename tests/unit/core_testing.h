@@ -63,6 +63,8 @@ struct box {
     uint32_t feeds_given;
     uint32_t leaves;       /* of the job */
     uint64_t memory_bytes; /* of each worker added from now on; 0: it does not say */
+    uint32_t nccl_version; /* likewise */
+    const char *gpu;       /* likewise; NULL: none */
     struct mu_coord_config config;
     struct mu_coord *coord; /* NULL: not running */
     uint64_t life, now_us, next_session, next_id;
@@ -568,6 +570,8 @@ static void box_add_worker(struct box *box, uint32_t index)
     snprintf(config.hello.address, sizeof config.hello.address, "10.0.0.%u:4000", index);
     strcpy(config.hello.backend, "cpu");
     config.hello.memory_bytes = box->memory_bytes;
+    config.hello.nccl_version = box->nccl_version;
+    snprintf(config.hello.gpu, sizeof config.hello.gpu, "%s", box->gpu ? box->gpu : "");
     config.incarnation = box_id(box);
     *worker = (struct box_worker){.exit_code = -1, .incarnation = config.incarnation};
     worker->core = mu_worker_new(&config);

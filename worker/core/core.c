@@ -5,6 +5,7 @@
 
 #include "common/mutant.h"
 #include "common/rng.h"
+#include "plan/amend.h"
 #include "worker/core/judge.h"
 #include "worker/core/report.h"
 #include "worker/core/taking.h"
@@ -336,9 +337,11 @@ static void on_feed(struct mu_worker *worker, const struct mu_coord_message *mes
         take_amendments(&worker->spec, order->amendments, &err) != MU_OK)
         return;
     if (gives ? message->generation == worker->status.generation
-              : taking_begins(&worker->status, &worker->layout, message->generation, order))
+              : taking_begins(&worker->status, &worker->layout, message->generation, order)) {
+        holding_enters_era(&worker->status, mu_amend_era(&worker->spec.amendments));
         emit(sink, &(struct mu_worker_action){.kind = MU_WA_FEED,
                                               .feed = {.generation = message->generation, .order = order}});
+    }
 }
 
 static void on_fed(struct mu_worker *worker, const struct mu_worker_event *event, const struct mu_worker_sink *sink)
@@ -373,6 +376,7 @@ static void on_assign(struct mu_worker *worker, const struct mu_coord_message *m
         park_by_itself(worker, MU_PARK_PREPARE, err.text, sink);
         return;
     }
+    holding_enters_era(status, mu_amend_era(&worker->spec.amendments));
     emit(sink,
          &(struct mu_worker_action){.kind = MU_WA_PREPARE,
                                     .generation = {.generation = message->generation, .assign = &message->assign}});
