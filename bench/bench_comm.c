@@ -1,5 +1,5 @@
-/* bench_comm [--ranks N] [--tcp | --unix]: all-to-all between N processes of this machine through the socket data
- * plane.
+/* bench_comm [--ranks N] [--tcp | --tls | --unix]: all-to-all between N processes of this machine through the socket
+ * data plane.
  *
  * One all-to-all of S bytes per rank is what a reduce-scatter of a buffer of S bytes moves: every rank sends S / N
  * bytes to each of the others and receives as much. "GB/s" is what all ranks together receive. The rate of one memcpy
@@ -24,6 +24,9 @@ static const struct {
     uint32_t rounds;
 } runs[SIZES] = {{8, ROUNDS_MAX}, {1 << 20, 300}, {64 << 20, 12}};
 
+enum transport { OVER_UNIX, OVER_TCP, OVER_TLS, TRANSPORTS };
+static const char *const names[TRANSPORTS] = {"unix", "tcp", "tls"};
+
 struct shared {
     pthread_barrier_t barrier;
     char addresses[RANKS_MAX][MU_COMM_ADDRESS_SIZE];
@@ -41,7 +44,7 @@ static void must(enum mu_status status, const struct mu_error *err, const char *
 }
 
 static struct mu_comm_group *connect_rank(struct mu_comm *comm, const struct shared *shared, uint32_t rank,
-                                          uint32_t ranks)
+                                          uint32_t ranks, bool encrypted)
 {
     struct mu_comm_peer peers[RANKS_MAX];
     size_t count = 0;
@@ -56,6 +59,7 @@ static struct mu_comm_group *connect_rank(struct mu_comm *comm, const struct sha
                                           .incarnation = {.low = rank + 1},
                                           .peers = peers,
                                           .peer_count = count,
+                                          .encrypted = encrypted,
                                           .secret = "bench"};
     struct mu_comm_group *group = NULL;
     struct mu_error err = {0};
@@ -82,7 +86,7 @@ static void all_to_all(struct mu_comm_group *group, uint32_t rank, uint32_t rank
     must(mu_comm_wait_all(group, mu_clock_mono_us() + DEADLINE_US, &err), &err, "all-to-all");
 }
 
-static void run_rank(struct shared *shared, uint32_t rank, uint32_t ranks, bool tcp)
+static void run_rank(struct shared *shared, uint32_t rank, uint32_t ranks, enum transport transport)
 {
     struct mu_comm *comm = NULL;
     struct mu_error err = {0};
@@ -93,12 +97,12 @@ static void run_rank(struct shared *shared, uint32_t rank, uint32_t ranks, bool 
         _exit(1);
     memset(from, (int)rank, largest);
     memset(to, 0xff, largest);
-    snprintf(host_id, sizeof host_id, "bench-%u", tcp ? rank : 0);
+    snprintf(host_id, sizeof host_id, "bench-%u", transport == OVER_UNIX ? 0 : rank);
     must(mu_comm_new(&(struct mu_comm_config){.host_id = host_id}, &comm, &err), &err, "listen");
     snprintf(shared->addresses[rank], MU_COMM_ADDRESS_SIZE, "%s", mu_comm_address(comm));
     pthread_barrier_wait(&shared->barrier);
     uint64_t begin_us = mu_clock_mono_us();
-    struct mu_comm_group *group = connect_rank(comm, shared, rank, ranks);
+    struct mu_comm_group *group = connect_rank(comm, shared, rank, ranks, transport == OVER_TLS);
     if (rank == 0)
         shared->connect_us = mu_clock_mono_us() - begin_us;
     uint64_t exchange = 1;
@@ -147,7 +151,7 @@ static int by_value(const void *a, const void *b)
     return left < right ? -1 : left > right;
 }
 
-static int measure(uint32_t ranks, bool tcp, double copy_rate)
+static int measure(uint32_t ranks, enum transport transport, double copy_rate)
 {
     struct shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED)
@@ -161,7 +165,7 @@ static int measure(uint32_t ranks, bool tcp, double copy_rate)
     for (uint32_t i = 0; i < ranks; i++) {
         children[i] = fork();
         if (children[i] == 0) {
-            run_rank(shared, i, ranks, tcp);
+            run_rank(shared, i, ranks, transport);
             _exit(0);
         }
     }
@@ -171,7 +175,7 @@ static int measure(uint32_t ranks, bool tcp, double copy_rate)
         failed |= status;
     }
     if (!failed) {
-        printf("%-5s %u ranks: connected in %llu us\n", tcp ? "tcp" : "unix", ranks,
+        printf("%-5s %u ranks: connected in %llu us\n", names[transport], ranks,
                (unsigned long long)shared->connect_us);
         for (size_t run = 0; run < SIZES; run++) {
             size_t part = runs[run].size == 8 ? 8 : runs[run].size / ranks;
@@ -190,26 +194,27 @@ static int measure(uint32_t ranks, bool tcp, double copy_rate)
 int main(int argc, char **argv)
 {
     uint32_t ranks = 4;
-    bool over_tcp = true, over_unix = true;
+    enum transport only = TRANSPORTS; /* all of them */
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--ranks") == 0 && i + 1 < argc)
             ranks = (uint32_t)strtoul(argv[++i], NULL, 10);
-        else if (strcmp(argv[i], "--tcp") == 0)
-            over_unix = false;
         else if (strcmp(argv[i], "--unix") == 0)
-            over_tcp = false;
+            only = OVER_UNIX;
+        else if (strcmp(argv[i], "--tcp") == 0)
+            only = OVER_TCP;
+        else if (strcmp(argv[i], "--tls") == 0)
+            only = OVER_TLS;
         else
             ranks = 0;
     }
     if (ranks < 2 || ranks > RANKS_MAX) {
-        fprintf(stderr, "usage: bench_comm [--ranks 2..%d] [--tcp | --unix]\n", (int)RANKS_MAX);
+        fprintf(stderr, "usage: bench_comm [--ranks 2..%d] [--tcp | --tls | --unix]\n", (int)RANKS_MAX);
         return 2;
     }
     double copy_rate = memcpy_rate();
     int failed = 0;
-    if (over_unix)
-        failed |= measure(ranks, false, copy_rate);
-    if (over_tcp)
-        failed |= measure(ranks, true, copy_rate);
+    for (enum transport transport = OVER_UNIX; transport < TRANSPORTS; transport++)
+        if (only == TRANSPORTS || only == transport)
+            failed |= measure(ranks, transport, copy_rate);
     return failed;
 }

@@ -235,6 +235,48 @@ static int add_jobs(struct bundle *bundle)
     return code == MU_EXIT_NOT_FOUND ? MU_EXIT_OK : code;
 }
 
+/* Metrics and log of the coordinator, under the same conditions. */
+static int add_coordinator(struct bundle *bundle)
+{
+    Muster__V1__ReadCoordinatorRequest request = MUSTER__V1__READ_COORDINATOR_REQUEST__INIT;
+    const Muster__V1__ReadCoordinatorResponse *reply;
+    request.log_lines = LINES;
+    int code = mu_cli_call_or_exit(bundle->cli, "DiagnosticService/ReadCoordinator", &request,
+                                   &muster__v1__read_coordinator_response__descriptor, &reply);
+    if (code != MU_EXIT_OK) {
+        fprintf(stderr, "muster: the bundle has no metrics.txt and no musterd.log\n");
+        return MU_EXIT_OK;
+    }
+    if ((code = begin(bundle)) != MU_EXIT_OK)
+        return code;
+    fwrite(reply->metrics.data, 1, reply->metrics.len, bundle->text);
+    if ((code = end(bundle, "metrics.txt", MU_EXIT_OK)) != MU_EXIT_OK || (code = begin(bundle)) != MU_EXIT_OK)
+        return code;
+    for (size_t i = 0; i < reply->n_log; i++)
+        fprintf(bundle->text, "%s\n", reply->log[i]->text);
+    return end(bundle, "musterd.log", MU_EXIT_OK);
+}
+
+static int add_hangs(struct bundle *bundle)
+{
+    const Muster__V1__ListHangReportsRequest request = MUSTER__V1__LIST_HANG_REPORTS_REQUEST__INIT;
+    const Muster__V1__ListHangReportsResponse *list = NULL;
+    int code = mu_cli_call_or_exit(bundle->cli, "DiagnosticService/ListHangReports", &request,
+                                   &muster__v1__list_hang_reports_response__descriptor, &list);
+    if (code != MU_EXIT_OK || (code = begin(bundle)) != MU_EXIT_OK)
+        return code;
+    for (size_t i = 0; i < list->n_reports && code == MU_EXIT_OK; i++) {
+        Muster__V1__GetHangReportRequest which = MUSTER__V1__GET_HANG_REPORT_REQUEST__INIT;
+        const Muster__V1__GetHangReportResponse *reply = NULL;
+        which.number = list->reports[i]->number;
+        code = mu_cli_call_or_exit(bundle->cli, "DiagnosticService/GetHangReport", &which,
+                                   &muster__v1__get_hang_report_response__descriptor, &reply);
+        if (code == MU_EXIT_OK)
+            write_json(bundle, &reply->report->base);
+    }
+    return end(bundle, "hangs.jsonl", code);
+}
+
 static void write_event(void *ctx, const Muster__V1__Event *event)
 {
     write_json(ctx, &event->base);
@@ -292,6 +334,10 @@ int mu_cmd_debug(struct mu_cli *cli, int argc, char **argv)
         code = add_jobs(&bundle);
     if (code == MU_EXIT_OK)
         code = add_events(&bundle);
+    if (code == MU_EXIT_OK)
+        code = add_hangs(&bundle);
+    if (code == MU_EXIT_OK)
+        code = add_coordinator(&bundle);
     if (code == MU_EXIT_OK)
         code = add_version(&bundle);
     if (code == MU_EXIT_OK)

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "common/clock.h"
 
@@ -260,4 +261,16 @@ bool mu_cli_duration(const char *command, const char *option, const char *text, 
     mu_cli_usage(command, "%s '%s' is not allowed: a number with d, h, m or s, up to %ud", option, text,
                  most_s / units[0].seconds);
     return false;
+}
+
+void mu_cli_whoami(char *out, size_t size)
+{
+    char host[64] = "?";
+    const char *user = getenv("USER");
+    if (gethostname(host, sizeof host - 1) != 0)
+        strcpy(host, "?");
+    if (user && user[0])
+        snprintf(out, size, "%s@%s", user, host);
+    else
+        snprintf(out, size, "uid%u@%s", (unsigned)getuid(), host);
 }

@@ -68,6 +68,9 @@ bool mu_cli_number(const char *command, const char *option, const char *text, ui
 /* "90d", "12h", "30m", "5s" */
 bool mu_cli_duration(const char *command, const char *option, const char *text, uint32_t most_s, uint32_t *ret_seconds);
 
+/* Who sits here; a certificate's identity takes its place where there are certificates. */
+void mu_cli_whoami(char *out, size_t size);
+
 /* show.c */
 void mu_cli_print_json(const ProtobufCMessage *message, bool one_line);
 /* Columns separated by two spaces, as wide as their widest cell. cells[row * columns + column]; row 0 is the heading.

@@ -275,7 +275,11 @@ int mu_cmd_checkpoints(struct mu_cli *cli, int argc, char **argv)
             mu_cli_age(ckpt->committed_wall_us, age);
             mu_cli_table_add(table, "%" PRIu64, ckpt->number);
             mu_cli_table_add(table, "%" PRIu64, ckpt->step);
-            mu_cli_table_add(table, "%s", mu_cli_enum(&muster__v1__checkpoint_state__descriptor, (int)ckpt->state));
+            mu_cli_table_add(table, "%s%s%s", mu_cli_enum(&muster__v1__checkpoint_state__descriptor, (int)ckpt->state),
+                             ckpt->borrowed_from[0] ? ", of job "
+                             : ckpt->borrowers      ? ", borrowed"
+                                                    : "",
+                             ckpt->borrowed_from);
             mu_cli_table_add(table, "%s", ckpt->verified ? "yes" : "-");
             mu_cli_table_add(table, "%s", size);
             mu_cli_table_add(table, "%s", age);
@@ -426,13 +430,18 @@ int mu_cmd_timings(struct mu_cli *cli, int argc, char **argv)
 
 int mu_cmd_drain(struct mu_cli *cli, int argc, char **argv)
 {
-    const char *reason = NULL;
-    const struct mu_cli_option options[] = {{"--reason", &reason, NULL}};
-    if (mu_cli_parse("drain", argc, argv, options, COUNT(options), 1, 1) < 0)
+    const char *reason = NULL, *revision = NULL;
+    const struct mu_cli_option options[] = {{"--reason", &reason, NULL}, {"--expected-revision", &revision, NULL}};
+    Muster__V1__DrainWorkerRequest request = MUSTER__V1__DRAIN_WORKER_REQUEST__INIT;
+    if (mu_cli_parse("drain", argc, argv, options, COUNT(options), 1, 1) < 0 ||
+        (revision &&
+         !mu_cli_number("drain", "--expected-revision", revision, 0, INT64_MAX, &request.expected_revision)))
         return MU_EXIT_USAGE;
     if (!reason || !reason[0])
         return mu_cli_usage("drain", "--reason TEXT is required: whoever finds the worker drained wants to know why");
-    Muster__V1__DrainWorkerRequest request = MUSTER__V1__DRAIN_WORKER_REQUEST__INIT;
+    if (revision)
+        request.optional_expected_revision_case =
+            MUSTER__V1__DRAIN_WORKER_REQUEST__OPTIONAL_EXPECTED_REVISION_EXPECTED_REVISION;
     request.worker = argv[0];
     request.reason = (char *)(uintptr_t)reason;
     const Muster__V1__DrainWorkerResponse *reply;
@@ -448,9 +457,16 @@ int mu_cmd_drain(struct mu_cli *cli, int argc, char **argv)
 
 int mu_cmd_undrain(struct mu_cli *cli, int argc, char **argv)
 {
-    if (mu_cli_parse("undrain", argc, argv, NULL, 0, 1, 1) < 0)
-        return MU_EXIT_USAGE;
+    const char *revision = NULL;
+    const struct mu_cli_option options[] = {{"--expected-revision", &revision, NULL}};
     Muster__V1__UndrainWorkerRequest request = MUSTER__V1__UNDRAIN_WORKER_REQUEST__INIT;
+    if (mu_cli_parse("undrain", argc, argv, options, COUNT(options), 1, 1) < 0 ||
+        (revision &&
+         !mu_cli_number("undrain", "--expected-revision", revision, 0, INT64_MAX, &request.expected_revision)))
+        return MU_EXIT_USAGE;
+    if (revision)
+        request.optional_expected_revision_case =
+            MUSTER__V1__UNDRAIN_WORKER_REQUEST__OPTIONAL_EXPECTED_REVISION_EXPECTED_REVISION;
     request.worker = argv[0];
     const Muster__V1__UndrainWorkerResponse *reply;
     int code = mu_cli_change_or_exit(cli, "UndrainWorker", &request.base, &request.request_id,

@@ -124,6 +124,9 @@ static int describe_job(struct mu_cli *cli, char *name)
         return code;
     printf("\n");
     print_spec(reply->job);
+    if (reply->job->origin)
+        printf("origin       checkpoint %" PRIu64 " of job %s, step %" PRIu64 "\n", reply->job->origin->checkpoint,
+               reply->job->origin->job, reply->job->origin->step);
     if (reply->job->spec)
         mu_cli_print_amendments(reply->job->spec);
     if (goodput->total_seconds > 0)
@@ -210,6 +213,41 @@ static void print_links(const Muster__V1__VitalSigns *signs)
     }
 }
 
+/* "3 of this, " for a count that is not 0. */
+static void print_count(const char *what, uint64_t count)
+{
+    if (count)
+        printf(", %" PRIu64 " %s", count, what);
+}
+
+static void print_gpu(const Muster__V1__GpuSigns *gpu)
+{
+    char a[16], b[16], why[128];
+    if (gpu->watch != MUSTER__V1__GPU_WATCH__GPU_WATCH_WATCHED) {
+        printf("%-14s%s\n", "GPU", gpu->text[0] ? gpu->text : "its driver has not told anything yet");
+        return;
+    }
+    mu_gpu_throttle_text(gpu->throttle_reasons, why, sizeof why);
+    printf("%-14sbusy %" PRIu64 " %%, memory %s of %s, %.0f of %.0f W, %" PRIu64 " C, memory %" PRIu64 " C, %" PRIu64
+           " MHz, slowed down by: %s; driver %s\n",
+           "GPU", gpu->utilisation_percent, bytes_of((double)gpu->memory_used_bytes, a),
+           bytes_of((double)gpu->memory_total_bytes, b), (double)gpu->power_milliwatts * 1e-3,
+           (double)gpu->power_limit_milliwatts * 1e-3, gpu->temperature_celsius, gpu->memory_temperature_celsius,
+           gpu->sm_clock_megahertz, why, gpu->driver);
+    printf("%-14sPCIe in %s/s, out %s/s", "", bytes_of((double)gpu->pcie_received_kibibytes_per_second * 1024, a),
+           bytes_of((double)gpu->pcie_sent_kibibytes_per_second * 1024, b));
+    print_count("PCIe replays", gpu->pcie_replays);
+    print_count("NVLink errors", gpu->nvlink_crc_errors + gpu->nvlink_replays + gpu->nvlink_recoveries);
+    print_count("memory errors corrected", gpu->ecc_corrected);
+    print_count("memory errors not corrected", gpu->ecc_uncorrected);
+    print_count("memory rows remapped", gpu->rows_remapped_correctable + gpu->rows_remapped_uncorrectable);
+    print_count("memory rows to be remapped at the next reset", gpu->row_remap_pending);
+    print_count("errors reported by the driver (Xid)", gpu->xid_count);
+    if (gpu->last_xid)
+        printf(", the last one %u", gpu->last_xid);
+    printf("%s%s\n", gpu->text[0] ? "; " : "", gpu->text);
+}
+
 static void print_vitals(const Muster__V1__VitalSigns *signs)
 {
     char a[16], b[16], c[16];
@@ -234,6 +272,8 @@ static void print_vitals(const Muster__V1__VitalSigns *signs)
     printf("%-14sin %s/s, out %s/s, idle in waits %s of the time\n", "exchanges",
            bytes_of(signs->plane_received_bytes_per_second, a), bytes_of(signs->plane_sent_bytes_per_second, b),
            share_of(signs->plane_wait_ratio, c));
+    if (signs->gpu)
+        print_gpu(signs->gpu);
     print_links(signs);
 }
 

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "cli/recall.h"
-#include "common/verdict.h"
+#include "proto/standing.h"
 
 enum { WAIT_MS = 3000, CULPRITS_SHOWN = 8, STUCK_US = 1000000 };
 
@@ -17,25 +17,6 @@ struct diagnosis {
 };
 
 /* ---- from answers to standings ---- */
-
-static struct mu_standing standing_of(const Muster__V1__ReadRecallResponse *answer)
-{
-    struct mu_standing standing = {.rank = answer->rank, .has_answered = answer->is_complete};
-    struct mu_flight_record *records = malloc((answer->n_records + 1) * sizeof *records);
-    for (size_t i = 0; records && i < answer->n_records; i++) {
-        const Muster__V1__FlightRecord *from = answer->records[i];
-        records[i] = (struct mu_flight_record){.at_us = from->at_us,
-                                               .number = from->number,
-                                               .bytes = from->bytes,
-                                               .peer = from->peer,
-                                               .kind = (uint16_t)from->kind,
-                                               .is_end = from->is_end};
-    }
-    if (records)
-        mu_standing_of(records, answer->n_records, &standing);
-    free(records);
-    return standing;
-}
 
 static int by_rank(const void *a, const void *b)
 {
@@ -53,7 +34,7 @@ static bool fill(struct diagnosis *diagnosis, const Muster__V1__ReadRecallRespon
             answers[diagnosis->count++] = answers[i];
     qsort(answers, diagnosis->count, sizeof *answers, by_rank);
     for (size_t i = 0; diagnosis->standings && i < diagnosis->count; i++) {
-        diagnosis->standings[i] = standing_of(answers[i]);
+        diagnosis->standings[i] = mu_standing_of_answer(answers[i], UINT64_MAX);
         diagnosis->now_us = answers[i]->asked_us > diagnosis->now_us ? answers[i]->asked_us : diagnosis->now_us;
     }
     return diagnosis->standings != NULL;
@@ -69,18 +50,9 @@ static double quiet_s(const struct diagnosis *diagnosis, size_t i)
 
 static Muster__V1__Standing shown(const struct diagnosis *diagnosis, size_t at)
 {
-    const struct mu_standing *standing = &diagnosis->standings[at];
-    Muster__V1__Standing pb = MUSTER__V1__STANDING__INIT;
-    pb.rank = standing->rank;
+    Muster__V1__Standing pb = mu_standing_shown(&diagnosis->standings[at]);
     pb.worker = diagnosis->answers[at]->worker;
-    pb.has_answered = standing->has_answered;
-    pb.doing = (Muster__V1__FlightKind)standing->doing;
-    pb.number = standing->number;
-    pb.has_step = standing->has_answered && standing->step != UINT64_MAX;
-    pb.step = standing->step;
     pb.quiet_us = (uint64_t)(quiet_s(diagnosis, at) * 1e6);
-    pb.n_waits_for = standing->is_waiting ? standing->peer_count : 0;
-    pb.waits_for = (uint32_t *)(uintptr_t)standing->peers;
     return pb;
 }
 

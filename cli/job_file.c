@@ -67,6 +67,7 @@ static const cyaml_schema_field_t job_schema[] = {TEXT(job_text, job),
                                                   GROUP(eval, eval_schema),
                                                   GROUP(init, init_schema),
                                                   TEXT(job_text, numerics),
+                                                  TEXT(job_text, data_tls),
                                                   TEXT(job_text, seed),
                                                   CYAML_FIELD_END};
 static const cyaml_schema_value_t top_schema = {CYAML_VALUE_MAPPING(CYAML_FLAG_POINTER, struct job_text, job_schema)};

@@ -129,10 +129,11 @@ static enum mu_status read_optimizer(struct mu_yaml_reader *r, const struct opti
     return MU_OK;
 }
 
+static const struct mu_yaml_choice switches[] = {{"true", 1}, {"false", 0}, {NULL, 0}};
+
 static enum mu_status read_parallel(struct mu_yaml_reader *r, const struct parallel_text *t,
                                     struct mu_job_spec *ret_spec)
 {
-    static const struct mu_yaml_choice switches[] = {{"true", 1}, {"false", 0}, {NULL, 0}};
     static const struct mu_yaml_choice recomputes[] = {
         {"none", MU_RECOMPUTE_NONE}, {"selective", MU_RECOMPUTE_SELECTIVE}, {"full", MU_RECOMPUTE_FULL}, {NULL, 0}};
     static const struct mu_yaml_choice redundancies[] = {
@@ -217,7 +218,7 @@ enum mu_status job_file_read_fields(struct mu_yaml_reader *r, const struct job_t
 {
     static const struct mu_yaml_choice numerics_choices[] = {
         {"exact", MU_NUMERICS_EXACT}, {"fast", MU_NUMERICS_FAST}, {NULL, 0}};
-    int numerics = MU_NUMERICS_EXACT;
+    int numerics = MU_NUMERICS_EXACT, data_tls = 0;
     enum mu_status status = MU_OK;
     mu_job_spec_init(ret_spec);
     if ((status = read_name(r, t->job, ret_spec->name)) || (status = read_model(r, t->model, &ret_spec->model)) ||
@@ -230,8 +231,10 @@ enum mu_status job_file_read_fields(struct mu_yaml_reader *r, const struct job_t
         (status = read_policy(r, t, ret_spec)) || (status = read_eval(r, t->eval, ret_spec)) ||
         (status = read_init(r, t->init, ret_spec)) ||
         (status = mu_yaml_read_choice(r, "numerics", t->numerics, numerics_choices, "exact or fast", &numerics)) ||
+        (status = mu_yaml_read_choice(r, "data_tls", t->data_tls, switches, "true or false", &data_tls)) ||
         (status = mu_yaml_read_u64(r, "seed", t->seed, &ret_spec->seed)))
         return status;
+    ret_spec->data_tls = data_tls != 0;
     ret_spec->numerics = (enum mu_numerics)numerics;
     mu_model_config_resolve(&ret_spec->model);
     return MU_OK;

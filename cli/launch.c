@@ -28,7 +28,7 @@ enum {
     TAIL_SIZE = 2048,
     COMMAND_SIZE = 16384,
     SSH_WORDS_MAX = 32,
-    NAME_ROOM = 8,         /* the supervisor puts "-cpu255" behind it */
+    NAME_ROOM = 9,         /* the supervisor puts "-cuda255" behind it */
     EXIT_NO_PROGRAM = 127, /* a shell's */
     EXIT_NO_PERMISSION = 126,
     EXIT_SSH = 255, /* ssh itself failed */

@@ -30,18 +30,20 @@ static const struct command commands[] = {
     {"checkpoint", mu_cmd_checkpoint, "JOB [--expected-revision N] | verify DIR...",
      "order a checkpoint now; or check one, from its files alone"},
     {"checkpoints", mu_cmd_checkpoints, "JOB", "checkpoints of a job"},
-    {"drain", mu_cmd_drain, "WORKER --reason TEXT", "a worker leaves at the next boundary, for good"},
-    {"undrain", mu_cmd_undrain, "WORKER", "lift a drain or a quarantine"},
+    {"drain", mu_cmd_drain, "WORKER --reason TEXT [--expected-revision N]",
+     "a worker leaves at the next boundary, for good"},
+    {"undrain", mu_cmd_undrain, "WORKER [--expected-revision N]", "lift a drain or a quarantine"},
     {"node", mu_cmd_node,
      "ls | describe NODE | cordon NODE --reason TEXT | drain NODE --reason TEXT [--deadline 30m] | uncordon|resume "
-     "NODE",
+     "NODE [--expected-revision N]",
      "hosts: their states; keep new ranks away from one, empty it, take it back"},
     {"scale", mu_cmd_scale, "JOB [--min N] [--max N] [--spares N] [--expected-revision N]",
      "how many workers a job takes, from now on"},
     {"job", mu_cmd_job,
-     "amend JOB [--lr X] [--min-lr X] [--warmup N] [--steps N] [--every N|auto] [--keep N] [--keep-every N] [--skip "
-     "FIRST:COUNT] [--at-step N] [--expected-revision N]",
-     "change a job that runs, from a step on"},
+     "amend JOB [--roll-back K] [CHANGE..] [--expected-revision N] | branch JOB --checkpoint K NEWNAME [--path DIR] "
+     "[CHANGE..] [--expected-revision N]; CHANGE: --lr X, --min-lr X, --warmup N, --steps N, --every N|auto, --keep N, "
+     "--keep-every N, --skip FIRST:COUNT, --at-step N",
+     "change a job that runs, from a step on or back from a checkpoint; begin a new job with one of its checkpoints"},
     {"cancel", mu_cmd_cancel, "JOB [--reason TEXT] [--expected-revision N]", "end a job"},
     {"snapshot", mu_cmd_snapshot, "save FILE | restore FILE --data-dir DIR [--epoch N]",
      "the coordinator's records: to a file, or (with the coordinator stopped) from one"},

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "common/clock.h"
 
@@ -32,35 +31,27 @@ static bool parse_duration(const char *text, uint32_t *ret_s)
     return false;
 }
 
-/* Who sits here; a certificate's identity takes its place where there are certificates. */
-static void whoami(char *out, size_t size)
-{
-    char host[64] = "?";
-    const char *user = getenv("USER");
-    if (gethostname(host, sizeof host - 1) != 0)
-        strcpy(host, "?");
-    if (user && user[0])
-        snprintf(out, size, "%s@%s", user, host);
-    else
-        snprintf(out, size, "uid%u@%s", (unsigned)getuid(), host);
-}
-
 static int order(struct mu_cli *cli, const char *verb, Muster__V1__NodeOrder order, int argc, char **argv)
 {
-    const char *reason = "", *deadline = NULL;
+    const char *reason = "", *deadline = NULL, *revision = NULL;
     char by[192];
     bool wants_reason = order != MUSTER__V1__NODE_ORDER__NODE_ORDER_RESUME;
     bool is_drain = order == MUSTER__V1__NODE_ORDER__NODE_ORDER_DRAIN;
-    const struct mu_cli_option options[] = {{"--reason", &reason, NULL}, {"--deadline", &deadline, NULL}};
+    const struct mu_cli_option options[] = {
+        {"--expected-revision", &revision, NULL}, {"--reason", &reason, NULL}, {"--deadline", &deadline, NULL}};
     Muster__V1__OrderNodeRequest request = MUSTER__V1__ORDER_NODE_REQUEST__INIT;
-    if (mu_cli_parse(verb, argc, argv, options, wants_reason + is_drain, 1, 1) < 0)
+    if (mu_cli_parse(verb, argc, argv, options, 1 + wants_reason + is_drain, 1, 1) < 0 ||
+        (revision && !mu_cli_number(verb, "--expected-revision", revision, 0, INT64_MAX, &request.expected_revision)))
         return MU_EXIT_USAGE;
     if (wants_reason && !reason[0])
         return mu_cli_usage(verb, "--reason TEXT is required: whoever finds the node so wants to know why");
     if (deadline && !parse_duration(deadline, &request.deadline_s))
         return mu_cli_usage(verb, "--deadline '%s' is not allowed: seconds, or as in 30m, 2h, 1d; at most 30d",
                             deadline);
-    whoami(by, sizeof by);
+    mu_cli_whoami(by, sizeof by);
+    if (revision)
+        request.optional_expected_revision_case =
+            MUSTER__V1__ORDER_NODE_REQUEST__OPTIONAL_EXPECTED_REVISION_EXPECTED_REVISION;
     request.node = argv[0];
     request.order = order;
     request.reason = (char *)(uintptr_t)reason;
@@ -166,7 +157,7 @@ static void print_node(const Muster__V1__Node *node)
         printf("reason       %s\n", node->reason);
     if (node->since_wall_us) {
         mu_clock_format(node->since_wall_us, when);
-        printf("ordered      %s by %s\n", when, node->by);
+        printf("ordered      %s by %s (revision %" PRIu64 ")\n", when, node->by, node->revision);
     }
     if (node->deadline_wall_us) {
         mu_clock_format(node->deadline_wall_us, when);

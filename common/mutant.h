@@ -37,6 +37,11 @@ enum mu_mutant {
     MU_MUT_AMEND_IN_PASSING,  /* they take effect at a step that was passed */
     MU_MUT_FEED_OLD_TERMS,    /* a taker makes its updates by the record that was submitted */
     MU_MUT_FORGET_AMENDMENTS, /* a restarted coordinator knows the record that was submitted */
+    /* roll backs */
+    MU_MUT_COUNT_VOID_STATE,  /* what was computed before a roll back counts as held */
+    MU_MUT_KEEP_VOID_STATE,   /* a worker that is told of one keeps what it held */
+    MU_MUT_START_FROM_VOID,   /* later checkpoints stay as good as they were */
+    MU_MUT_KEEP_UNDONE_TERMS, /* amendments that took effect later stay */
     /* votes and commands */
     MU_MUT_VOTE_NEWEST,          /* the largest command number wins */
     MU_MUT_VOTE_BEFORE_GRADIENT, /* a rank votes before it holds the whole gradient */
@@ -50,6 +55,14 @@ enum mu_mutant {
     MU_MUT_RETENTION_DELETES_NEWEST, /* the newest checkpoint goes first */
     MU_MUT_RELEASE_EARLY,       /* workers are released when they finish, not when the last checkpoint is committed */
     MU_MUT_RELEASE_LAST_HOLDER, /* who wants to leave may go although nobody else has its state */
+    /* states that are not finite */
+    MU_MUT_BELIEVE_CONDEMNED, /* what members hold counts although their checkpoint was found bad */
+    MU_MUT_FORGET_CONDEMNED,  /* likewise after a restart of the coordinator */
+    MU_MUT_END_SUSPECT,       /* the job finishes with weights whose last steps were not finite */
+    MU_MUT_RETAIN_SUSPECT,    /* checkpoints of a state in doubt push older ones out */
+    /* checkpoint.every: auto */
+    MU_MUT_INTERVAL_IGNORES_COST, /* a checkpoint at every step, whatever one takes */
+    MU_MUT_INTERVAL_ONCE,         /* chosen after a commit only, whoever is lost in between */
     /* layouts and shares */
     MU_MUT_DROP_BEFORE_GO,     /* what lies outside the new share goes when a rank is prepared */
     MU_MUT_GATHER_INCOMPLETE,  /* parameters that others have updated count before they are here */

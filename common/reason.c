@@ -11,6 +11,7 @@ static const struct {
     [MU_REASON_FIELD_INVALID] = {"FIELD_INVALID", "correct the field", NULL, 0},
     [MU_REASON_JOB_UNKNOWN] = {"JOB_UNKNOWN", "list the jobs", NULL, 0},
     [MU_REASON_WORKER_UNKNOWN] = {"WORKER_UNKNOWN", "list the workers", NULL, 0},
+    [MU_REASON_CHECKPOINT_UNKNOWN] = {"CHECKPOINT_UNKNOWN", "list the job's checkpoints", NULL, 0},
     [MU_REASON_JOB_EXISTS] = {"JOB_EXISTS", "choose another name, or cancel that job first", NULL, 0},
     [MU_REASON_JOB_OVER] = {"JOB_OVER", "", NULL, 0},
     [MU_REASON_JOB_NOT_STEPPING] = {"JOB_NOT_STEPPING", "repeat when the job's phase is STEPPING", NULL, 1000},

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "coordinator/api_changes.h"
 #include "coordinator/nodes.h"
 #include "coordinator/snapshot.h"
 #include "coordinator/views.h"
@@ -24,7 +25,7 @@ struct pending {
     struct pending *next;
     uint64_t cookie;
     int method;
-    char name[MU_JOB_NAME_SIZE]; /* SUBMIT, SCALE, AMEND */
+    char name[MU_JOB_NAME_SIZE]; /* SUBMIT, SCALE, AMEND, BRANCH: of the job that is answered with */
     struct answer *answer;
     bool replied;
     struct mu_coord_reply reply; /* without its text */
@@ -286,6 +287,7 @@ static enum mu_status list_checkpoints(struct mu_api *api, struct mu_rpc_call *c
         response.checkpoints[response.n_checkpoints] = mu_view_checkpoint(&api->arena, record, err);
         if (!response.checkpoints[response.n_checkpoints])
             return err->status;
+        response.checkpoints[response.n_checkpoints]->borrowers = mu_coord_borrowers(api->config.coord, record);
         response.n_checkpoints++;
         record = NULL;
     }
@@ -460,130 +462,68 @@ static enum mu_status submit_job(struct mu_api *api, struct mu_rpc_call *call, c
     return MU_OK;
 }
 
-/* What is asked of one job or worker; `reason` NULL: it takes none. */
-struct change {
-    enum mu_coord_event_kind kind;
-    const char *field, *name, *reason;
-    ProtobufCBinaryData id;
-    uint64_t expected_revision;
-    struct mu_worker_policy workers;      /* SCALE */
-    const struct mu_amendment *amendment; /* AMEND */
-};
+/* Who it was: as the certificate says, else as the caller does. */
+static enum mu_status get_who(struct mu_rpc_call *call, const char *told, char who[MU_TEXT_SIZE], struct mu_error *err)
+{
+    const char *identity = mu_rpc_call_identity(call), *by = identity[0] ? identity : told;
+    return mu_wire_get_string(by && by[0] ? by : "?", MU_WIRE_TEXT, "by", who, MU_TEXT_SIZE, err);
+}
 
-static enum mu_status make_change(struct mu_api *api, struct mu_rpc_call *call, const struct change *change,
+static enum mu_status or_empty(const char *pb, enum mu_wire_string kind, const char *field, char *out, size_t size,
+                               struct mu_error *err)
+{
+    return mu_wire_get_string(pb ? pb : "", kind, field, out, size, err);
+}
+
+/* Of one job or worker. */
+static enum mu_status make_change(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
                                   struct mu_error *err)
 {
-    char name[MU_JOB_NAME_SIZE], text[MU_TEXT_SIZE];
-    struct mu_coord_event event = {.kind = change->kind, .expected_revision = change->expected_revision};
-    const char *reason = change->reason && change->reason[0] ? change->reason : "by request";
-    enum mu_status status = get_name(change->name, change->field, name, err);
-    if (status == MU_OK)
-        status = mu_wire_get_string(reason, MU_WIRE_TEXT, "reason", text, sizeof text, err);
-    if (status == MU_OK)
-        status = begin(api, call, name, change->id, &event, &event.request.cookie, err);
+    char name[MU_JOB_NAME_SIZE], new_job[MU_JOB_NAME_SIZE] = "", reason[MU_TEXT_SIZE], who[MU_TEXT_SIZE];
+    char path[MU_PATH_SIZE];
+    struct api_change change;
+    enum mu_status status = api_read_change(mu_rpc_call_method_id(call), base, &change, err);
     if (status)
         return status;
-    event.request.job = event.request.worker = name; /* the kind says which of them it is */
-    event.request.reason = text;
-    event.request.workers = change->workers;
-    event.request.amendment = change->amendment;
+    bool branches = change.kind == MU_CE_BRANCH;
+    struct mu_coord_event event = {.kind = change.kind,
+                                   .expected_revision = change.expected_revision,
+                                   .request = {.job = name, /* or .worker: the kind says which of them it is */
+                                               .worker = name,
+                                               .reason = reason,
+                                               .by = who,
+                                               .workers = change.workers,
+                                               .amendment = change.has_amendment ? &change.amendment : NULL,
+                                               .new_job = new_job,
+                                               .path = path,
+                                               .checkpoint = change.checkpoint}};
+    const char *why = change.reason && change.reason[0] ? change.reason : "by request";
+    if ((status = get_name(change.name, change.field, name, err)) ||
+        (branches && (status = get_name(change.new_job, "name", new_job, err))) ||
+        (status = mu_wire_get_string(why, MU_WIRE_TEXT, "reason", reason, sizeof reason, err)) ||
+        (status = or_empty(change.path, MU_WIRE_TEXT, "checkpoint_path", path, sizeof path, err)) ||
+        (status = get_who(call, change.by, who, err)) ||
+        (status = begin(api, call, branches ? new_job : name, change.id, &event, &event.request.cookie, err)))
+        return status;
     api->config.step(api->config.ctx, &event);
     return MU_OK;
 }
 
-static enum mu_status cancel_job(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
-                                 struct mu_error *err)
-{
-    const Muster__V1__CancelJobRequest *request = (const Muster__V1__CancelJobRequest *)base;
-    const struct change change = {.kind = MU_CE_CANCEL,
-                                  .field = "name",
-                                  .name = request->name,
-                                  .reason = request->reason,
-                                  .id = request->request_id,
-                                  .expected_revision = request->expected_revision};
-    return make_change(api, call, &change, err);
-}
-
-static enum mu_status drain_worker(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
-                                   struct mu_error *err)
-{
-    const Muster__V1__DrainWorkerRequest *request = (const Muster__V1__DrainWorkerRequest *)base;
-    const struct change change = {.kind = MU_CE_DRAIN,
-                                  .field = "worker",
-                                  .name = request->worker,
-                                  .reason = request->reason,
-                                  .id = request->request_id};
-    return make_change(api, call, &change, err);
-}
-
-static enum mu_status undrain_worker(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
-                                     struct mu_error *err)
-{
-    const Muster__V1__UndrainWorkerRequest *request = (const Muster__V1__UndrainWorkerRequest *)base;
-    const struct change change = {
-        .kind = MU_CE_UNDRAIN, .field = "worker", .name = request->worker, .id = request->request_id};
-    return make_change(api, call, &change, err);
-}
-
-static enum mu_status trigger_checkpoint(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
-                                         struct mu_error *err)
-{
-    const Muster__V1__TriggerCheckpointRequest *request = (const Muster__V1__TriggerCheckpointRequest *)base;
-    const struct change change = {.kind = MU_CE_CHECKPOINT,
-                                  .field = "job",
-                                  .name = request->job,
-                                  .id = request->request_id,
-                                  .expected_revision = request->expected_revision};
-    return make_change(api, call, &change, err);
-}
-
-static enum mu_status scale_job(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
-                                struct mu_error *err)
-{
-    const Muster__V1__ScaleJobRequest *request = (const Muster__V1__ScaleJobRequest *)base;
-    const struct change change = {
-        .kind = MU_CE_SCALE,
-        .field = "job",
-        .name = request->job,
-        .id = request->request_id,
-        .expected_revision = request->expected_revision,
-        .workers = {request->min, request->max, request->optional_spares_case ? request->spares : UINT32_MAX}};
-    return make_change(api, call, &change, err);
-}
-
-static enum mu_status amend_job(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
-                                struct mu_error *err)
-{
-    const Muster__V1__AmendJobRequest *request = (const Muster__V1__AmendJobRequest *)base;
-    struct mu_amendment amendment;
-    if (!request->amendment)
-        return mu_fail(err, MU_ERR_INVALID, "amendment: is missing: what is to be changed");
-    mu_wire_amendment_from_pb(request->amendment, &amendment);
-    const struct change change = {.kind = MU_CE_AMEND,
-                                  .field = "job",
-                                  .name = request->job,
-                                  .id = request->request_id,
-                                  .expected_revision = request->expected_revision,
-                                  .amendment = &amendment};
-    return make_change(api, call, &change, err);
-}
-
-/* Who it was: as the certificate says, else as the caller does. */
 static enum mu_status order_node(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
                                  struct mu_error *err)
 {
     const Muster__V1__OrderNodeRequest *request = (const Muster__V1__OrderNodeRequest *)base;
-    const char *identity = mu_rpc_call_identity(call), *by = identity[0] ? identity : request->by;
     char name[MU_WORKER_NAME_SIZE], reason[MU_TEXT_SIZE], who[MU_TEXT_SIZE];
     int order = 0;
     struct mu_coord_event event = {
         .kind = MU_CE_NODE,
+        .expected_revision = api_expected(request->optional_expected_revision_case, request->expected_revision),
         .request = {.node = name, .reason = reason, .by = who, .deadline_us = request->deadline_s * 1000000ull}};
     enum mu_status status;
     if ((status = mu_wire_get_string(request->node, MU_WIRE_TEXT, "node", name, sizeof name, err)) ||
         (status = mu_wire_get_enum((int)request->order, 1, MU_NODE_ORDER_COUNT, "order", &order, err)) ||
         (status = mu_wire_get_string(request->reason, MU_WIRE_TEXT, "reason", reason, sizeof reason, err)) ||
-        (status = mu_wire_get_string(by[0] ? by : "?", MU_WIRE_TEXT, "by", who, sizeof who, err)))
+        (status = get_who(call, request->by, who, err)))
         return status;
     event.request.order = (enum mu_node_order)(order - 1);
     if (!name[0])
@@ -677,7 +617,7 @@ static void build_submitted(struct mu_api *api, const struct pending *pending)
         fill_answer(api, pending->answer, &response.base);
 }
 
-/* An AmendJobResponse looks the same. */
+/* An AmendJobResponse and a BranchJobResponse look the same. */
 static void build_changed(struct mu_api *api, const struct pending *pending)
 {
     Muster__V1__ScaleJobResponse response = MUSTER__V1__SCALE_JOB_RESPONSE__INIT;
@@ -692,7 +632,8 @@ static void build_reply(struct mu_api *api, const struct pending *pending)
     struct answer *answer = pending->answer;
     if (pending->method == MU_METHOD_SUBMIT_JOB) {
         build_submitted(api, pending);
-    } else if (pending->method == MU_METHOD_SCALE_JOB || pending->method == MU_METHOD_AMEND_JOB) {
+    } else if (pending->method == MU_METHOD_SCALE_JOB || pending->method == MU_METHOD_AMEND_JOB ||
+               pending->method == MU_METHOD_BRANCH_JOB) {
         build_changed(api, pending);
     } else if (pending->method == MU_METHOD_TRIGGER_CHECKPOINT) {
         Muster__V1__TriggerCheckpointResponse response = MUSTER__V1__TRIGGER_CHECKPOINT_RESPONSE__INIT;
@@ -742,11 +683,11 @@ static const struct {
     [MU_METHOD_SUBMIT_JOB] = {&muster__v1__submit_job_request__descriptor, submit_job},
     [MU_METHOD_GET_JOB] = {&muster__v1__get_job_request__descriptor, get_job},
     [MU_METHOD_LIST_JOBS] = {&muster__v1__list_jobs_request__descriptor, list_jobs},
-    [MU_METHOD_CANCEL_JOB] = {&muster__v1__cancel_job_request__descriptor, cancel_job},
+    [MU_METHOD_CANCEL_JOB] = {&muster__v1__cancel_job_request__descriptor, make_change},
     [MU_METHOD_LIST_WORKERS] = {&muster__v1__list_workers_request__descriptor, list_workers},
-    [MU_METHOD_DRAIN_WORKER] = {&muster__v1__drain_worker_request__descriptor, drain_worker},
-    [MU_METHOD_UNDRAIN_WORKER] = {&muster__v1__undrain_worker_request__descriptor, undrain_worker},
-    [MU_METHOD_TRIGGER_CHECKPOINT] = {&muster__v1__trigger_checkpoint_request__descriptor, trigger_checkpoint},
+    [MU_METHOD_DRAIN_WORKER] = {&muster__v1__drain_worker_request__descriptor, make_change},
+    [MU_METHOD_UNDRAIN_WORKER] = {&muster__v1__undrain_worker_request__descriptor, make_change},
+    [MU_METHOD_TRIGGER_CHECKPOINT] = {&muster__v1__trigger_checkpoint_request__descriptor, make_change},
     [MU_METHOD_LIST_CHECKPOINTS] = {&muster__v1__list_checkpoints_request__descriptor, list_checkpoints},
     [MU_METHOD_GET_TIMINGS] = {&muster__v1__get_timings_request__descriptor, get_timings},
     [MU_METHOD_GET_GOODPUT] = {&muster__v1__get_goodput_request__descriptor, get_goodput},
@@ -755,8 +696,9 @@ static const struct {
     [MU_METHOD_LIST_NODES] = {&muster__v1__list_nodes_request__descriptor, list_nodes},
     [MU_METHOD_ORDER_NODE] = {&muster__v1__order_node_request__descriptor, order_node},
     [MU_METHOD_REPORT_EXIT] = {&muster__v1__report_exit_request__descriptor, report_exit},
-    [MU_METHOD_SCALE_JOB] = {&muster__v1__scale_job_request__descriptor, scale_job},
-    [MU_METHOD_AMEND_JOB] = {&muster__v1__amend_job_request__descriptor, amend_job},
+    [MU_METHOD_SCALE_JOB] = {&muster__v1__scale_job_request__descriptor, make_change},
+    [MU_METHOD_AMEND_JOB] = {&muster__v1__amend_job_request__descriptor, make_change},
+    [MU_METHOD_BRANCH_JOB] = {&muster__v1__branch_job_request__descriptor, make_change},
 };
 
 void mu_api_call(struct mu_api *api, struct mu_rpc_call *call, const void *data, size_t size_bytes)

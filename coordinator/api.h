@@ -31,6 +31,7 @@ enum mu_method {
     MU_METHOD_ORDER_NODE,
     MU_METHOD_SCALE_JOB,
     MU_METHOD_AMEND_JOB,
+    MU_METHOD_BRANCH_JOB,
     MU_METHOD_API_COUNT,
     /* What gRPC tools expect of every server: not ours either. */
     MU_METHOD_HEALTH_CHECK = MU_METHOD_API_COUNT,
@@ -50,6 +51,7 @@ enum mu_method {
     /* Reports of hangs: coordinator/hang.h. */
     MU_METHOD_LIST_HANG_REPORTS,
     MU_METHOD_GET_HANG_REPORT,
+    MU_METHOD_READ_COORDINATOR, /* coordinator/introspection.h */
     MU_METHOD_COUNT
 };
 extern const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT];

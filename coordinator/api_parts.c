@@ -24,6 +24,7 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {SERVICE "OrderNode", MU_RPC_UNARY, MU_METHOD_ORDER_NODE, MU_RPC_CHANGE},
     {SERVICE "ScaleJob", MU_RPC_UNARY, MU_METHOD_SCALE_JOB, MU_RPC_CHANGE},
     {SERVICE "AmendJob", MU_RPC_UNARY, MU_METHOD_AMEND_JOB, MU_RPC_CHANGE},
+    {SERVICE "BranchJob", MU_RPC_UNARY, MU_METHOD_BRANCH_JOB, MU_RPC_CHANGE},
     {"/grpc.health.v1.Health/Check", MU_RPC_UNARY, MU_METHOD_HEALTH_CHECK, MU_RPC_QUESTION},
     {"/grpc.health.v1.Health/Watch", MU_RPC_SERVER_STREAM, MU_METHOD_HEALTH_WATCH, MU_RPC_QUESTION},
     {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION,
@@ -40,6 +41,7 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {"/muster.v1.DiagnosticService/Recollect", MU_RPC_UNARY, MU_METHOD_RECOLLECT, MU_RPC_CHANGE},
     {"/muster.v1.DiagnosticService/ListHangReports", MU_RPC_UNARY, MU_METHOD_LIST_HANG_REPORTS, MU_RPC_QUESTION},
     {"/muster.v1.DiagnosticService/GetHangReport", MU_RPC_UNARY, MU_METHOD_GET_HANG_REPORT, MU_RPC_QUESTION},
+    {"/muster.v1.DiagnosticService/ReadCoordinator", MU_RPC_UNARY, MU_METHOD_READ_COORDINATOR, MU_RPC_QUESTION},
 };
 
 uint32_t api_page_size(uint32_t asked)

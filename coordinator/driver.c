@@ -11,6 +11,7 @@
 #include "common/log.h"
 #include "common/notify.h"
 #include "coordinator/driver_internal.h"
+#include "coordinator/introspection.h"
 #include "coordinator/records.h"
 #include "coordinator/reflection.h"
 #include "coordinator/vitals.h"
@@ -130,6 +131,14 @@ static void on_opened(struct mu_driver *driver, const struct mu_rpc_event *event
 
 /* A message that does not decode. Its sender is told: a worker that has not attached yet by a Reject, which is final
  * for it. */
+static void hear_vitals(struct mu_driver *driver, struct mu_session *session)
+{
+    struct mu_vitals_news news = mu_vitals_hear(&session->vitals, driver->message.vitals, mu_clock_mono_us());
+    driver->stats.network_errors += news.network_errors;
+    driver->stats.gpu_xids += news.gpu_xids;
+    driver->stats.gpu_failures += news.gpu_failures;
+}
+
 static void on_bad_message(struct mu_driver *driver, struct mu_session *session, const struct mu_error *err)
 {
     log_refusal(driver, session->call, err);
@@ -191,7 +200,7 @@ static void on_message(struct mu_driver *driver, const struct mu_rpc_event *even
         mu_sessions_hello(driver->sessions, session);
     }
     if (driver->message.vitals)
-        driver->stats.network_errors += mu_vitals_hear(&session->vitals, driver->message.vitals, mu_clock_mono_us());
+        hear_vitals(driver, session);
     struct mu_coord_event step = {.kind = MU_CE_MESSAGE};
     step.message.session = session->number;
     step.message.message = &driver->message;
@@ -283,6 +292,20 @@ static void on_checkpoint_done(struct mu_driver *driver, struct mu_checkpoint_do
     free(done);
 }
 
+static struct mu_question_sources sources_of(const struct mu_driver *driver)
+{
+    struct mu_error full;
+    return (struct mu_question_sources){.coord = driver->coord,
+                                        .api = driver->api,
+                                        .events = driver->events,
+                                        .outbox = driver->outbox,
+                                        .server = driver->server,
+                                        .sessions = driver->sessions,
+                                        .stats = &driver->stats,
+                                        .worker_series = driver->config.worker_series,
+                                        .may_write = mu_store_check(driver->store, &full) == MU_OK};
+}
+
 static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
 {
     struct mu_posted *posted = (struct mu_posted *)item;
@@ -294,20 +317,18 @@ static void on_item(struct mu_driver *driver, struct mu_rpc_item *item)
         on_checkpoint_done(driver, (struct mu_checkpoint_done *)posted);
         break;
     case MU_POSTED_QUESTION: {
-        struct mu_error full;
-        const struct mu_question_sources sources = {.coord = driver->coord,
-                                                    .api = driver->api,
-                                                    .events = driver->events,
-                                                    .outbox = driver->outbox,
-                                                    .server = driver->server,
-                                                    .sessions = driver->sessions,
-                                                    .stats = &driver->stats,
-                                                    .worker_series = driver->config.worker_series,
-                                                    .may_write = mu_store_check(driver->store, &full) == MU_OK};
+        const struct mu_question_sources sources = sources_of(driver);
         mu_question_answer((struct mu_question *)posted, &sources);
         break;
     }
     }
+}
+
+static void introspect(struct mu_driver *driver, const struct mu_rpc_event *event)
+{
+    const struct mu_question_sources sources = sources_of(driver);
+    mu_wire_arena_reset(&driver->out_arena);
+    mu_introspection_call(&driver->out_arena, &sources, event->call, event->data, event->size_bytes);
 }
 
 static void drop_item(struct mu_rpc_item *item)
@@ -331,6 +352,8 @@ static void on_call(struct mu_driver *driver, const struct mu_rpc_event *event)
         mu_health_check(driver->health, event->call, event->data, event->size_bytes);
     else if (event->method_id == MU_METHOD_HEALTH_WATCH)
         mu_health_watch(driver->health, event->call, event->data, event->size_bytes);
+    else if (event->method_id == MU_METHOD_READ_COORDINATOR)
+        introspect(driver, event);
     else if (event->method_id >= MU_METHOD_LIST_HANG_REPORTS)
         mu_hangs_call(driver->hangs, event->call, event->data, event->size_bytes);
     else if (event->method_id >= MU_METHOD_RECALL)

@@ -6,8 +6,8 @@
 
 #include "common/clock.h"
 #include "common/log.h"
-#include "common/verdict.h"
 #include "coordinator/api_parts.h"
+#include "proto/standing.h"
 #include "proto/wire_pb.h"
 
 #define KEY_PREFIX "h/"
@@ -56,26 +56,10 @@ struct member {
 static void stand(struct member *member, uint64_t begun_us)
 {
     const Muster__V1__ReadRecallResponse *answer = member->answer;
-    struct mu_flight_record *records = malloc((answer->n_records + 1) * sizeof *records);
-    size_t count = 0;
-    for (size_t i = 0; records && i < answer->n_records; i++) {
-        const Muster__V1__FlightRecord *from = answer->records[i];
-        if (from->at_us + (uint64_t)answer->clock_offset_us > begun_us + answer->clock_error_us)
-            break;
-        records[count++] = (struct mu_flight_record){.at_us = from->at_us,
-                                                     .number = from->number,
-                                                     .bytes = from->bytes,
-                                                     .peer = from->peer,
-                                                     .kind = (uint16_t)from->kind,
-                                                     .is_end = from->is_end};
-    }
-    member->standing.rank = answer->rank;
-    member->standing.has_answered = answer->is_complete;
-    if (records)
-        mu_standing_of(records, count, &member->standing);
-    uint64_t last_us = member->standing.last_us + (uint64_t)answer->clock_offset_us;
-    member->quiet_us = count && last_us < begun_us ? begun_us - last_us : 0;
-    free(records);
+    uint64_t offset_us = (uint64_t)answer->clock_offset_us;
+    member->standing = mu_standing_of_answer(answer, begun_us + answer->clock_error_us - offset_us);
+    uint64_t last_us = member->standing.last_us + offset_us;
+    member->quiet_us = member->standing.last_us && last_us < begun_us ? begun_us - last_us : 0;
 }
 
 /* Members only; their answers are in the arena. */
@@ -107,7 +91,9 @@ static int by_guilt(const void *a, const void *b)
     return x->standing.rank < y->standing.rank ? -1 : x->standing.rank > y->standing.rank;
 }
 
-static size_t judge(struct member *members, size_t count)
+/* Records do not tell one that computes between two phases from one that waits there. Then it is the one that was
+ * given up: it had told the coordinator that it waits for nobody, and had got nowhere. */
+static size_t judge(struct member *members, size_t count, const char *given_up)
 {
     struct mu_standing *standings = malloc((count + 1) * sizeof *standings);
     size_t *culprits = malloc((count + 1) * sizeof *culprits), found = 0;
@@ -117,6 +103,10 @@ static size_t judge(struct member *members, size_t count)
         found = mu_verdict(standings, count, culprits, count);
     for (size_t i = 0; i < found; i++)
         members[culprits[i]].is_culprit = true;
+    for (size_t i = 0; i < count && found == 0; i++) {
+        members[i].is_culprit = members[i].standing.has_answered && strcmp(members[i].answer->worker, given_up) == 0;
+        found += members[i].is_culprit;
+    }
     qsort(members, count, sizeof *members, by_guilt);
     free(standings);
     free(culprits);
@@ -146,22 +136,11 @@ static void verdict_text(const struct member *members, size_t culprits, char out
 
 static void fill_standing(const struct member *member, Muster__V1__Standing *pb)
 {
-    const struct mu_standing *standing = &member->standing;
-    muster__v1__standing__init(pb);
-    pb->rank = standing->rank;
+    *pb = mu_standing_shown(&member->standing);
     pb->worker = member->answer->worker;
     pb->host = member->answer->host;
-    pb->has_answered = standing->has_answered;
     pb->is_culprit = member->is_culprit;
-    pb->doing = (Muster__V1__FlightKind)standing->doing;
-    pb->number = standing->number;
-    pb->has_step = standing->has_answered && standing->step != UINT64_MAX;
-    pb->step = pb->has_step ? standing->step : 0;
     pb->quiet_us = member->quiet_us;
-    if (standing->is_waiting) {
-        pb->n_waits_for = standing->peer_count;
-        pb->waits_for = (uint32_t *)(uintptr_t)standing->peers;
-    }
     if (member->is_culprit) {
         pb->n_threads = member->answer->n_threads;
         pb->threads = member->answer->threads;
@@ -179,7 +158,7 @@ static enum mu_status pack(struct mu_hangs *hangs, const struct pending *pending
     report.standings = mu_wire_arena_alloc(&hangs->arena, kept * sizeof *report.standings);
     if (!members || !pb || !report.standings)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for a report of %zu members", count);
-    size_t culprits = judge(members, count);
+    size_t culprits = judge(members, count, pending->worker);
     verdict_text(members, culprits, verdict);
     for (size_t i = 0; i < count; i++)
         report.answered += members[i].standing.has_answered;

@@ -71,6 +71,7 @@ static const char usage_text[] =
     "  --questions-per-second N of one client; more are refused, 0: no limit (default %u)\n"
     "  --pollers N              threads of the RPC server (default %u)\n"
     "  --log-level LEVEL        debug, info, warn or error (default info)\n"
+    "  --log-format FORMAT      logfmt or json (default logfmt)\n"
     "  --version, --help\n"
     "\n"
     "SIGTERM and SIGINT stop it in good order; workers keep training and attach again when it is back.\n"
@@ -106,6 +107,7 @@ enum {
     OPT_ADDRESS_FILE,
     OPT_TOPOLOGY,
     OPT_LOG_LEVEL,
+    OPT_LOG_FORMAT,
     OPT_VOLATILE,
     OPT_VERSION,
     OPT_HELP
@@ -137,16 +139,13 @@ static bool parse_number(const struct number_option *option, const char *text)
     return false;
 }
 
-static bool parse_level(const char *text, enum mu_log_level *ret_level)
+static bool parse_log(struct options *options, int choice)
 {
-    static const char *const names[] = {"debug", "info", "warn", "error"};
-    for (int i = 0; i < 4; i++) {
-        if (strcmp(text, names[i]) == 0) {
-            *ret_level = (enum mu_log_level)i;
-            return true;
-        }
-    }
-    fprintf(stderr, "musterd: --log-level: value '%s' is not allowed: debug, info, warn or error\n", text);
+    bool is_level = choice == OPT_LOG_LEVEL;
+    if (is_level ? mu_log_level_of(optarg, &options->log_level) : mu_log_choose_format(optarg))
+        return true;
+    fprintf(stderr, "musterd: --log-%s: value '%s' is not allowed: %s\n", is_level ? "level" : "format", optarg,
+            is_level ? "debug, info, warn or error" : "logfmt or json");
     return false;
 }
 
@@ -195,7 +194,8 @@ static void parse_one(struct options *options, int choice, const struct number_o
         options->rates = optarg;
         break;
     case OPT_LOG_LEVEL:
-        if (!parse_level(optarg, &options->log_level))
+    case OPT_LOG_FORMAT:
+        if (!parse_log(options, choice))
             options->exit_code = EXIT_USAGE;
         break;
     case OPT_VOLATILE:
@@ -302,6 +302,7 @@ static void parse_options(struct options *options, int argc, char **argv)
         {"topology", required_argument, NULL, OPT_TOPOLOGY},
         {"rates", required_argument, NULL, OPT_RATES},
         {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
+        {"log-format", required_argument, NULL, OPT_LOG_FORMAT},
         {"volatile", no_argument, NULL, OPT_VOLATILE},
         {"version", no_argument, NULL, OPT_VERSION},
         {"help", no_argument, NULL, OPT_HELP},

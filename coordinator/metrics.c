@@ -215,7 +215,8 @@ static void phases_of(const struct mu_step_report *r, double ret_seconds[PHASES]
 
 struct job_phases {
     char name[MU_JOB_NAME_SIZE];
-    uint32_t members;
+    uint64_t silent_us; /* of the member that has been silent for longest */
+    uint32_t members;   /* that have reported */
     double seconds[PHASES];
 };
 
@@ -245,8 +246,11 @@ static void write_workers(FILE *out, const struct mu_coord *coord)
         if (!mu_coord_worker_view(coord, slot, &worker))
             continue;
         counts[worker.state]++;
-        struct job_phases *job = worker.state == MU_WS_MEMBER ? phases_for(list, &count, capacity, worker.job) : NULL;
-        if (!job || !mu_coord_timing_view(coord, slot, 0, &timing))
+        bool has_rank = worker.state == MU_WS_MEMBER || worker.state == MU_WS_SUSPECT;
+        struct job_phases *job = has_rank ? phases_for(list, &count, capacity, worker.job) : NULL;
+        if (job && job->silent_us < worker.age_us)
+            job->silent_us = worker.age_us;
+        if (!job || worker.state != MU_WS_MEMBER || !mu_coord_timing_view(coord, slot, 0, &timing))
             continue;
         phases_of(&timing.report, seconds);
         job->members++;
@@ -256,6 +260,11 @@ static void write_workers(FILE *out, const struct mu_coord *coord)
     mu_metrics_head(out, "muster_workers", "gauge", "Workers by state.");
     for (int state = 0; state < MU_WS_STATE_COUNT; state++)
         fprintf(out, "muster_workers{state=\"%s\"} %u\n", worker_states[state], counts[state]);
+    mu_metrics_head(out, "muster_job_heartbeat_age_seconds", "gauge",
+                    "Time since the last sign of life of the member that has been silent for longest.");
+    for (uint32_t i = 0; i < count; i++)
+        fprintf(out, "muster_job_heartbeat_age_seconds{job=\"%s\"} %.6f\n", list[i].name,
+                (double)list[i].silent_us * 1e-6);
     mu_metrics_head(out, "muster_job_step_phase_seconds", "gauge",
                     "Where the newest steps' time went, mean over the members.");
     for (uint32_t i = 0; i < count; i++)

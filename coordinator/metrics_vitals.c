@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "coordinator/metrics.h"
-#include "coordinator/vitals.h"
 
 enum fold { SUM, MOST, LEAST };
 
@@ -57,13 +56,6 @@ enum { WORKER_VITALS = sizeof worker_vitals / sizeof worker_vitals[0] };
 
 /* ---- gathering ---- */
 
-struct told {
-    char worker[MU_WORKER_NAME_SIZE];
-    uint32_t job; /* index into the jobs */
-    uint64_t host;
-    const struct mu_vitals_heard *heard;
-};
-
 struct job_sum {
     char name[MU_JOB_NAME_SIZE];
     double folded[JOB_VITALS];  /* NAN: nobody knows */
@@ -72,7 +64,7 @@ struct job_sum {
 };
 
 struct gathered {
-    struct told *told;
+    struct mu_told *told;
     struct job_sum *jobs;
     uint32_t told_count, job_count, told_capacity, job_capacity;
 };
@@ -114,9 +106,9 @@ static struct job_sum *job_of(struct gathered *all, const char *name)
 
 static int by_job_and_host(const void *a, const void *b)
 {
-    const struct told *left = a, *right = b;
+    const struct mu_told *left = a, *right = b;
     if (left->job != right->job)
-        return left->job < right->job ? -1 : 1;
+        return left->job < right->job ? -1 : 1; /* both lie in the same array */
     return (left->host > right->host) - (left->host < right->host);
 }
 
@@ -129,14 +121,14 @@ static void gather(struct gathered *all, const struct mu_question_sources *sourc
         struct job_sum *job = heard && all->told_count < all->told_capacity ? job_of(all, view.job) : NULL;
         if (!job)
             continue;
-        struct told *told = &all->told[all->told_count++];
-        *told = (struct told){.job = (uint32_t)(job - all->jobs), .host = mu_host_id(view.host), .heard = heard};
+        struct mu_told *told = &all->told[all->told_count++];
+        *told = (struct mu_told){.job = job->name, .host = mu_host_id(view.host), .heard = heard};
         memcpy(told->worker, view.name, sizeof told->worker);
         fold_in(job, heard);
     }
     qsort(all->told, all->told_count, sizeof *all->told, by_job_and_host);
     for (uint32_t i = 0; i < all->told_count; i++)
-        all->jobs[all->told[i].job].hosts += i == 0 || by_job_and_host(&all->told[i - 1], &all->told[i]) != 0;
+        job_of(all, all->told[i].job)->hosts += i == 0 || by_job_and_host(&all->told[i - 1], &all->told[i]) != 0;
 }
 
 /* ---- writing ---- */
@@ -191,7 +183,7 @@ static void write_needs(FILE *out, const struct gathered *all, const struct mu_q
 enum {
     LINE_BESIDE_NAMES = 48, /* bytes of a line that are not names: labels, braces, the number */
     LINE_SIZE = 320,
-    BYTES_BEHIND = 4096, /* of the page, at most, when the workers are written */
+    BYTES_BEHIND = 8192, /* of the page, at most, when the workers are written */
 };
 
 static char *put_text(char *at, const char *text)
@@ -220,10 +212,10 @@ static char *put_number(char *at, uint64_t value, bool is_seconds)
 static void write_vital(FILE *out, const struct gathered *all, const struct worker_vital *vital)
 {
     for (uint32_t i = 0; i < all->told_count; i++) {
-        const struct told *told = &all->told[i];
+        const struct mu_told *told = &all->told[i];
         const uint64_t *values = told->heard->newest.values;
         char line[LINE_SIZE], *at = put_text(line, vital->name);
-        at = put_text(put_text(at, "{job=\""), all->jobs[told->job].name);
+        at = put_text(put_text(at, "{job=\""), told->job);
         at = put_text(put_text(put_text(at, "\",worker=\""), told->worker), "\"} ");
         at = put_number(at, values[vital->vital] + (vital->added < MU_VITAL_COUNT ? values[vital->added] : 0),
                         vital->is_seconds);
@@ -237,7 +229,7 @@ static void write_workers(FILE *out, const struct gathered *all, uint32_t most)
     size_t names_bytes = 0;
     int left_out = 0;
     for (uint32_t i = 0; i < all->told_count; i++)
-        names_bytes += strlen(all->jobs[all->told[i].job].name) + strlen(all->told[i].worker) + LINE_BESIDE_NAMES;
+        names_bytes += strlen(all->told[i].job) + strlen(all->told[i].worker) + LINE_BESIDE_NAMES;
     for (int m = 0; m < WORKER_VITALS; m++) {
         const struct worker_vital *vital = &worker_vitals[m];
         size_t bytes = names_bytes + all->told_count * strlen(vital->name);
@@ -247,6 +239,7 @@ static void write_workers(FILE *out, const struct gathered *all, uint32_t most)
         else
             left_out++;
     }
+    left_out += mu_metrics_worker_gpus(out, all->told, all->told_count, most, MU_METRICS_BYTES_MAX - BYTES_BEHIND);
     mu_metrics_head(out, "muster_worker_series_left_out", "gauge",
                     "Metrics of single workers that are left out, because there are too many workers.");
     fprintf(out, "muster_worker_series_left_out %d\n", left_out);
@@ -262,11 +255,16 @@ void mu_metrics_vitals(FILE *out, const struct mu_question_sources *sources)
         gather(&all, sources);
         write_jobs(out, &all);
         write_needs(out, &all, sources);
+        mu_metrics_gpus(out, all.told, all.told_count);
         write_workers(out, &all, sources->worker_series);
     }
     mu_metrics_head(out, "muster_network_errors_total", "counter",
                     "Network and RDMA errors and drops, counted by each worker of a host.");
     fprintf(out, "muster_network_errors_total %" PRIu64 "\n", sources->stats->network_errors);
+    mu_metrics_head(out, "muster_gpu_xids_total", "counter", "Errors that drivers reported of workers' GPUs (Xid).");
+    fprintf(out, "muster_gpu_xids_total %" PRIu64 "\n", sources->stats->gpu_xids);
+    mu_metrics_head(out, "muster_gpu_failures_total", "counter", "GPUs that were of no more use to their workers.");
+    fprintf(out, "muster_gpu_failures_total %" PRIu64 "\n", sources->stats->gpu_failures);
     free(all.told);
     free(all.jobs);
 }

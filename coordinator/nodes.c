@@ -82,6 +82,7 @@ static void take_order(struct mu_wire_arena *arena, const struct mu_node_record 
     node->by = mu_wire_put_text(arena, record->by, sizeof record->by);
     node->since_wall_us = record->since_wall_us;
     node->deadline_wall_us = record->deadline_wall_us;
+    node->revision = record->revision;
 }
 
 /* Texts are borrowed, so what they come from lies in the arena. */

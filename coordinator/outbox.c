@@ -76,6 +76,7 @@ static unsigned class_of(const struct mu_record *record)
         case MU_CKPT_DELETING:
             return 1u << HAS_DELETING;
         case MU_CKPT_BAD:
+        case MU_CKPT_VOID:
             return 1u << HAS_BAD;
         default:
             return 1u << HAS_INTENT;

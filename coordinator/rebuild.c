@@ -6,6 +6,7 @@
 #include <sys/random.h>
 
 #include "coordinator/snapshot.h"
+#include "plan/amend.h"
 #include "storage/catalog.h"
 #include "storage/job_json.h"
 
@@ -86,6 +87,17 @@ static enum mu_status add(struct rebuild *rebuild, struct mu_store_batch *batch,
     return status;
 }
 
+/* Of what was undone: later ones tell of it. */
+static bool is_void(const struct mu_amendments *all, uint64_t number)
+{
+    for (uint32_t i = 0; i < all->count; i++) {
+        const struct mu_amendment *one = &all->list[i];
+        if (one->fields & MU_AMEND_ROLL_BACK && number > one->back.checkpoint && number < one->back.void_before)
+            return true;
+    }
+    return false;
+}
+
 static enum mu_status write_job(struct rebuild *rebuild, struct mu_store *store, uint64_t wall_us, struct mu_error *err)
 {
     struct mu_job_record *job = &rebuild->job;
@@ -101,9 +113,12 @@ static enum mu_status write_job(struct rebuild *rebuild, struct mu_store *store,
         later(1ull << MU_EPOCH_SHIFT, rebuild->newest_number);
     mu_store_batch_init(&batch);
     enum mu_status status = add(rebuild, &batch, &(struct mu_record){.kind = MU_RECORD_JOB, .job = job}, err);
-    uint32_t count = rebuild->found < CHECKPOINTS_TAKEN ? rebuild->found : CHECKPOINTS_TAKEN;
-    for (uint32_t back = 1; back <= count && status == MU_OK; back++) {
+    uint32_t there = rebuild->found < MU_CHECKPOINTS_MAX ? rebuild->found : MU_CHECKPOINTS_MAX, count = 0;
+    for (uint32_t back = 1; back <= there && count < CHECKPOINTS_TAKEN && status == MU_OK; back++) {
         struct mu_checkpoint_record *record = &rebuild->checkpoints[(rebuild->found - back) % MU_CHECKPOINTS_MAX];
+        if (is_void(&job->spec.amendments, record->number))
+            continue;
+        count++;
         record->job_uid = job->uid;
         status = add(rebuild, &batch, &(struct mu_record){.kind = MU_RECORD_CHECKPOINT, .checkpoint = record}, err);
     }

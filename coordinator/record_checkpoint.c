@@ -62,7 +62,9 @@ enum mu_status mu_checkpoint_record_put(struct mu_wire_arena *arena, const struc
         (status = mu_wire_put_string(checkpoint->job, MU_WIRE_NAME, "CheckpointRecord.job", sizeof checkpoint->job,
                                      &pb->job, err)) ||
         (status = mu_wire_put_string(checkpoint->dir, MU_WIRE_TEXT, "CheckpointRecord.dir", sizeof checkpoint->dir,
-                                     &pb->dir, err)))
+                                     &pb->dir, err)) ||
+        (status = mu_wire_put_string(checkpoint->owner, MU_WIRE_NAME_EMPTY, "CheckpointRecord.owner",
+                                     sizeof checkpoint->owner, &pb->owner, err)))
         return status;
     pb->holders = mu_wire_arena_alloc(arena, sizeof *pb->holders * checkpoint->holder_count);
     pb->n_holders = checkpoint->holder_count;
@@ -131,6 +133,8 @@ enum mu_status mu_checkpoint_record_get(struct mu_wire_arena *arena, const Muste
         (status = mu_wire_get_id(pb->nonce, "CheckpointRecord.nonce", &out->nonce, err)) ||
         (status = mu_wire_get_enum((int)pb->state, 1, MU_CKPT_STATE_COUNT, "CheckpointRecord.state", &state, err)) ||
         (status = mu_wire_get_string(pb->dir, MU_WIRE_TEXT, "CheckpointRecord.dir", out->dir, sizeof out->dir, err)) ||
+        (status = mu_wire_get_string(pb->owner, MU_WIRE_NAME_EMPTY, "CheckpointRecord.owner", out->owner,
+                                     sizeof out->owner, err)) ||
         (status =
              mu_wire_get_string(pb->text, MU_WIRE_TEXT, "CheckpointRecord.text", out->text, sizeof out->text, err)) ||
         (pb->layout && (status = mu_wire_layout_from_pb(pb->layout, "CheckpointRecord.layout", &out->layout, err))))

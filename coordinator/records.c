@@ -15,7 +15,7 @@ const char mu_record_prefixes[MU_RECORD_KIND_COUNT][3] = {
 };
 
 _Static_assert(MUSTER__V1__JOB_STATE__JOB_STATE_CANCELLED == (int)MU_JOB_STATE_COUNT, "job state");
-_Static_assert(MUSTER__V1__CHECKPOINT_STATE__CHECKPOINT_STATE_BAD == (int)MU_CKPT_STATE_COUNT, "checkpoint state");
+_Static_assert(MUSTER__V1__CHECKPOINT_STATE__CHECKPOINT_STATE_VOID == (int)MU_CKPT_STATE_COUNT, "checkpoint state");
 _Static_assert(MUSTER__V1__NODE_ORDER__NODE_ORDER_RESUME == (int)MU_NODE_RESUME + 1, "order");
 _Static_assert(MUSTER__V1__EVENT_SEVERITY__EVENT_SEVERITY_ERROR == (int)MU_EVENT_ERROR + 1, "severity");
 
@@ -102,6 +102,30 @@ static enum mu_status no_memory(struct mu_error *err)
     return mu_fail(err, MU_ERR_NO_MEMORY, "StoredRecord: no memory");
 }
 
+Muster__V1__Origin *mu_origin_to_pb(struct mu_wire_arena *arena, const struct mu_job_record *job,
+                                    Muster__V1__Origin *pb)
+{
+    if (!job->origin.job[0])
+        return NULL;
+    muster__v1__origin__init(pb);
+    pb->job = mu_wire_put_text(arena, job->origin.job, sizeof job->origin.job);
+    pb->uid = mu_wire_put_id(arena, job->origin.uid);
+    pb->checkpoint = job->origin.checkpoint;
+    pb->step = job->origin.step;
+    return pb;
+}
+
+static enum mu_status get_origin(const Muster__V1__Origin *pb, struct mu_job_record *out, struct mu_error *err)
+{
+    if (!pb)
+        return MU_OK;
+    out->origin.checkpoint = pb->checkpoint;
+    out->origin.step = pb->step;
+    enum mu_status status =
+        mu_wire_get_string(pb->job, MU_WIRE_NAME, "Origin.job", out->origin.job, sizeof out->origin.job, err);
+    return status ? status : mu_wire_get_id(pb->uid, "Origin.uid", &out->origin.uid, err);
+}
+
 static enum mu_status put_job(struct mu_wire_arena *arena, const struct mu_job_record *job,
                               Muster__V1__JobRecord **ret_pb, struct mu_error *err)
 {
@@ -109,6 +133,7 @@ static enum mu_status put_job(struct mu_wire_arena *arena, const struct mu_job_r
         Muster__V1__JobRecord job;
         Muster__V1__CommandRecord command;
         Muster__V1__WorkerPolicy workers;
+        Muster__V1__Origin origin;
     } *pb = mu_wire_arena_alloc(arena, sizeof *pb);
     if (!pb)
         return no_memory(err);
@@ -140,6 +165,7 @@ static enum mu_status put_job(struct mu_wire_arena *arena, const struct mu_job_r
     pb->job.embedding_cost = job->costs.embedding;
     pb->job.head_cost = job->costs.head;
     pb->job.text = mu_wire_put_text(arena, job->text, sizeof job->text);
+    pb->job.origin = mu_origin_to_pb(arena, job, &pb->origin);
     *ret_pb = &pb->job;
     enum mu_status status =
         mu_wire_identity_to_pb(arena, &job->identity_parts, &pb->job.n_identity_parts, &pb->job.identity_parts, err);
@@ -221,6 +247,7 @@ static enum mu_status put_worker(struct mu_wire_arena *arena, const struct mu_wo
     pb->draining = worker->draining;
     pb->reason = mu_wire_put_text(arena, worker->reason, sizeof worker->reason);
     pb->host = mu_wire_put_text(arena, worker->host, sizeof worker->host);
+    pb->revision = worker->revision;
     *ret_pb = pb;
     return mu_wire_put_string(worker->name, MU_WIRE_NAME, "WorkerRecord.name", sizeof worker->name, &pb->name, err);
 }
@@ -245,6 +272,8 @@ static enum mu_status put_tally(struct mu_wire_arena *arena, const struct mu_tal
     pb->tally.suspect = tally->suspect;
     pb->tally.suspect_step = tally->suspect_step;
     pb->tally.unfinite_reports = tally->unfinite_reports;
+    pb->tally.judged_step = tally->judged_step;
+    pb->tally.condemned = tally->condemned;
     pb->tally.interval = &pb->interval;
     pb->interval.steps = tally->interval.steps;
     pb->interval.told_steps = tally->interval.told_steps;
@@ -329,6 +358,7 @@ static enum mu_status put_node(struct mu_wire_arena *arena, const struct mu_node
     pb->order = (Muster__V1__NodeOrder)((int)node->order + 1);
     pb->since_wall_us = node->since_wall_us;
     pb->deadline_wall_us = node->deadline_wall_us;
+    pb->revision = node->revision;
     pb->reason = mu_wire_put_text(arena, node->reason, sizeof node->reason);
     pb->by = mu_wire_put_text(arena, node->by, sizeof node->by);
     *ret_pb = pb;
@@ -400,7 +430,8 @@ static enum mu_status get_job(const Muster__V1__JobRecord *pb, struct mu_job_rec
         (status = mu_wire_get_hash(pb->numeric_identity, "JobRecord.numeric_identity", &out->numeric_identity, err)) ||
         (status = mu_wire_get_hash(pb->data_hash, "JobRecord.data_hash", &out->data_hash, err)) ||
         (status = mu_wire_identity_from_pb(pb->n_identity_parts, pb->identity_parts, &out->identity_parts, err)) ||
-        (status = mu_wire_get_string(pb->text, MU_WIRE_TEXT, "JobRecord.text", out->text, sizeof out->text, err)))
+        (status = mu_wire_get_string(pb->text, MU_WIRE_TEXT, "JobRecord.text", out->text, sizeof out->text, err)) ||
+        (status = get_origin(pb->origin, out, err)))
         return status;
     if (pb->command) {
         status = mu_wire_get_enum((int)pb->command->kind, 0, MU_COMMAND_PARK, "CommandRecord.kind", &command, err);
@@ -480,6 +511,7 @@ static enum mu_status get_worker(const Muster__V1__WorkerRecord *pb, struct mu_w
 {
     out->quarantined = pb->quarantined;
     out->draining = pb->draining;
+    out->revision = pb->revision;
     enum mu_status status =
         mu_wire_get_string(pb->name, MU_WIRE_NAME, "WorkerRecord.name", out->name, sizeof out->name, err);
     if (status == MU_OK)
@@ -526,6 +558,8 @@ static enum mu_status get_tally(const Muster__V1__TallyRecord *pb, struct mu_tal
     out->suspect_step = pb->suspect_step;
     out->unfinite_reports = pb->unfinite_reports;
     out->prediction_told = pb->prediction_told;
+    out->judged_step = pb->judged_step;
+    out->condemned = pb->condemned;
     out->hung_count = pb->hung_count;
     for (size_t i = 0; i < hung && status == MU_OK; i++)
         status = mu_wire_get_id(pb->hung[i], "TallyRecord.hung", &out->hung[i], err);
@@ -576,6 +610,7 @@ static enum mu_status get_node(const Muster__V1__NodeRecord *pb, struct mu_node_
     out->order = (enum mu_node_order)(order - 1);
     out->since_wall_us = pb->since_wall_us;
     out->deadline_wall_us = pb->deadline_wall_us;
+    out->revision = pb->revision;
     return mu_wire_get_string(pb->by, MU_WIRE_TEXT, "NodeRecord.by", out->by, sizeof out->by, err);
 }
 

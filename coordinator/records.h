@@ -21,8 +21,8 @@
 
 enum {
     MU_RECORD_VERSION = 1,
-    MU_STORE_FORMAT = 4, /* of all records together: "muster 4". 3: without amendments; 2: without requests and
-                            accounts; 1: without tallies, deaths and epochs, too */
+    MU_STORE_FORMAT = 5, /* of all records together: "muster 5". 4: without roll backs and branches; 3: without
+                            amendments; 2: without requests and accounts; 1: without tallies, deaths and epochs, too */
     MU_RECORD_KEY_SIZE = 136,
 };
 
@@ -55,5 +55,9 @@ bool mu_records_read_epoch(const char *value, size_t value_bytes, uint64_t *ret_
 /* An event on the wire; it borrows from `event` (text cleaned into the arena when needed). */
 enum mu_status mu_event_to_pb(struct mu_wire_arena *arena, const struct mu_event_record *event, Muster__V1__Event *pb,
                               struct mu_error *err) MU_WARN_UNUSED;
+
+/* NULL: the job began by itself; else `pb`, filled. */
+Muster__V1__Origin *mu_origin_to_pb(struct mu_wire_arena *arena, const struct mu_job_record *job,
+                                    Muster__V1__Origin *pb);
 
 #endif

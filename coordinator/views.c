@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/clock.h"
+#include "coordinator/records.h"
 #include "coordinator/vitals.h"
 #include "plan/estimate.h"
 
@@ -27,6 +28,7 @@ Muster__V1__Job *mu_view_job(struct mu_wire_arena *arena, const struct mu_job_vi
     struct {
         Muster__V1__Job job;
         Muster__V1__StepResult result;
+        Muster__V1__Origin origin;
     } *all = mu_wire_arena_alloc(arena, sizeof *all);
     if (!all)
         return no_memory(err);
@@ -62,6 +64,7 @@ Muster__V1__Job *mu_view_job(struct mu_wire_arena *arena, const struct mu_job_vi
     pb->generations = view->generations;
     pb->replayed_steps = view->replayed_steps;
     pb->revision = view->record.revision;
+    pb->origin = mu_origin_to_pb(arena, &view->record, &all->origin);
     pb->steps = mu_job_end(&view->record.spec);
     pb->created_wall_us = view->record.created_wall_us;
     pb->ended_wall_us = view->record.ended_wall_us;
@@ -112,6 +115,7 @@ Muster__V1__Worker *mu_view_worker(struct mu_wire_arena *arena, const struct mu_
     pb->threads = view->threads;
     pb->memory_bytes = view->memory_bytes;
     pb->seconds_per_leaf = view->seconds_per_leaf;
+    pb->revision = view->revision;
     pb->reason = mu_wire_put_text(arena, view->reason, sizeof view->reason);
     return pb;
 }
@@ -168,7 +172,7 @@ enum mu_status mu_view_vitals(struct mu_wire_arena *arena, const struct mu_coord
     }
     name_ranks(coord, view, &pb->other, &pb->signs);
     worker->vitals = &pb->signs;
-    return MU_OK;
+    return heard->newest.gpu ? mu_wire_gpu_to_pb(arena, heard->newest.gpu, &pb->signs.gpu, err) : MU_OK;
 }
 
 Muster__V1__Checkpoint *mu_view_checkpoint(struct mu_wire_arena *arena, const struct mu_checkpoint_record *record,
@@ -191,6 +195,7 @@ Muster__V1__Checkpoint *mu_view_checkpoint(struct mu_wire_arena *arena, const st
     pb->text = mu_wire_put_text(arena, record->text, sizeof record->text);
     pb->nonce = mu_wire_put_id(arena, record->nonce);
     pb->verified = record->verified;
+    pb->borrowed_from = mu_wire_put_text(arena, record->owner, sizeof record->owner);
     return pb;
 }
 

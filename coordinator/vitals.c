@@ -23,15 +23,43 @@ const char *mu_vital_name(enum mu_vital vital)
     return muster__v1__vital_signs__descriptor.fields[vital].name;
 }
 
-uint64_t mu_vitals_hear(struct mu_vitals_heard **heard, const struct mu_vitals *vitals, uint64_t now_us)
+/* Room for a GPU is made with the first report of one. */
+static bool make_room(struct mu_vitals_heard **heard, bool with_gpu)
 {
     bool is_first = !*heard;
-    if (is_first && !(*heard = calloc(1, sizeof **heard)))
-        return 0;
+    if (!is_first && (!with_gpu || (*heard)->newest.gpu))
+        return true;
+    struct mu_vitals_heard *grown = realloc(*heard, sizeof *grown + with_gpu * sizeof grown->gpu[0]);
+    if (!grown)
+        return false;
+    if (is_first)
+        *grown = (struct mu_vitals_heard){.at_us = 0};
+    if (with_gpu)
+        grown->gpu[0] = (struct mu_gpu_sample){.watch = MU_GPU_STARTING};
+    *heard = grown;
+    return true;
+}
+
+static void hear_gpu(struct mu_vitals_heard *heard, const struct mu_gpu_sample *gpu, struct mu_vitals_news *news)
+{
+    struct mu_gpu_sample *before = &heard->gpu[0];
+    news->gpu_xids = gpu->xid_count > before->xid_count ? gpu->xid_count - before->xid_count : 0;
+    news->gpu_failures = gpu->unhealthy && !before->unhealthy;
+    *before = *gpu;
+}
+
+struct mu_vitals_news mu_vitals_hear(struct mu_vitals_heard **heard, const struct mu_vitals *vitals, uint64_t now_us)
+{
+    struct mu_vitals_news news = {0};
+    bool is_first = !*heard;
+    if (!make_room(heard, vitals->gpu))
+        return news;
     const struct mu_vitals *before = &(*heard)->newest;
     double *signs = (*heard)->signs, apart_s = (double)(vitals->mono_us - before->mono_us) * 1e-6;
     bool has_rates = !is_first && vitals->mono_us > before->mono_us;
-    for (int i = 0; i < MU_VITAL_COUNT; i++) {
+    if (!is_first && !has_rates) /* said again, for the sake of the GPU: rates stay */
+        apart_s = 0;
+    for (int i = 0; i < MU_VITAL_COUNT && (is_first || has_rates); i++) {
         const struct mu_vital_law *law = &mu_vital_laws[i];
         if (!law->is_rate)
             signs[i] = (double)vitals->values[i] * law->unit;
@@ -41,9 +69,14 @@ uint64_t mu_vitals_hear(struct mu_vitals_heard **heard, const struct mu_vitals *
             signs[i] = NAN; /* the first, or an interface has gone and its counters with it */
     }
     double errors = (signs[MU_VITAL_NETWORK_ERRORS] + signs[MU_VITAL_RDMA_ERRORS]) * apart_s;
+    news.network_errors = errors > 0 ? (uint64_t)(errors + 0.5) : 0;
+    bool has_gpu = vitals->gpu || (*heard)->newest.gpu;
     (*heard)->at_us = now_us;
     (*heard)->newest = *vitals;
-    return errors > 0 ? (uint64_t)(errors + 0.5) : 0;
+    (*heard)->newest.gpu = has_gpu ? (*heard)->gpu : NULL;
+    if (vitals->gpu)
+        hear_gpu(*heard, vitals->gpu, &news);
+    return news;
 }
 
 const struct mu_vitals_heard *mu_vitals_of(struct mu_sessions *sessions, uint64_t session)

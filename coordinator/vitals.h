@@ -18,11 +18,16 @@ struct mu_vitals_heard {
     uint64_t at_us;
     struct mu_vitals newest;
     double signs[MU_VITAL_COUNT]; /* VitalSigns; NAN: a rate that takes a second report */
+    struct mu_gpu_sample gpu[];   /* one, of those that have told of a GPU: newest.gpu */
 };
 
-/* Keeps them in *heard, which is made with the first; without memory nothing is kept. Returns by how much the counters
- * of network and RDMA errors have grown since the report before. */
-uint64_t mu_vitals_hear(struct mu_vitals_heard **heard, const struct mu_vitals *vitals, uint64_t now_us);
+/* By how much counters have grown since the report before. */
+struct mu_vitals_news {
+    uint64_t network_errors, gpu_xids, gpu_failures;
+};
+
+/* Keeps them in *heard, which is made with the first; without memory nothing is kept. */
+struct mu_vitals_news mu_vitals_hear(struct mu_vitals_heard **heard, const struct mu_vitals *vitals, uint64_t now_us);
 
 /* Of the worker whose stream that is. NULL: none has come (or `sessions` is NULL). */
 const struct mu_vitals_heard *mu_vitals_of(struct mu_sessions *sessions, uint64_t session);

@@ -25,7 +25,7 @@ enum mu_memory {
     MU_MEMORY_PINNED, /* the host's, for copies without a detour */
 };
 
-enum { MU_DEVICE_READ_MAX = 1 << 20, MU_DEVICE_NAME_SIZE = 16 };
+enum { MU_DEVICE_READ_MAX = 1 << 20, MU_DEVICE_NAME_SIZE = 16, MU_DEVICE_UUID_SIZE = 48 };
 
 struct mu_device;
 struct mu_kernel_ops;
@@ -64,9 +64,11 @@ struct mu_device {
      * end it ends. */
     void (*watch)(void *ctx);
     void *watch_ctx;
-    size_t page_bytes;              /* of spaces; 0: the system's */
-    char name[MU_DEVICE_NAME_SIZE]; /* "cpu", "cuda:0" */
-    const struct mu_error *error;   /* status MU_OK until it fails */
+    size_t page_bytes;                /* of spaces; 0: the system's */
+    char name[MU_DEVICE_NAME_SIZE];   /* "cpu", "cuda:0" */
+    char uuid[MU_DEVICE_UUID_SIZE];   /* of a GPU, the same in all processes: "GPU-5fd4..."; else empty */
+    char bus_id[MU_DEVICE_NAME_SIZE]; /* of a GPU: "0000:10:00.0"; else empty */
+    const struct mu_error *error;     /* status MU_OK until it fails */
 };
 
 struct mu_device *mu_host_device(void);
@@ -76,6 +78,9 @@ struct mu_device *mu_host_device(void);
  * MU_ERR_INVALID from a build without GPU support. */
 enum mu_status mu_device_open_cuda(uint32_t index, size_t workspace_bytes, struct mu_error *err,
                                    struct mu_device **ret_device) MU_WARN_UNUSED;
+/* How many GPUs this program could use, as far as the driver shows them; 0 without one, or without GPU support. Starts
+ * the driver in this process, threads and all. */
+uint32_t mu_device_count_cuda(void);
 /* All of its memory must have been given back. The host, and NULL, are fine. */
 void mu_device_close(struct mu_device *device);
 

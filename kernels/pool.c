@@ -9,6 +9,8 @@
 #include <time.h>
 #if defined(__x86_64__)
 #include <xmmintrin.h>
+
+#include "common/thread.h"
 #endif
 
 #include "kernels/device.h"
@@ -174,12 +176,7 @@ static enum mu_status pool_allocate(struct mu_pool *pool, uint32_t threads)
 static int start_worker(struct mu_pool *pool, uint32_t index)
 {
     pool->starts[index] = (struct worker_start){pool, index};
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int error = pthread_create(&pool->handles[index], NULL, worker_main, &pool->starts[index]);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return error;
+    return mu_thread_start(&pool->handles[index], worker_main, &pool->starts[index]);
 }
 
 static struct mu_pool *pool_create(void)

@@ -54,7 +54,8 @@ static bool in_range(const struct mu_amendment *one)
     bool every = terms->every <= MU_STEPS_MAX || terms->every == MU_EVERY_AUTO;
     bool keep = !(one->fields & MU_AMEND_KEEP) || (terms->keep >= 1 && terms->keep <= MU_KEEP_MAX);
     return lr && min_lr && steps && every && keep && terms->warmup <= MU_STEPS_MAX &&
-           terms->keep_every <= MU_STEPS_MAX && one->at_step <= MU_STEPS_MAX;
+           terms->keep_every <= MU_STEPS_MAX && one->at_step <= MU_STEPS_MAX &&
+           (!(one->fields & MU_AMEND_ROLL_BACK) || one->back.checkpoint < one->back.void_before);
 }
 
 /* Each field alone: how they go together was judged when they were made, and where two of them have changed places
@@ -145,9 +146,31 @@ bool mu_amend_pending(const struct mu_job_spec *spec)
 void mu_amend_cut(struct mu_job_spec *spec, uint64_t step)
 {
     for (uint32_t i = spec->amendments.count; i-- > 0;) {
-        if (spec->amendments.list[i].at_step > step || !spec->amendments.list[i].settled)
+        const struct mu_amendment *one = &spec->amendments.list[i];
+        bool is_final = one->settled || one->fields & MU_AMEND_ROLL_BACK;
+        if (one->at_step > step || !is_final)
             remove_at(&spec->amendments, i);
     }
+}
+
+uint32_t mu_amend_era(const struct mu_amendments *amendments)
+{
+    uint32_t era = 0;
+    for (uint32_t i = 0; i < amendments->count; i++) {
+        const struct mu_amendment *one = &amendments->list[i];
+        if (one->fields & MU_AMEND_ROLL_BACK && one->version > era)
+            era = one->version;
+    }
+    return era;
+}
+
+bool mu_amend_rolls_back(const struct mu_job_spec *spec)
+{
+    for (uint32_t i = 0; i < spec->amendments.count; i++) {
+        if (spec->amendments.list[i].fields & MU_AMEND_ROLL_BACK && !spec->amendments.list[i].settled)
+            return true;
+    }
+    return false;
 }
 
 static enum mu_status check_fields(const struct mu_job_spec *spec, const struct mu_amendment *amendment, uint64_t now,
@@ -236,6 +259,10 @@ void mu_amend_describe(const struct mu_amendment *amendment, char out[MU_AMENDME
                    {MU_AMEND_KEEP_EVERY, "checkpoint.keep_every", terms->keep_every}};
     size_t used = 0, size = MU_AMENDMENT_TEXT_SIZE;
     out[0] = 0;
+    if (amendment->fields & MU_AMEND_ROLL_BACK)
+        used += (size_t)__builtin_snprintf(out + used, size - used,
+                                           ", rolled back to checkpoint %" PRIu64 " from step %" PRIu64,
+                                           amendment->back.checkpoint, amendment->back.from_step);
     if (amendment->fields & MU_AMEND_LR)
         used += (size_t)__builtin_snprintf(out + used, size - used, ", lr %g", terms->lr);
     if (amendment->fields & MU_AMEND_MIN_LR)

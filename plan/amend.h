@@ -23,8 +23,15 @@ void mu_amend_settle(struct mu_job_spec *spec);
 /* There is one that is not settled. */
 bool mu_amend_pending(const struct mu_job_spec *spec);
 
-/* What became of the job after `step` is undone: amendments that take effect later go. */
+/* What became of the job after `step` is undone: amendments that take effect later go, and those whose step is not
+ * settled (that of a roll back always is). */
 void mu_amend_cut(struct mu_job_spec *spec, uint64_t step);
+
+/* The era of a job that was rolled back: the version of the newest amendment that did it; 0: none did. State is of the
+ * era in which it was computed, and counts in that era only. */
+uint32_t mu_amend_era(const struct mu_amendments *amendments);
+/* It was rolled back, and no generation has gone since. */
+bool mu_amend_rolls_back(const struct mu_job_spec *spec);
 
 /* Part of mu_job_spec_check: what a record or a message may have. */
 enum mu_status mu_amend_check(const struct mu_job_spec *spec, struct mu_error *err) MU_WARN_UNUSED;

@@ -74,7 +74,8 @@ enum mu_amend_field {
     MU_AMEND_KEEP = 32,
     MU_AMEND_KEEP_EVERY = 64,
     MU_AMEND_SKIP = 128,
-    MU_AMEND_ALL = 255,
+    MU_AMEND_ROLL_BACK = 256, /* what was done after its step is undone: see plan/amend.h */
+    MU_AMEND_ALL = 511,
     MU_AMEND_POLICY = MU_AMEND_EVERY | MU_AMEND_KEEP | MU_AMEND_KEEP_EVERY, /* what workers need not know */
 };
 
@@ -86,6 +87,11 @@ struct mu_amendment {
     uint64_t at_step;
     struct mu_job_terms terms;       /* what `fields` does not have is 0 */
     uint64_t skip_first, skip_count; /* of the order of training, these sequences are left out */
+    struct {
+        uint64_t checkpoint;  /* number of the one that the job went back to */
+        uint64_t void_before; /* those with numbers from the next one on and below this are of what was undone */
+        uint64_t from_step;   /* where the job was, for people */
+    } back;
 };
 
 /* Ascending by at_step, then version. */
@@ -138,6 +144,7 @@ struct mu_job_spec {
                                leaves */
     } eval;
     enum mu_numerics numerics;
+    bool data_tls; /* what workers of different hosts send to each other is encrypted; NCCL is not used then */
     uint64_t seed;
     struct {
         char path[MU_PATH_SIZE]; /* absolute directory of the checkpoint whose parameters the job starts with, moments
@@ -154,8 +161,8 @@ void mu_model_config_resolve(struct mu_model_config *config);
  * model.context when absent) and steps stay empty (the caller must give them). Defaults: dropout 0, tokens bytes,
  * holdout 0, accumulate 1; slices 1, degrees auto, no optimizer sharding, no recomputation, no redundancy; lr 6e-4,
  * min_lr 6e-5, warmup 0, betas 0.9 and 0.95, eps 1e-8, weight_decay 0.1, clip 1; workers 1 to MU_WORKERS_MAX, no
- * spares; no checkpoint path, kind shared, every 0, keep 5, keep_every 0; eval off; numerics exact; seed 1337; random
- * initial values. */
+ * spares; no checkpoint path, kind shared, every 0, keep 5, keep_every 0; eval off; numerics exact; no encryption; seed
+ * 1337; random initial values. */
 void mu_job_spec_init(struct mu_job_spec *spec);
 
 /* Judges every field and their combinations. On error: one line "field.name: value N is not allowed: <what is>; <what

@@ -6,6 +6,7 @@
 #include "common/mutant.h"
 
 #include "plan/balance.h"
+#include "plan/buddies.h"
 #include "plan/cost.h"
 #include "plan/memory.h"
 #include "plan/placement.h"
@@ -512,23 +513,35 @@ static enum mu_status choose_ranks(struct planning *p)
     return status;
 }
 
-/* With buddies: each one on another host than whom it guards, and under another switch, as far as these allow. */
+/* With buddies: each one on another host than whom it guards, and under another switch, as far as these allow. Who
+ * holds nothing may stand anywhere. */
 static enum mu_status choose_buddies(struct planning *p)
 {
     struct mu_layout *layout = &p->plan->layout;
-    uint32_t working = mu_layout_working(layout), apart;
+    uint32_t working = mu_layout_working(layout);
     if (p->input->spec->parallel.redundancy != MU_REDUNDANCY_BUDDY)
         return MU_OK;
-    uint32_t *hosts = malloc(2 * (size_t)working * sizeof *hosts);
-    if (!hosts)
-        return MU_ERR_NO_MEMORY;
-    for (uint32_t rank = 0; rank < working; rank++) {
-        hosts[rank] = p->input->members[p->chosen[rank]].host;
-        hosts[working + rank] = p->input->members[p->chosen[rank]].domain;
+    uint32_t *numbers = malloc(4 * (size_t)working * sizeof *numbers);
+    uint32_t *hosts = numbers, *domains = numbers + working, *order = numbers + 2 * (size_t)working,
+             *before = numbers + 3 * (size_t)working;
+    bool *is_free = malloc(working * sizeof *is_free);
+    enum mu_status status = numbers && is_free ? MU_OK : MU_ERR_NO_MEMORY;
+    for (uint32_t rank = 0; rank < working && !status; rank++) {
+        const struct mu_plan_member *member = &p->input->members[p->chosen[rank]];
+        hosts[rank] = member->host;
+        domains[rank] = member->domain;
+        is_free[rank] = p->holders[p->chosen[rank]].share_count == 0;
     }
-    layout->buddy_shift = mu_layout_buddy_shift(layout, hosts, hosts + working, &apart);
-    free(hosts);
-    return MU_OK;
+    if (!status)
+        status = mu_buddies_place(layout, hosts, domains, is_free, order);
+    if (!status) {
+        memcpy(before, p->chosen, working * sizeof *before);
+        for (uint32_t rank = 0; rank < working; rank++)
+            p->chosen[rank] = before[order[rank]];
+    }
+    free(numbers);
+    free(is_free);
+    return status;
 }
 
 /* Leaves */

@@ -13,12 +13,13 @@
 
 #include "common/hash.h"
 #include "common/id.h"
+#include "plan/gpu.h"
 #include "plan/job.h"
 #include "plan/layout.h"
 #include "plan/reshard.h"
 
 enum {
-    MU_PROTOCOL_VERSION = 6,
+    MU_PROTOCOL_VERSION = 7,
     MU_WORKER_NAME_SIZE = 64, /* with the terminating 0; same characters as a job name */
     MU_ADDRESS_SIZE = 256,    /* data-plane address as its owner reports it */
     MU_TEXT_SIZE = 256,       /* reasons and errors shown to people */
@@ -102,6 +103,7 @@ struct mu_worker_status {
     uint64_t generation; /* of the newest Assign it accepted; 0 = none */
     uint32_t rank;
     struct mu_held held;       /* exact when PARKED or SPARE; else the last boundary it passed */
+    uint32_t era;              /* of `held`: mu_amend_era of what it stepped by */
     uint64_t command_received; /* newest command number it has */
     uint64_t command_executed; /* newest command it executed at a boundary */
     uint64_t checkpoint_taken; /* newest checkpoint for which it took its snapshot, at a boundary or by order */
@@ -114,6 +116,7 @@ struct mu_worker_status {
     char text[MU_TEXT_SIZE];
     uint8_t weights_sha256[32]; /* MU_PARK_FINISHED: of the whole model's parameters, cell by cell; zero where this rank
                                    does not know it */
+    bool weights_unfinite;      /* MU_PARK_FINISHED: some parameter, as far as this rank knows them, is not finite */
 };
 
 enum mu_worker_message_kind {
@@ -155,6 +158,7 @@ struct mu_hello {
     uint64_t pid;
     uint32_t threads;
     uint64_t memory_bytes;
+    char gpu[48];          /* name of its GPU that is unique in the world; empty: it computes on none */
     uint32_t nccl_version; /* 22707: 2.27.7; 0: it does not exchange with NCCL */
     bool prepared_job;     /* it knows the job record with this uid and has checked data and kernels against it */
     struct mu_id job_uid;  /* zero until it has seen the record */
@@ -284,6 +288,7 @@ struct mu_vitals {
     uint64_t certificate_end_s; /* of the worker's own, since 1970; 0: no TLS */
     uint32_t link_count;
     struct mu_vital_link links[MU_VITAL_LINKS_MAX];
+    const struct mu_gpu_sample *gpu; /* NULL: it computes on none, or nobody watches it */
 };
 
 struct mu_worker_message {
@@ -367,7 +372,8 @@ struct mu_assign {
     struct mu_step_result roll_forward; /* MU_SOURCE_ROLL_FORWARD */
     uint64_t checkpoint;                /* MU_SOURCE_CHECKPOINT: sequence number */
     char checkpoint_dir[MU_PATH_SIZE];
-    const struct mu_holder *holders; /* of a checkpoint of kind local: the ring; NULL: one directory for all */
+    char checkpoint_job[MU_JOB_NAME_SIZE]; /* whose it is; empty: the job's own */
+    const struct mu_holder *holders;       /* of a checkpoint of kind local: the ring; NULL: one directory for all */
     uint32_t holder_count;
     uint64_t command_base;                  /* commands up to this number are over */
     bool nccl;                              /* all working ranks have it, of one version */

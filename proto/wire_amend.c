@@ -28,6 +28,9 @@ static void put_amendment(const struct mu_amendment *from, Muster__V1__Amendment
     pb->checkpoint_keep_every = from->terms.keep_every;
     pb->skip_first = from->skip_first;
     pb->skip_count = from->skip_count;
+    pb->roll_back_to = from->back.checkpoint;
+    pb->rolled_back_from_step = from->back.from_step;
+    pb->void_before = from->back.void_before;
 }
 
 enum mu_status mu_wire_amendments_to_pb(struct mu_wire_arena *arena, const struct mu_amendments *amendments,
@@ -65,7 +68,8 @@ void mu_wire_amendment_from_pb(const Muster__V1__Amendment *pb, struct mu_amendm
     out->fields = given(pb->lr != 0, MU_AMEND_LR) | given(pb->optional_min_lr_case, MU_AMEND_MIN_LR) |
                   given(pb->optional_warmup_case, MU_AMEND_WARMUP) | given(pb->steps, MU_AMEND_STEPS) |
                   given(pb->optional_every_case, MU_AMEND_EVERY) | given(pb->checkpoint_keep, MU_AMEND_KEEP) |
-                  given(pb->optional_keep_every_case, MU_AMEND_KEEP_EVERY) | given(pb->skip_count, MU_AMEND_SKIP);
+                  given(pb->optional_keep_every_case, MU_AMEND_KEEP_EVERY) | given(pb->skip_count, MU_AMEND_SKIP) |
+                  given(pb->roll_back_to, MU_AMEND_ROLL_BACK);
     terms->lr = pb->lr;
     terms->min_lr = pb->optional_min_lr_case ? pb->min_lr : 0;
     terms->warmup = pb->optional_warmup_case ? pb->warmup : 0;
@@ -78,6 +82,11 @@ void mu_wire_amendment_from_pb(const Muster__V1__Amendment *pb, struct mu_amendm
     terms->keep_every = pb->optional_keep_every_case ? pb->checkpoint_keep_every : 0;
     out->skip_first = pb->skip_count ? pb->skip_first : 0;
     out->skip_count = pb->skip_count;
+    if (pb->roll_back_to == 0)
+        return;
+    out->back.checkpoint = pb->roll_back_to;
+    out->back.from_step = pb->rolled_back_from_step;
+    out->back.void_before = pb->void_before;
 }
 
 /* mu_job_spec_check judges what it makes of a job. */

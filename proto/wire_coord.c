@@ -143,6 +143,8 @@ static enum mu_status put_assign(struct mu_wire_arena *arena, const struct mu_as
         (status = mu_wire_layout_to_pb(arena, &assign->layout, "Assign.layout", &pb->layout, err)) ||
         (status = mu_wire_put_string(assign->checkpoint_dir, MU_WIRE_TEXT, "Assign.checkpoint_dir",
                                      sizeof assign->checkpoint_dir, &pb->checkpoint_dir, err)) ||
+        (status = mu_wire_put_string(assign->checkpoint_job, MU_WIRE_NAME_EMPTY, "Assign.checkpoint_job",
+                                     sizeof assign->checkpoint_job, &pb->checkpoint_job, err)) ||
         (status = put_moves(arena, assign, pb, err)) ||
         (status = mu_wire_amendments_to_pb(arena, assign->amendments, &pb->n_amendments, &pb->amendments, err)) ||
         (status =
@@ -482,7 +484,9 @@ static enum mu_status get_assign(struct mu_wire_arena *arena, const Muster__V1__
              get_amendments(arena, pb->n_amendments, pb->amendments, pb->newest_amendment, &out->amendments, err)) ||
         (status = mu_wire_holders_from_pb(arena, pb->n_holders, pb->holders, &out->holders, &out->holder_count, err)) ||
         (status = mu_wire_get_string(pb->checkpoint_dir, MU_WIRE_TEXT, "Assign.checkpoint_dir", out->checkpoint_dir,
-                                     sizeof out->checkpoint_dir, err)))
+                                     sizeof out->checkpoint_dir, err)) ||
+        (status = mu_wire_get_string(pb->checkpoint_job, MU_WIRE_NAME_EMPTY, "Assign.checkpoint_job",
+                                     out->checkpoint_job, sizeof out->checkpoint_job, err)))
         return status;
     out->source = (enum mu_state_source)(source - 1);
     if (out->source == MU_SOURCE_ROLL_FORWARD && !pb->roll_forward)

@@ -116,6 +116,7 @@ enum mu_status mu_wire_spec_to_pb(struct mu_wire_arena *arena, const struct mu_j
     pb->spec.checkpoint = &pb->checkpoint;
     pb->spec.eval = &pb->eval;
     pb->spec.numerics = (Muster__V1__Numerics)spec->numerics;
+    pb->spec.data_tls = spec->data_tls;
     pb->spec.optional_seed_case = MUSTER__V1__JOB_SPEC__OPTIONAL_SEED_SEED;
     pb->spec.seed = spec->seed;
     if (spec->init.path[0])
@@ -245,6 +246,7 @@ enum mu_status mu_wire_spec_from_pb(const Muster__V1__JobSpec *pb, struct mu_job
     read_parallel(pb->parallel, &spec);
     read_policies(pb, &spec);
     spec.numerics = (enum mu_numerics)given_or((int)pb->numerics, (int)spec.numerics);
+    spec.data_tls = pb->data_tls != 0;
     if (pb->optional_seed_case == MUSTER__V1__JOB_SPEC__OPTIONAL_SEED_SEED)
         spec.seed = pb->seed;
     status = mu_job_spec_check(&spec, err);

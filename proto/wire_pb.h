@@ -98,6 +98,12 @@ enum mu_status mu_wire_identity_to_pb(struct mu_wire_arena *arena, const struct 
 enum mu_status mu_wire_identity_from_pb(size_t count, Muster__V1__IdentityPart *const *pb,
                                         struct mu_identity_parts *ret_parts, struct mu_error *err) MU_WARN_UNUSED;
 
+/* Health of a GPU (wire_gpu.c). */
+enum mu_status mu_wire_gpu_to_pb(struct mu_wire_arena *arena, const struct mu_gpu_sample *sample,
+                                 Muster__V1__GpuSigns **ret_pb, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_wire_gpu_from_pb(const Muster__V1__GpuSigns *pb, struct mu_gpu_sample *ret_sample,
+                                   struct mu_error *err) MU_WARN_UNUSED;
+
 /* Results. The filled message borrows nothing. */
 void mu_wire_result_to_pb(const struct mu_step_result *result, Muster__V1__StepResult *pb);
 void mu_wire_result_from_pb(const Muster__V1__StepResult *pb,

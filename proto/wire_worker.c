@@ -85,6 +85,7 @@ static enum mu_status put_status(struct mu_wire_arena *arena, const struct mu_wo
     pb->command_received = status->command_received;
     pb->command_executed = status->command_executed;
     pb->checkpoint_taken = status->checkpoint_taken;
+    pb->era = status->era;
     pb->park_reason = (Muster__V1__ParkReason)status->park_reason;
     pb->peer_rank = status->peer_rank;
     pb->peer_failure = (Muster__V1__PeerFailure)status->peer_failure;
@@ -93,6 +94,7 @@ static enum mu_status put_status(struct mu_wire_arena *arena, const struct mu_wo
     pb->feed_state = (Muster__V1__FeedState)status->feed_state;
     pb->text = mu_wire_put_text(arena, status->text, sizeof status->text);
     pb->weights_sha256 = mu_wire_put_bytes32(status->weights_sha256);
+    pb->weights_unfinite = status->weights_unfinite;
     if (!pb->text)
         return no_memory(err);
 
@@ -111,6 +113,7 @@ static enum mu_status put_hello(struct mu_wire_arena *arena, const struct mu_hel
     pb->threads = hello->threads;
     pb->memory_bytes = hello->memory_bytes;
     pb->nccl_version = hello->nccl_version;
+    pb->gpu = mu_wire_put_text(arena, hello->gpu, sizeof hello->gpu);
     pb->prepared_job = hello->prepared_job;
     pb->job_uid = mu_wire_put_id(arena, hello->job_uid);
     pb->numeric_identity = mu_wire_put_hash(arena, hello->numeric_identity);
@@ -280,7 +283,7 @@ static enum mu_status put_vitals(struct mu_wire_arena *arena, const struct mu_vi
     pb->vitals.n_links = vitals->link_count;
     pb->vitals.links = pb->pointers;
     *ret_pb = &pb->vitals;
-    return MU_OK;
+    return vitals->gpu ? mu_wire_gpu_to_pb(arena, vitals->gpu, &pb->vitals.gpu, err) : MU_OK;
 }
 
 enum mu_status mu_wire_encode_worker(struct mu_wire_arena *arena, const struct mu_worker_message *message,
@@ -385,9 +388,11 @@ static enum mu_status get_status(const Muster__V1__WorkerStatus *pb, struct mu_w
     out->command_received = pb->command_received;
     out->command_executed = pb->command_executed;
     out->checkpoint_taken = pb->checkpoint_taken;
+    out->era = pb->era;
     out->park_reason = (enum mu_park_reason)park_reason;
     out->peer_failure = (enum mu_peer_failure)peer_failure;
     out->bad_checkpoint = pb->bad_checkpoint;
+    out->weights_unfinite = pb->weights_unfinite;
     out->feed = pb->feed;
     out->feed_state = (enum mu_feed_state)feed_state;
     return MU_OK;
@@ -420,6 +425,7 @@ static enum mu_status get_hello(const Muster__V1__Hello *pb, struct mu_hello *ou
         (status = mu_wire_get_hash(pb->data_hash, "Hello.data_hash", &out->data_hash, err)) ||
         (status = mu_wire_get_string(pb->files_address, MU_WIRE_TEXT, "Hello.files_address", out->files_address,
                                      sizeof out->files_address, err)) ||
+        (status = mu_wire_get_string(pb->gpu, MU_WIRE_TEXT, "Hello.gpu", out->gpu, sizeof out->gpu, err)) ||
         (status = mu_wire_get_bytes32(pb->files_secret, "Hello.files_secret", out->files_secret, err)))
         return status;
     if (mu_id_is_zero(out->incarnation))
@@ -563,6 +569,12 @@ static enum mu_status get_vitals(struct mu_wire_arena *arena, const Muster__V1__
                                                   .retransmits = link->retransmits};
         status = get_rank(link->rank, "LinkVitals.rank", &vitals->links[i].rank, err);
     }
+    struct mu_gpu_sample *gpu = pb->gpu ? mu_wire_arena_alloc(arena, sizeof *gpu) : NULL;
+    if (pb->gpu && !gpu)
+        return no_memory(err);
+    vitals->gpu = gpu;
+    if (gpu && status == MU_OK)
+        status = mu_wire_gpu_from_pb(pb->gpu, gpu, err);
     *ret_vitals = vitals;
     return status;
 }

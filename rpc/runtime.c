@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/thread.h"
+
 static void drop_log(gpr_log_func_args *args)
 {
     (void)args;
@@ -51,11 +53,7 @@ void mu_rpc_runtime_release(void)
 
 enum mu_status mu_rpc_thread_start(pthread_t *thread, void *(*main)(void *), void *arg, struct mu_error *err)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failed = pthread_create(thread, NULL, main, arg);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int failed = mu_thread_start(thread, main, arg);
     return failed ? mu_fail_errno(err, failed, "cannot start a thread for network input (see ulimit -u)") : MU_OK;
 }
 

@@ -87,6 +87,7 @@ static const struct field fields[] = {
     FIELD(eval, every, KIND_U64),
     FIELD(eval, sequences, KIND_U32),
     {NULL, "numerics", KIND_CHOICE, AT(numerics), numerics, false},
+    {NULL, "data_tls", KIND_BOOL, AT(data_tls), NULL, true},
     {NULL, "seed", KIND_U64_TEXT, AT(seed), NULL, false},
     NEWER(init, path, KIND_TEXT, NULL),
     NEWER(init, sha256, KIND_TEXT, NULL),
@@ -151,7 +152,10 @@ static json_t *amendment_to_json(const struct mu_amendment *one)
                  {MU_AMEND_KEEP, "checkpoint_keep", json_integer(terms->keep)},
                  {MU_AMEND_KEEP_EVERY, "checkpoint_keep_every", json_integer((json_int_t)terms->keep_every)},
                  {MU_AMEND_SKIP, "skip_first", json_integer((json_int_t)one->skip_first)},
-                 {MU_AMEND_SKIP, "skip_count", json_integer((json_int_t)one->skip_count)}};
+                 {MU_AMEND_SKIP, "skip_count", json_integer((json_int_t)one->skip_count)},
+                 {MU_AMEND_ROLL_BACK, "roll_back_to", json_integer((json_int_t)one->back.checkpoint)},
+                 {MU_AMEND_ROLL_BACK, "void_before", json_integer((json_int_t)one->back.void_before)},
+                 {MU_AMEND_ROLL_BACK, "rolled_back_from_step", json_integer((json_int_t)one->back.from_step)}};
     json_t *json = json_pack("{sI sI sb}", "version", (json_int_t)one->version, "at_step", (json_int_t)one->at_step,
                              "settled", one->settled);
     for (size_t i = 0; i < sizeof given / sizeof given[0]; i++) {
@@ -370,6 +374,10 @@ static bool amendment_from_json(const json_t *json, struct mu_amendment *out)
     out->fields |= take_number(json, "checkpoint_keep_every", &terms->keep_every, &taken) ? MU_AMEND_KEEP_EVERY : 0;
     out->fields |= take_number(json, "skip_count", &out->skip_count, &taken) ? MU_AMEND_SKIP : 0;
     whole = whole && (take_number(json, "skip_first", &out->skip_first, &taken) || !(out->fields & MU_AMEND_SKIP));
+    out->fields |= take_number(json, "roll_back_to", &out->back.checkpoint, &taken) ? MU_AMEND_ROLL_BACK : 0;
+    whole = whole && ((take_number(json, "void_before", &out->back.void_before, &taken) &&
+                       take_number(json, "rolled_back_from_step", &out->back.from_step, &taken)) ||
+                      !(out->fields & MU_AMEND_ROLL_BACK));
     terms->keep = keep > MU_KEEP_MAX ? MU_KEEP_MAX + 1 : (uint32_t)keep;
     return whole && version <= UINT32_MAX && taken + 1 == json_object_size(json);
 }

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <netdb.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -19,11 +18,13 @@
 #include "common/notify.h"
 #include "proto/wire.h"
 #include "rpc/client.h"
+#include "worker/comm.h"
 #include "worker/comm_nccl.h"
 #include "worker/engine.h"
 #include "worker/keeper.h"
 #include "worker/holder.h"
 #include "worker/notes.h"
+#include "worker/nvml.h"
 #include "worker/recollect.h"
 #include "worker/renew.h"
 #include "worker/vitals.h"
@@ -53,6 +54,8 @@ struct agent {
     struct mu_wire_arena arena_in, arena_out;
     struct mu_device *device;
     struct mu_vitals_watch *vitals;     /* NULL: nobody wants them */
+    struct mu_nvml *nvml;               /* NULL: it computes on no GPU */
+    bool gpu_failed;                    /* for good, by what NVML says */
     char connect_trouble[MU_TEXT_SIZE]; /* CONNECT failed at once: to be told to the core after its step */
     bool connect_failed;
     char trouble_told[MU_ERROR_TEXT_SIZE]; /* why there is no coordinator: each reason is told once in a row */
@@ -142,14 +145,19 @@ static void do_send(struct agent *agent, const struct mu_worker_message *message
     struct mu_error err;
     struct mu_worker_message more;
     struct mu_vitals vitals;
+    struct mu_gpu_sample gpu;
     if (!agent->link)
         return;
-    bool has_vitals = message->kind != MU_WM_HELLO && mu_vitals_watch_take(agent->vitals, &vitals),
+    bool has_vitals = message->kind != MU_WM_HELLO && mu_vitals_watch_take(agent->vitals, agent->gpu_failed, &vitals),
          has_inventory = message->kind == MU_WM_HELLO && agent->keeper;
     if (has_vitals || has_inventory) { /* the core has no eyes for either */
         more = *message;
         vitals.certificate_end_s = has_vitals ? mu_rpc_client_certificate_end_s(agent->client) : 0;
         more.vitals = has_vitals ? &vitals : NULL;
+        if (has_vitals && agent->nvml) {
+            mu_nvml_read(agent->nvml, &gpu);
+            vitals.gpu = &gpu;
+        }
         if (has_inventory)
             more.hello.inventory_count = mu_keeper_inventory(agent->keeper, more.hello.inventory);
         message = &more;
@@ -213,10 +221,12 @@ static void do_engine(struct agent *agent, const struct mu_worker_action *action
     case MU_WA_LOAD_JOB:
         agent->spec = *action->load.spec;
         watch_disk(agent);
+        mu_log_set_job(action->load.spec->name);
         MU_LOGI("job '%s': loading data and model", action->load.spec->name);
         status = mu_engine_load(agent->engine, action->load.spec, action->load.uid);
         break;
     case MU_WA_PREPARE:
+        mu_log_set_rank(action->generation.generation, action->generation.assign->rank);
         log_assign(action->generation.generation, action->generation.assign);
         status = mu_engine_prepare(agent->engine, action->generation.generation, mu_worker_incarnation(agent->worker),
                                    action->generation.assign);
@@ -239,6 +249,7 @@ static void do_engine(struct agent *agent, const struct mu_worker_action *action
                                 action->feed.order);
         break;
     case MU_WA_FORGET:
+        mu_log_set_rank(0, 0);
         MU_LOGW("the coordinator has given up this incarnation: everything held is dropped");
         status = mu_engine_forget(agent->engine);
         break;
@@ -427,13 +438,21 @@ static void start_keeper(struct agent *agent, struct mu_worker_event *loaded)
 
 /* ---- the engine's calls: engine and writer threads ---- */
 
+static void log_parked(const struct mu_worker_event *event)
+{
+    char peer[24];
+    snprintf(peer, sizeof peer, "peer=%u", event->parked.peer_rank);
+    mu_log(MU_LOG_INFO, event->parked.reason == MU_PARK_PEER ? peer : NULL, "generation %llu: parked at step %llu%s%s",
+           (unsigned long long)event->parked.generation, (unsigned long long)event->parked.held.step,
+           event->parked.text[0] ? ": " : "", event->parked.text);
+}
+
 static void on_post(void *ctx, const struct mu_worker_event *event)
 {
     struct agent *agent = ctx;
     struct mu_worker_event copy = *event;
     if (event->kind == MU_WE_PARKED)
-        MU_LOGI("generation %llu: parked at step %llu%s%s", (unsigned long long)event->parked.generation,
-                (unsigned long long)event->parked.held.step, event->parked.text[0] ? ": " : "", event->parked.text);
+        log_parked(event);
     if (event->kind == MU_WE_FED)
         MU_LOGI("feed %016llx: %s%s", (unsigned long long)event->fed.number,
                 event->fed.state == MU_FEED_LIVE    ? "whole, and at most one step behind"
@@ -540,6 +559,21 @@ static void on_signals(struct agent *agent)
     }
 }
 
+/* Before the next collective hangs, or something is computed that cannot be trusted. */
+static void look_at_gpu(struct agent *agent)
+{
+    struct mu_gpu_sample gpu;
+    if (!agent->nvml || agent->gpu_failed)
+        return;
+    mu_nvml_read(agent->nvml, &gpu);
+    if (!gpu.unhealthy)
+        return;
+    pthread_mutex_lock(&agent->lock);
+    agent->gpu_failed = true;
+    step_core(agent, &(struct mu_worker_event){.kind = MU_WE_BROKEN, .text = gpu.text});
+    pthread_mutex_unlock(&agent->lock);
+}
+
 static void on_deadline(struct agent *agent)
 {
     struct mu_worker_event progress = {.kind = MU_WE_PROGRESS};
@@ -576,6 +610,7 @@ static void main_loop(struct agent *agent)
         sleep_until(agent, alive_us < deadline_us ? alive_us : deadline_us);
         free_dead(agent);
         on_signals(agent);
+        look_at_gpu(agent);
         if (mu_clock_mono_us() >= deadline_us)
             on_deadline(agent);
     }
@@ -599,30 +634,6 @@ static void flush_stream(struct agent *agent)
 
 /* ---- start ---- */
 
-/* The coordinator's address as literal "address:port", for the choice of the data plane's own address; false: it has
- * none. */
-static bool literal_address(const char *text, char *out, size_t size)
-{
-    char host[256];
-    const char *colon = strrchr(text, ':');
-    if (strncmp(text, "unix:", 5) == 0 || !colon || (size_t)(colon - text) >= sizeof host)
-        return false;
-    snprintf(host, sizeof host, "%.*s", (int)(colon - text), text);
-    if (host[0] == '[' && host[strlen(host) - 1] == ']') {
-        memmove(host, host + 1, strlen(host));
-        host[strlen(host) - 1] = 0;
-    }
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
-    if (getaddrinfo(host, colon + 1, &hints, &found) != 0 || !found)
-        return false;
-    char literal[128];
-    bool ok = getnameinfo(found->ai_addr, found->ai_addrlen, literal, sizeof literal, NULL, 0, NI_NUMERICHOST) == 0;
-    if (ok)
-        snprintf(out, size, found->ai_family == AF_INET6 ? "[%s]:%s" : "%s:%s", literal, colon + 1);
-    freeaddrinfo(found);
-    return ok;
-}
-
 static enum mu_status start_engine(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
 {
     char route_to[192], host[MU_WORKER_NAME_SIZE] = "localhost";
@@ -634,7 +645,7 @@ static enum mu_status start_engine(struct agent *agent, const struct mu_agent_co
         .device = config->device,
         .nccl = mu_nccl_ops(),
         .data_addr = config->data_addr,
-        .route_to = literal_address(config->coordinator, route_to, sizeof route_to) ? route_to : NULL,
+        .route_to = mu_comm_route_to(config->coordinator, route_to, sizeof route_to) ? route_to : NULL,
         .host_id = config->host_id,
         .unix_dir = config->unix_dir,
         .host = agent->host,
@@ -663,6 +674,8 @@ static enum mu_status start_core(struct agent *agent, const struct mu_agent_conf
     uint64_t free_bytes;
     const char *device = config->device ? config->device->name : "cpu";
     snprintf(hello->backend, sizeof hello->backend, "%.*s", (int)strcspn(device, ":"), device);
+    if (config->device)
+        memcpy(hello->gpu, config->device->uuid, sizeof hello->gpu);
     hello->pid = (uint64_t)getpid();
     hello->threads = mu_engine_threads(agent->engine);
     mu_device_memory(config->device, &free_bytes, &hello->memory_bytes);
@@ -685,6 +698,14 @@ static enum mu_status start_vitals(struct agent *agent, const struct mu_agent_co
     if (config->vitals_every_ms == 0)
         return MU_OK;
     return mu_vitals_watch_new(config->vitals_every_ms, mu_engine_traffic, agent->engine, &agent->vitals, err);
+}
+
+static enum mu_status start_nvml(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
+{
+    if (mu_device_is_host(config->device))
+        return MU_OK;
+    const struct mu_nvml_config nvml = {.pci_bus_id = config->device->bus_id, .alarm_fd = agent->wake_fd};
+    return mu_nvml_start(&nvml, &agent->nvml, err);
 }
 
 static enum mu_status start_rpc(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
@@ -721,6 +742,7 @@ static enum mu_status start_signals(struct agent *agent, struct mu_error *err)
 
 static void stop(struct agent *agent)
 {
+    mu_nvml_stop(agent->nvml);
     mu_vitals_watch_free(agent->vitals); /* asks the engine */
     mu_keeper_free(agent->keeper);       /* first these: they call into the core */
     mu_engine_free(agent->engine);
@@ -759,10 +781,14 @@ int mu_agent_run(const struct mu_agent_config *config)
     if (status == MU_OK)
         status = start_vitals(&agent, config, &err);
     if (status == MU_OK)
+        status = start_nvml(&agent, config, &err);
+    if (status == MU_OK)
         status = start_rpc(&agent, config, &err);
     if (status == MU_OK) {
         main_loop(&agent);
         flush_stream(&agent);
+        if (agent.gpu_failed) /* threads may wait for it that would never come back */
+            _exit(agent.exit_code);
     } else {
         MU_LOGE("%s", err.text);
         note_trouble(&agent, err.text);

@@ -121,6 +121,7 @@ struct mu_comm_group_config {
     const struct mu_comm_peer *peers;
     size_t peer_count;
     uint8_t secret[MU_COMM_SECRET_SIZE];
+    bool encrypted; /* on all sides: connections over TCP are (worker/secure.h); those inside a host need not be */
 };
 
 /* Memory of the caller; it and the buffer must stay until mu_comm_done, or until the group is closed. All fields are
@@ -158,6 +159,9 @@ void mu_comm_free(struct mu_comm *comm);
 
 /* "host=<id>;unix=@<name>;tcp=<literal address>:<port>", for the coordinator and the peers. Lives as long as comm. */
 const char *mu_comm_address(const struct mu_comm *comm);
+
+/* The coordinator's address as literal "address:port", for the choice of the data plane's own; false: it has none. */
+bool mu_comm_route_to(const char *coordinator, char *out, size_t size);
 void mu_comm_stats(const struct mu_comm *comm, struct mu_comm_stats *ret_stats);
 
 /* A descriptor that becomes readable when mu_comm_progress has something to do, for a thread that sleeps elsewhere.
@@ -189,6 +193,8 @@ void mu_comm_group_close(struct mu_comm_group *group);
 
 bool mu_comm_group_ready(const struct mu_comm_group *group); /* every peer is connected */
 uint64_t mu_comm_group_generation(const struct mu_comm_group *group);
+/* How many of its connections are encrypted, and by whom (worker/secure.h; "" when none is). */
+size_t mu_comm_group_encrypted(const struct mu_comm_group *group, const char **ret_kernel);
 
 /* mu_comm_progress, then the state of this group: MU_OK while it works (connecting counts), MU_ERR_CANCELLED, or
  * MU_ERR_UNAVAILABLE with a line that names the peer and what happened. Call it between tiles of computation. */

@@ -310,3 +310,24 @@ enum mu_status mu_comm_address_parse(const char *text, struct literal_address *r
     *ret_address = address;
     return MU_OK;
 }
+
+bool mu_comm_route_to(const char *text, char *out, size_t size)
+{
+    char host[256], literal[128];
+    const char *colon = strrchr(text, ':');
+    if (strncmp(text, "unix:", 5) == 0 || !colon || (size_t)(colon - text) >= sizeof host)
+        return false;
+    snprintf(host, sizeof host, "%.*s", (int)(colon - text), text);
+    if (host[0] == '[' && host[strlen(host) - 1] == ']') {
+        memmove(host, host + 1, strlen(host));
+        host[strlen(host) - 1] = 0;
+    }
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+    if (getaddrinfo(host, colon + 1, &hints, &found) != 0 || !found)
+        return false;
+    bool ok = getnameinfo(found->ai_addr, found->ai_addrlen, literal, sizeof literal, NULL, 0, NI_NUMERICHOST) == 0;
+    if (ok)
+        snprintf(out, size, found->ai_family == AF_INET6 ? "[%s]:%s" : "%s:%s", literal, colon + 1);
+    freeaddrinfo(found);
+    return ok;
+}

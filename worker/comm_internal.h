@@ -13,6 +13,7 @@
 #include <sys/un.h>
 
 #include "worker/comm.h"
+#include "worker/secure.h"
 
 enum {
     COMM_BUCKETS = 64,      /* of the tables by exchange number; a power of two */
@@ -176,13 +177,16 @@ struct inbox {
  *  RETRYING --------> CONNECTING ---------------> GREETING ------------> PROVING ----------------> UP
  *     ^------------------'<--- lost, timed out -------'<------------------'                        | bye
  *                                                                                                  v
- *  AWAITING -- a pending connection has proved itself --> UP        any of them -- failure --> DOWN    LEFT */
+ *  AWAITING -- a pending connection has proved itself --> UP        any of them -- failure --> DOWN    LEFT
+ *
+ *  Before UP comes SECURING (the hand-shake of TLS) where the connection is to be encrypted. */
 enum peer_state {
     PEER_RETRYING,
     PEER_CONNECTING,
     PEER_GREETING,
     PEER_PROVING,
     PEER_AWAITING,
+    PEER_SECURING,
     PEER_UP,
     PEER_LEFT,
     PEER_DOWN
@@ -211,7 +215,8 @@ struct peer {
     struct slot *free_slots;
     struct inbox *in;
     struct outbox *out;
-    int write_errno; /* a failed write; the reading side finds out why */
+    int write_errno;          /* a failed write; the reading side finds out why */
+    struct mu_secure *secure; /* NULL: in the clear */
     struct mu_comm_traffic traffic;
 };
 
@@ -222,6 +227,7 @@ struct mu_comm_group {
     uint32_t rank, world;
     struct mu_id incarnation;
     uint8_t secret[MU_COMM_SECRET_SIZE];
+    bool encrypted;
     struct peer *peers; /* ascending rank */
     size_t peer_count, up_count, turn;
     size_t outstanding; /* requests that are not done */
@@ -235,6 +241,7 @@ struct leaving {
     struct source source;
     struct leaving *next;
     uint64_t deadline_us;
+    struct mu_secure *secure; /* NULL: in the clear */
     struct wire_frame bye;
     size_t sent;
 };
@@ -284,6 +291,8 @@ bool mu_comm_pending_step(struct mu_comm *comm, uint64_t now_us);
 void mu_comm_pending_drop(struct mu_comm *comm, size_t index);
 /* Dials, or goes on with the hand-shake. */
 bool mu_comm_dial_step(struct peer *peer, uint64_t now_us);
+/* Goes on with the hand-shake of TLS. */
+bool mu_comm_secure_step(struct peer *peer);
 /* Earliest time at which accept, pending or dialling wants to be called without an event; UINT64_MAX: none. */
 uint64_t mu_comm_shake_deadline(const struct mu_comm *comm);
 

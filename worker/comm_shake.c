@@ -13,7 +13,10 @@
  * nobody listens, ends it at once.
  *
  * Messages are far smaller than the buffer of a fresh socket, so writes are not continued: a short one breaks the
- * attempt. Reads ask for exactly one message, so that no byte of a later frame is taken. */
+ * attempt. Reads ask for exactly one message, so that no byte of a later frame is taken.
+ *
+ * Where the group is encrypted and the connection leaves the host, the hand-shake of TLS follows (worker/secure.h); its
+ * key is HMAC(secret, "tls key", hello, nonce of the hello), known to these two alone. */
 #include "worker/comm_internal.h"
 
 #include <errno.h>
@@ -86,6 +89,49 @@ static enum read_result read_up_to(struct source *source, void *into, size_t *ha
         *have += (size_t)n;
     }
     return READ_WHOLE;
+}
+
+/* ---- what follows WELCOME ---- */
+
+/* From here on a trouble of the connection is one of the peer's: there is no other attempt. */
+static void connected(struct peer *peer, const struct wire_hello *hello)
+{
+    uint8_t key[MU_SECURE_KEY_SIZE];
+    if (!peer->group->encrypted || !peer->over_tcp) {
+        mu_comm_stream_start(peer);
+        return;
+    }
+    prove(peer->group->secret, "tls key\0", hello, hello->nonce, key);
+    peer->secure = mu_secure_new(peer->source.fd, peer->rank > peer->group->rank, key);
+    explicit_bzero(key, sizeof key);
+    if (!peer->secure) {
+        mu_comm_peer_fail(peer, MU_COMM_FAIL_LOCAL, ENOMEM, "no memory for an encrypted connection");
+        return;
+    }
+    peer->state = PEER_SECURING;
+    peer->source.readable = peer->source.writable = true;
+    snprintf(peer->last_trouble, sizeof peer->last_trouble, "the TLS hand-shake is not over");
+}
+
+bool mu_comm_secure_step(struct peer *peer)
+{
+    if (!peer->source.readable && !peer->source.writable)
+        return false;
+    int reason = mu_secure_shake(peer->secure);
+    if (reason == EAGAIN) { /* whatever it waits for, an event tells of it */
+        peer->source.readable = peer->source.writable = false;
+        return false;
+    }
+    if (reason == 0)
+        mu_comm_stream_start(peer);
+    else if (reason == EPROTO)
+        mu_comm_peer_fail(peer, MU_COMM_FAIL_PROTOCOL, 0,
+                          "the TLS hand-shake failed: it has another key, or somebody else answers");
+    else if (reason == ECONNRESET)
+        mu_comm_peer_fail(peer, MU_COMM_FAIL_EOF, 0, "it closed the connection in the TLS hand-shake");
+    else
+        mu_comm_peer_fail(peer, MU_COMM_FAIL_RESET, reason, "the connection broke in the TLS hand-shake");
+    return true;
 }
 
 /* ---- the accepting side ---- */
@@ -278,6 +324,7 @@ static enum verdict pending_response(struct mu_comm *comm, struct pending *pendi
 static void admit(struct mu_comm *comm, size_t index, struct peer *peer)
 {
     struct pending *pending = comm->pending[index];
+    struct wire_hello hello = pending->hello;
     peer->source = (struct source){.kind = SOURCE_PEER, .fd = pending->source.fd, .hung = pending->source.hung};
     peer->over_tcp = pending->tcp;
     pending->source.fd = -1;
@@ -288,7 +335,7 @@ static void admit(struct mu_comm *comm, size_t index, struct peer *peer)
         return;
     }
     comm->stats.admitted++;
-    mu_comm_stream_start(peer);
+    connected(peer, &hello);
     MU_FAULT("worker.comm.welcome.sent");
 }
 
@@ -485,7 +532,7 @@ static void dial_reply(struct peer *peer, uint64_t now_us)
             return;
         }
         if (ours && prefix.kind == WIRE_WELCOME && peer->state == PEER_PROVING) {
-            mu_comm_stream_start(peer);
+            connected(peer, &peer->hello);
             return;
         }
         if (!ours || prefix.kind != WIRE_CHALLENGE || peer->state != PEER_GREETING) {

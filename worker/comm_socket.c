@@ -349,6 +349,7 @@ enum mu_status mu_comm_open(struct mu_comm *comm, const struct mu_comm_group_con
     group->world = config->world;
     group->incarnation = config->incarnation;
     memcpy(group->secret, config->secret, sizeof group->secret);
+    group->encrypted = config->encrypted;
     group->peer_count = config->peer_count;
     group->peers = calloc(config->peer_count + 1, sizeof group->peers[0]);
     group->failures = calloc(config->peer_count + 1, sizeof group->failures[0]);
@@ -397,6 +398,20 @@ bool mu_comm_group_ready(const struct mu_comm_group *group)
 uint64_t mu_comm_group_generation(const struct mu_comm_group *group)
 {
     return group->generation;
+}
+
+size_t mu_comm_group_encrypted(const struct mu_comm_group *group, const char **ret_kernel)
+{
+    size_t count = 0;
+    *ret_kernel = "";
+    for (size_t i = 0; i < group->peer_count; i++) {
+        const struct peer *peer = &group->peers[i];
+        if (peer->state != PEER_UP || !peer->secure)
+            continue;
+        *ret_kernel = mu_secure_kernel(peer->secure);
+        count++;
+    }
+    return count;
 }
 
 size_t mu_comm_group_failures(const struct mu_comm_group *group, struct mu_comm_failure *out, size_t capacity)
@@ -465,6 +480,8 @@ static bool group_step(struct mu_comm_group *group, uint64_t now_us)
             return moved;
         if (peer->state == PEER_UP)
             moved |= mu_comm_stream_step(peer);
+        else if (peer->state == PEER_SECURING && group->failure_count == 0)
+            moved |= mu_comm_secure_step(peer);
         else if (connecting && group->failure_count == 0 && peer->state < PEER_AWAITING)
             moved |= mu_comm_dial_step(peer, now_us);
     }

@@ -326,6 +326,12 @@ static void burst_advance(struct outbox *out, size_t bytes)
     }
 }
 
+static ssize_t transmit(int fd, struct mu_secure *secure, struct iovec *iov, size_t count)
+{
+    struct msghdr message = {.msg_iov = iov, .msg_iovlen = count};
+    return secure ? mu_secure_send(secure, iov, count) : sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 static bool stream_write(struct peer *peer)
 {
     struct outbox *out = peer->out;
@@ -334,8 +340,7 @@ static bool stream_write(struct peer *peer)
     while (peer->source.writable && budget > 0) {
         if (out->frame_count == 0 && !burst_assemble(peer))
             break;
-        struct msghdr message = {.msg_iov = out->iov + out->iov_next, .msg_iovlen = out->iov_count - out->iov_next};
-        ssize_t n = sendmsg(peer->source.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t n = transmit(peer->source.fd, peer->secure, out->iov + out->iov_next, out->iov_count - out->iov_next);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0) {
@@ -596,7 +601,7 @@ static ssize_t inbox_fill(struct peer *peer, size_t *ret_wanted)
     if (!in->in_payload || direct == in->missing)
         iov[count++] = (struct iovec){.iov_base = in->bytes + in->end, .iov_len = COMM_INBOX_SIZE - in->end};
     *ret_wanted = direct + (iov[count - 1].iov_base == in->bytes + in->end ? iov[count - 1].iov_len : 0);
-    ssize_t n = readv(peer->source.fd, iov, count);
+    ssize_t n = peer->secure ? mu_secure_receive(peer->secure, iov, (size_t)count) : readv(peer->source.fd, iov, count);
     if (n <= 0)
         return n;
     size_t placed = (size_t)n < direct ? (size_t)n : direct;
@@ -631,8 +636,9 @@ static bool stream_read(struct peer *peer)
             break;
         }
         budget -= (size_t)n < budget ? (size_t)n : budget;
-        /* Less than asked for: drained. What comes later, an end-of-file too, raises a new edge. */
-        if ((size_t)n < wanted && !peer->source.hung)
+        /* Less than asked for: drained (but not when TLS gives it out by records). What comes later, an end-of-file
+         * too, raises a new edge. */
+        if ((size_t)n < wanted && !peer->source.hung && !peer->secure)
             peer->source.readable = false;
         inbox_parse(peer);
     }
@@ -687,10 +693,10 @@ bool mu_comm_stream_step(struct peer *peer)
 /* True when the frame has gone or never will. */
 static bool leaving_push(struct leaving *leaving)
 {
-    const uint8_t *bytes = (const uint8_t *)&leaving->bye;
     while (leaving->sent < sizeof leaving->bye) {
-        ssize_t n = send(leaving->source.fd, bytes + leaving->sent, sizeof leaving->bye - leaving->sent,
-                         MSG_NOSIGNAL | MSG_DONTWAIT);
+        struct iovec rest = {.iov_base = (uint8_t *)&leaving->bye + leaving->sent,
+                             .iov_len = sizeof leaving->bye - leaving->sent};
+        ssize_t n = transmit(leaving->source.fd, leaving->secure, &rest, 1);
         if (n < 0 && errno == EINTR)
             continue;
         if (n < 0) {
@@ -703,13 +709,16 @@ static bool leaving_push(struct leaving *leaving)
 }
 
 /* A socket closed with unread bytes sends a reset, which may overtake the goodbye. */
-static void close_politely(struct source *source, uint8_t *scratch)
+static void leaving_free(struct leaving *leaving, uint8_t *scratch)
 {
+    struct source *source = &leaving->source;
     for (size_t bytes = 0; bytes < COMM_TURN_SIZE; bytes += COMM_SCRATCH_SIZE) {
         if (recv(source->fd, scratch, COMM_SCRATCH_SIZE, MSG_DONTWAIT) <= 0)
             break;
     }
     mu_comm_source_close(source);
+    mu_secure_free(leaving->secure);
+    free(leaving);
 }
 
 void mu_comm_stream_leave(struct peer *peer, enum mu_comm_failure_kind reason)
@@ -717,8 +726,9 @@ void mu_comm_stream_leave(struct peer *peer, enum mu_comm_failure_kind reason)
     struct mu_comm *comm = peer->group->comm;
     const struct outbox *out = peer->out;
     bool speaks = peer->state == PEER_UP && peer->source.fd >= 0 && out;
-    bool half_sent =
-        speaks && out->frame_count && (out->iov_next > 0 || out->iov[0].iov_len < sizeof(struct wire_frame));
+    bool half_sent = speaks && out->frame_count &&
+                     (out->iov_next > 0 || out->iov[0].iov_len < sizeof(struct wire_frame) ||
+                      (peer->secure && mu_secure_is_midway(peer->secure)));
     struct leaving *leaving = speaks && !half_sent ? calloc(1, sizeof *leaving) : NULL;
     if (!leaving) {
         mu_comm_source_close(&peer->source);
@@ -730,10 +740,11 @@ void mu_comm_stream_leave(struct peer *peer, enum mu_comm_failure_kind reason)
         .prefix = {.magic = WIRE_MAGIC, .version = WIRE_VERSION, .kind = WIRE_BYE, .reason = (uint8_t)reason},
         .generation = peer->group->generation,
     };
+    leaving->secure = peer->secure;
+    peer->secure = NULL;
     peer->source.fd = -1;
     if (leaving_push(leaving) || mu_comm_watch(comm, &leaving->source) != 0) {
-        close_politely(&leaving->source, comm->scratch);
-        free(leaving);
+        leaving_free(leaving, comm->scratch);
         return;
     }
     leaving->next = comm->leaving;
@@ -751,8 +762,7 @@ void mu_comm_leaving_step(struct mu_comm *comm, uint64_t now_us)
             continue;
         }
         *at = leaving->next;
-        close_politely(&leaving->source, comm->scratch);
-        free(leaving);
+        leaving_free(leaving, comm->scratch);
     }
 }
 
@@ -781,4 +791,5 @@ void mu_comm_stream_fini(struct peer *peer)
                           COMM_STAGING_SIZE + MU_COMM_PIECE_SIZE);
     free(peer->in);
     free(peer->out);
+    mu_secure_free(peer->secure);
 }

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +10,7 @@
 #include "common/clock.h"
 #include "common/fault.h"
 #include "common/log.h"
+#include "common/thread.h"
 
 /* ---- stopping ---- */
 
@@ -266,7 +266,7 @@ static void execute(struct mu_engine *engine, const struct engine_command *comma
         do_snapshot(engine, command);
         break;
     case ENGINE_FEED:
-        engine->job.spec.amendments = command->amendments;
+        engine_take_amendments(engine, &command->amendments);
         engine_take(engine, &command->feed);
         break;
     case ENGINE_FORGET:
@@ -322,14 +322,9 @@ static void *engine_main(void *arg)
     return NULL;
 }
 
-/* Signals belong to the shell's threads. */
 static int start_thread(struct mu_engine *engine)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failure = pthread_create(&engine->thread, NULL, engine_main, engine);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int failure = mu_thread_start(&engine->thread, engine_main, engine);
     engine->thread_started = failure == 0;
     return failure;
 }

@@ -35,6 +35,7 @@ enum mu_status engine_feed_open(struct mu_engine *engine, const struct engine_fe
     enum mu_status status = moves_of(engine, &given->order, &feed, err);
     struct mu_feed_config config = {.model = &job->model,
                                     .comm = engine->comm,
+                                    .encrypted = job->spec.data_tls,
                                     .order = &given->order,
                                     .incarnation = given->incarnation,
                                     .moves = feed.moves,

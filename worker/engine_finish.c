@@ -69,7 +69,18 @@ static uint32_t hasher(const struct mu_engine *engine, uint32_t index)
     return mu_layout_rank(layout, at);
 }
 
-static enum mu_status hash_cell(struct mu_engine *engine, uint32_t index, SHA256_CTX *sha, struct mu_error *err)
+/* Exponents of ones only: infinite, or not a number. */
+static bool all_finite(const uint32_t *words, size_t count)
+{
+    const uint32_t exponent = 0x7f800000;
+    uint32_t found = 0;
+    for (size_t i = 0; i < count; i++)
+        found |= (words[i] & exponent) == exponent;
+    return !found;
+}
+
+static enum mu_status hash_cell(struct mu_engine *engine, uint32_t index, SHA256_CTX *sha, bool *finite,
+                                struct mu_error *err)
 {
     struct mu_cell cell = mu_model_cell(&engine->job.model, index);
     const uint8_t *bytes = (const uint8_t *)(engine->job.state.flats[0] + cell.offset);
@@ -81,6 +92,7 @@ static enum mu_status hash_cell(struct mu_engine *engine, uint32_t index, SHA256
         if (status != MU_OK)
             return engine_model_failed(engine, status, "hash of the weights", err);
         SHA256_Update(sha, view, stretch);
+        *finite = *finite && all_finite(view, stretch / sizeof(uint32_t));
         bytes += stretch;
         left -= stretch;
         mu_pool_poll(engine->pool);
@@ -126,18 +138,20 @@ static enum mu_status hand_over(struct mu_engine *engine, uint32_t index, uint32
 }
 
 /* Own cells; *ret_last: this rank hashed the last one. */
-static enum mu_status hash_own(struct mu_engine *engine, SHA256_CTX *sha, bool *ret_last, struct mu_error *err)
+static enum mu_status hash_own(struct mu_engine *engine, SHA256_CTX *sha, bool *ret_last, bool *ret_finite,
+                               struct mu_error *err)
 {
     uint32_t cells = engine->job.model.cell_count, rank = engine->now.rank, before = hasher(engine, 0);
     enum mu_status status = MU_OK;
     *ret_last = false;
+    *ret_finite = true;
     SHA256_Init(sha);
     for (uint32_t i = 0, who = before; i < cells && status == MU_OK; i++) {
         uint32_t after = i + 1 < cells ? hasher(engine, i + 1) : who;
         if (who == rank && before != rank)
             status = take_over(engine, i, before, sha, err);
         if (who == rank && status == MU_OK)
-            status = hash_cell(engine, i, sha, err);
+            status = hash_cell(engine, i, sha, ret_finite, err);
         if (who == rank && after != rank && status == MU_OK)
             status = hand_over(engine, i + 1, after, sha, err);
         *ret_last = who == rank;
@@ -147,7 +161,8 @@ static enum mu_status hash_own(struct mu_engine *engine, SHA256_CTX *sha, bool *
     return status;
 }
 
-enum mu_status engine_weights_sha256(struct mu_engine *engine, uint8_t ret_sha256[32], struct mu_error *err)
+enum mu_status engine_weights_sha256(struct mu_engine *engine, uint8_t ret_sha256[32], bool *ret_finite,
+                                     struct mu_error *err)
 {
     const struct engine_generation *now = &engine->now;
     struct mu_small own, total;
@@ -158,7 +173,7 @@ enum mu_status engine_weights_sha256(struct mu_engine *engine, uint8_t ret_sha25
         engine->now.digest = calloc(1, sizeof *engine->now.digest);
     if (!engine->now.digest)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the hash of the weights");
-    enum mu_status status = hash_own(engine, &sha, &last, err);
+    enum mu_status status = hash_own(engine, &sha, &last, ret_finite, err);
     if (status != MU_OK)
         return status;
     if (last)
@@ -168,10 +183,13 @@ enum mu_status engine_weights_sha256(struct mu_engine *engine, uint8_t ret_sha25
         memcpy(ret_sha256, own.digest, sizeof own.digest);
         return MU_OK;
     }
+    own.unfinite = !*ret_finite;
     engine_set_waiting(engine, true);
     status = mu_reduce_small(now->reduce, engine->held.step - now->start_step, MU_SMALL_END, 0, &own, &total, err);
     engine_set_waiting(engine, false);
-    if (status == MU_OK)
-        memcpy(ret_sha256, total.digest, sizeof total.digest);
-    return status;
+    if (status != MU_OK)
+        return status;
+    memcpy(ret_sha256, total.digest, sizeof total.digest);
+    *ret_finite = !total.unfinite;
+    return MU_OK;
 }

@@ -333,6 +333,8 @@ void engine_enter_share(struct mu_engine *engine);
 bool engine_is_told_to_copy_held(const struct mu_engine *engine, const struct mu_assign *assign);
 /* What the owner is told of engine->held. */
 struct mu_held engine_reported(const struct mu_engine *engine);
+/* The record from here on. What was computed before the job was rolled back is dropped. */
+void engine_take_amendments(struct mu_engine *engine, const struct mu_amendments *amendments);
 
 /* ---- engine_step.c ---- */
 /* One whole step: gradients, exchange, vote, update. held.step has grown by one when the update was made: also when an
@@ -414,8 +416,9 @@ void engine_take_drop(struct mu_engine *engine);
 void engine_take_assigned(struct mu_engine *engine, const struct mu_assign *assign);
 
 /* ---- engine_finish.c ---- */
-/* After the last step: SHA-256 of all parameters, cell by cell, whoever holds them. */
-enum mu_status engine_weights_sha256(struct mu_engine *engine, uint8_t ret_sha256[32],
+/* After the last step: SHA-256 of all parameters, cell by cell, whoever holds them, and whether all of them are finite.
+ */
+enum mu_status engine_weights_sha256(struct mu_engine *engine, uint8_t ret_sha256[32], bool *ret_finite,
                                      struct mu_error *err) MU_WARN_UNUSED;
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "common/clock.h"
 #include "common/fault.h"
+#include "common/log.h"
 #include "common/flight.h"
 #include "plan/pipeline.h"
 #include "plan/plan.h"
@@ -83,7 +84,8 @@ static enum mu_status open_group(struct mu_engine *engine, const struct engine_c
                                           .world = engine->now.world,
                                           .incarnation = command->id,
                                           .peers = peers,
-                                          .peer_count = assign->peer_count};
+                                          .peer_count = assign->peer_count,
+                                          .encrypted = engine->job.spec.data_tls};
     memcpy(config.secret, assign->secret, sizeof config.secret);
     uint64_t deadline_us = mu_clock_mono_us() + (uint64_t)engine->connect_timeout_ms * 1000;
     enum mu_status status = mu_comm_open(engine->comm, &config, deadline_us, &engine->now.group, err);
@@ -98,6 +100,11 @@ static enum mu_status wait_connected(struct mu_engine *engine, struct mu_error *
     engine_set_waiting(engine, true);
     enum mu_status status = mu_comm_wait_ready(engine->now.group, MU_COMM_FOREVER, err);
     engine_set_waiting(engine, false);
+    const char *kernel;
+    size_t encrypted = status == MU_OK ? mu_comm_group_encrypted(engine->now.group, &kernel) : 0;
+    if (encrypted > 0)
+        MU_LOGI("generation %llu: %zu connections to other hosts are encrypted (TLS 1.3); kernel TLS: %s",
+                (unsigned long long)engine->now.generation, encrypted, kernel);
     MU_FAULT("worker.prepare.connect");
     return status;
 }
@@ -271,7 +278,6 @@ static enum mu_status prepare(struct mu_engine *engine, const struct engine_comm
                               struct mu_error *err)
 {
     const struct mu_assign *assign = &command->assign;
-    engine->job.spec.amendments = command->amendments;
     enum mu_status status = check_assign(engine, assign, err);
     if (status != MU_OK)
         return status;
@@ -294,6 +300,7 @@ void engine_prepare(struct mu_engine *engine, const struct engine_command *comma
     uint64_t bad_checkpoint = 0;
     MU_FAULT("worker.assign");
     engine_feeds_drop(engine);
+    engine_take_amendments(engine, &command->amendments);
     engine_take_assigned(engine, &command->assign);
     /* The newest generation that stepped stays open until Go; one that never did is superseded now. */
     engine_nccl_end(engine, &engine->now); /* it does not step any more: two sets would take memory of the GPU */

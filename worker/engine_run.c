@@ -159,9 +159,11 @@ static enum mu_status park_finished(struct mu_engine *engine, struct mu_error *e
     struct mu_worker_event event = {
         .kind = MU_WE_PARKED,
         .parked = {.generation = engine->now.generation, .reason = MU_PARK_FINISHED, .held = engine_reported(engine)}};
-    enum mu_status status = engine_weights_sha256(engine, event.parked.weights_sha256, err);
+    bool finite = true;
+    enum mu_status status = engine_weights_sha256(engine, event.parked.weights_sha256, &finite, err);
     if (status != MU_OK)
         return status;
+    event.parked.weights_unfinite = !finite;
     engine->phase = ENGINE_PARKED;
     MU_FAULT("worker.finished");
     engine_post(engine, &event);

@@ -9,6 +9,7 @@
 
 #include "common/fault.h"
 #include "kernels/kernels.h"
+#include "plan/amend.h"
 #include "worker/holder.h"
 #include "worker/load.h"
 
@@ -38,6 +39,17 @@ struct mu_held engine_reported(const struct mu_engine *engine)
         share->rank = mu_layout_rank(&share->layout, at);
     }
     return held;
+}
+
+void engine_take_amendments(struct mu_engine *engine, const struct mu_amendments *amendments)
+{
+    struct mu_amendments *own = &engine->job.spec.amendments;
+    bool was_rolled_back = mu_amend_era(own) != mu_amend_era(amendments);
+    *own = *amendments;
+    if (!was_rolled_back)
+        return;
+    engine_forget_arrived(engine);
+    memset(&engine->held, 0, sizeof engine->held);
 }
 
 /* ---- where incoming state goes ---- */
@@ -213,7 +225,7 @@ static enum mu_status load(struct mu_engine *engine, const struct mu_assign *ass
                                     .host = engine->host,
                                     .holders = assign->holders,
                                     .holder_count = assign->holder_count,
-                                    .job = job->spec.name,
+                                    .job = assign->checkpoint_job[0] ? assign->checkpoint_job : job->spec.name,
                                     .checkpoint = assign->checkpoint,
                                     .step = assign->start_step,
                                     .model = &job->model,

@@ -71,7 +71,8 @@ static enum mu_status open_group(struct mu_feed *feed, struct mu_error *err)
                                          .world = 2,
                                          .incarnation = config->incarnation,
                                          .peers = &peer,
-                                         .peer_count = 1};
+                                         .peer_count = 1,
+                                         .encrypted = config->encrypted};
     memcpy(group.secret, config->order->secret, sizeof group.secret);
     return mu_comm_open(config->comm, &group, config->deadline_us, &feed->group, err);
 }

@@ -23,6 +23,7 @@ enum { MU_FEED_PATIENCE_MS = 2000 };
 struct mu_feed_config {
     const struct mu_model_spec *model;
     struct mu_comm *comm;
+    bool encrypted; /* as in struct mu_comm_group_config */
     const struct mu_feed_order *order;
     struct mu_id incarnation;    /* own */
     const struct mu_move *moves; /* what is fed, ascending (plan/feeding.h); must stay */

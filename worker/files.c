@@ -21,8 +21,10 @@
 #include "common/log.h"
 #include "storage/catalog.h"
 #include "storage/manifest.h"
+#include "worker/secure.h"
 
 enum { NONCE_BYTES = 32, MAC_BYTES = 32, POLL_MS = 100 };
+static const char TLS_WORD[] = "tls:";
 
 struct request {
     char magic[8];
@@ -35,6 +37,13 @@ struct answer {
     uint64_t status, size_bytes; /* as this machine writes them: both sides are of one build */
 };
 
+/* One side of a connection. */
+struct wire {
+    int fd;
+    struct mu_secure *secure; /* NULL: in the clear */
+    const atomic_bool *abort; /* NULL: nobody breaks it off */
+};
+
 struct served {
     struct mu_files *files;
     int fd; /* -1: free */
@@ -44,6 +53,7 @@ struct served {
 struct mu_files {
     char root[MU_PATH_SIZE], address[MU_ADDRESS_SIZE];
     uint8_t secret[32];
+    bool encrypted;
     int listener, stop_fd;
     pthread_t acceptor;
     pthread_mutex_t lock;
@@ -76,7 +86,7 @@ static bool same_mac(const uint8_t *a, const uint8_t *b)
 }
 
 /* Waits until the socket is ready; false: silent for too long, or aborted. */
-static bool await(int fd, short events, const atomic_bool *abort)
+static bool await_socket(int fd, short events, const atomic_bool *abort)
 {
     for (int waited_ms = 0; waited_ms < MU_FILES_SILENCE_MS; waited_ms += POLL_MS) {
         struct pollfd poll_fd = {.fd = fd, .events = events};
@@ -92,15 +102,21 @@ static bool await(int fd, short events, const atomic_bool *abort)
     return false;
 }
 
-static bool send_all(int fd, const void *data, size_t size_bytes, const atomic_bool *abort)
+static bool await(const struct wire *wire, short events)
 {
-    const char *at = data;
-    while (size_bytes > 0) {
-        ssize_t sent = send(fd, at, size_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+    return await_socket(wire->fd, events, wire->abort);
+}
+
+static bool send_all(const struct wire *wire, const void *data, size_t size_bytes)
+{
+    struct iovec rest = {(void *)(uintptr_t)data, size_bytes};
+    while (rest.iov_len > 0) {
+        ssize_t sent = wire->secure ? mu_secure_send(wire->secure, &rest, 1)
+                                    : send(wire->fd, rest.iov_base, rest.iov_len, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent > 0) {
-            at += sent;
-            size_bytes -= (size_t)sent;
-        } else if ((errno != EAGAIN && errno != EINTR) || !await(fd, POLLOUT, abort)) {
+            rest.iov_base = (char *)rest.iov_base + sent;
+            rest.iov_len -= (size_t)sent;
+        } else if ((errno != EAGAIN && errno != EINTR) || !await(wire, POLLOUT)) {
             return false;
         }
     }
@@ -108,22 +124,38 @@ static bool send_all(int fd, const void *data, size_t size_bytes, const atomic_b
 }
 
 /* Exactly size_bytes; false: broken off (errno 0 when the other side closed). */
-static bool receive_all(int fd, void *data, size_t size_bytes, const atomic_bool *abort)
+static bool receive_all(const struct wire *wire, void *data, size_t size_bytes)
 {
-    char *at = data;
-    while (size_bytes > 0) {
-        ssize_t got = recv(fd, at, size_bytes, MSG_DONTWAIT);
+    struct iovec rest = {data, size_bytes};
+    while (rest.iov_len > 0) {
+        ssize_t got = wire->secure ? mu_secure_receive(wire->secure, &rest, 1)
+                                   : recv(wire->fd, rest.iov_base, rest.iov_len, MSG_DONTWAIT);
         if (got > 0) {
-            at += got;
-            size_bytes -= (size_t)got;
+            rest.iov_base = (char *)rest.iov_base + got;
+            rest.iov_len -= (size_t)got;
         } else if (got == 0) {
             errno = 0;
             return false;
-        } else if ((errno != EAGAIN && errno != EINTR) || !await(fd, POLLIN, abort)) {
+        } else if ((errno != EAGAIN && errno != EINTR) || !await(wire, POLLIN)) {
             return false;
         }
     }
     return true;
+}
+
+/* The hand-shake of TLS. False: errno says why. */
+static bool secure(struct wire *wire, bool accepts, const uint8_t *secret)
+{
+    uint8_t key[MU_SECURE_KEY_SIZE];
+    mu_hmac_sha256(secret, 32, "MUFILE1 tls", strlen("MUFILE1 tls"), key);
+    wire->secure = mu_secure_new(wire->fd, accepts, key);
+    explicit_bzero(key, sizeof key);
+    int reason = wire->secure ? EAGAIN : ENOMEM;
+    bool is_patient = true;
+    while (reason == EAGAIN && is_patient && (reason = mu_secure_shake(wire->secure)) == EAGAIN)
+        is_patient = await(wire, POLLIN); /* a hand-shake's messages always find room */
+    errno = is_patient ? reason : errno;
+    return is_patient && reason == 0;
 }
 
 /* ---- the service ---- */
@@ -138,22 +170,39 @@ static bool allowed(const struct request *request)
            (strcmp(request->file, MU_MANIFEST_FILE) == 0 || mu_piece_file_name_is_valid(request->file));
 }
 
-static bool send_file(int fd, int file, uint64_t size_bytes)
+static bool send_file_encrypted(const struct wire *wire, int file, uint64_t size_bytes)
+{
+    char *block = malloc(MU_FILES_BLOCK_BYTES);
+    bool ok = block != NULL;
+    while (ok && size_bytes > 0) {
+        MU_FAULT("worker.files.send");
+        ssize_t got = read(file, block, size_bytes < MU_FILES_BLOCK_BYTES ? (size_t)size_bytes : MU_FILES_BLOCK_BYTES);
+        ok = got > 0 && send_all(wire, block, (size_t)got); /* 0: it became shorter */
+        size_bytes -= got > 0 ? (uint64_t)got : 0;
+    }
+    free(block);
+    return ok;
+}
+
+static bool send_file(const struct wire *wire, int file, uint64_t size_bytes)
 {
     off_t offset = 0;
+    if (wire->secure)
+        return send_file_encrypted(wire, file, size_bytes);
     while ((uint64_t)offset < size_bytes) {
         uint64_t left = size_bytes - (uint64_t)offset;
         MU_FAULT("worker.files.send");
-        ssize_t sent = sendfile(fd, file, &offset, left < MU_FILES_BLOCK_BYTES ? (size_t)left : MU_FILES_BLOCK_BYTES);
+        ssize_t sent =
+            sendfile(wire->fd, file, &offset, left < MU_FILES_BLOCK_BYTES ? (size_t)left : MU_FILES_BLOCK_BYTES);
         if (sent == 0)
             return false; /* it became shorter */
-        if (sent < 0 && ((errno != EAGAIN && errno != EINTR) || !await(fd, POLLOUT, NULL)))
+        if (sent < 0 && ((errno != EAGAIN && errno != EINTR) || !await(wire, POLLOUT)))
             return false;
     }
     return true;
 }
 
-static void serve(const struct mu_files *files, int fd)
+static void serve(const struct mu_files *files, const struct wire *wire)
 {
     uint8_t nonce[NONCE_BYTES], mac[MAC_BYTES];
     struct request request;
@@ -161,8 +210,8 @@ static void serve(const struct mu_files *files, int fd)
     char path[MU_PATH_SIZE + sizeof request.directory + sizeof request.file + 2];
     struct stat st;
     int file = -1;
-    if (getrandom(nonce, sizeof nonce, 0) != (ssize_t)sizeof nonce || !send_all(fd, nonce, sizeof nonce, NULL) ||
-        !receive_all(fd, &request, sizeof request, NULL))
+    if (getrandom(nonce, sizeof nonce, 0) != (ssize_t)sizeof nonce || !send_all(wire, nonce, sizeof nonce) ||
+        !receive_all(wire, &request, sizeof request))
         return;
     sign(files->secret, nonce, &request, mac);
     if (memcmp(request.magic, MAGIC, sizeof MAGIC) == 0 && same_mac(mac, request.mac) && allowed(&request)) {
@@ -174,8 +223,8 @@ static void serve(const struct mu_files *files, int fd)
         if (answer.status == MU_OK)
             answer.size_bytes = (uint64_t)st.st_size;
     }
-    if (send_all(fd, &answer, sizeof answer, NULL) && answer.status == MU_OK)
-        send_file(fd, file, answer.size_bytes);
+    if (send_all(wire, &answer, sizeof answer) && answer.status == MU_OK)
+        send_file(wire, file, answer.size_bytes);
     if (file >= 0)
         close(file);
 }
@@ -184,7 +233,10 @@ static void *serve_thread(void *arg)
 {
     struct served *served = arg;
     struct mu_files *files = served->files;
-    serve(files, served->fd);
+    struct wire wire = {.fd = served->fd};
+    if (!files->encrypted || secure(&wire, true, files->secret))
+        serve(files, &wire);
+    mu_secure_free(wire.secure);
     pthread_mutex_lock(&files->lock);
     close(served->fd);
     served->fd = -1;
@@ -254,16 +306,19 @@ static enum mu_status listen_on(struct mu_files *files, const char *ip, struct m
     if (getnameinfo((struct sockaddr *)&bound, bound_size, host, sizeof host, port, sizeof port,
                     NI_NUMERICHOST | NI_NUMERICSERV) != 0)
         return mu_fail(err, MU_ERR_INTERNAL, "the address of %s has no text", ip);
-    snprintf(files->address, sizeof files->address, bound.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host, port);
+    snprintf(files->address, sizeof files->address, bound.ss_family == AF_INET6 ? "%s[%s]:%s" : "%s%s:%s",
+             files->encrypted ? TLS_WORD : "", host, port);
     return MU_OK;
 }
 
-enum mu_status mu_files_new(const char *ip, const char *root, struct mu_files **ret_files, struct mu_error *err)
+enum mu_status mu_files_new(const char *ip, bool encrypted, const char *root, struct mu_files **ret_files,
+                            struct mu_error *err)
 {
     struct mu_files *files = calloc(1, sizeof *files);
     if (!files)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory to give checkpoint files out");
     files->listener = files->stop_fd = -1;
+    files->encrypted = encrypted;
     for (uint32_t i = 0; i < MU_FILES_CONNECTIONS_MAX; i++)
         files->served[i] = (struct served){.files = files, .fd = -1, .index = i};
     pthread_mutex_init(&files->lock, NULL);
@@ -352,7 +407,8 @@ static int dial(const char *address, const atomic_bool *abort)
     int fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), failure = 0;
     socklen_t size = sizeof failure;
     bool ok = fd >= 0 && (connect(fd, found->ai_addr, found->ai_addrlen) == 0 || errno == EINPROGRESS) &&
-              await(fd, POLLOUT, abort) && getsockopt(fd, SOL_SOCKET, SO_ERROR, &failure, &size) == 0 && failure == 0;
+              await_socket(fd, POLLOUT, abort) && getsockopt(fd, SOL_SOCKET, SO_ERROR, &failure, &size) == 0 &&
+              failure == 0;
     int reason = failure ? failure : errno;
     freeaddrinfo(found);
     if (!ok && fd >= 0) {
@@ -363,8 +419,8 @@ static int dial(const char *address, const atomic_bool *abort)
     return fd;
 }
 
-static enum mu_status receive_file(int fd, const struct mu_holder *holder, const char *directory, const char *file,
-                                   uint64_t size_bytes, mu_files_take_fn *take, void *ctx, const atomic_bool *abort,
+static enum mu_status receive_file(const struct wire *wire, const struct mu_holder *holder, const char *directory,
+                                   const char *file, uint64_t size_bytes, mu_files_take_fn *take, void *ctx,
                                    struct mu_error *err)
 {
     void *block = malloc(MU_FILES_BLOCK_BYTES);
@@ -373,8 +429,8 @@ static enum mu_status receive_file(int fd, const struct mu_holder *holder, const
     for (uint64_t done = 0; done < size_bytes && status == MU_OK;) {
         size_t part = size_bytes - done < MU_FILES_BLOCK_BYTES ? (size_t)(size_bytes - done) : MU_FILES_BLOCK_BYTES;
         MU_FAULT("worker.files.receive");
-        if (!receive_all(fd, block, part, abort))
-            status = broken(holder, directory, file, abort, err);
+        if (!receive_all(wire, block, part))
+            status = broken(holder, directory, file, wire->abort, err);
         else
             status = take(ctx, size_bytes, block, part, err);
         done += part;
@@ -389,27 +445,30 @@ enum mu_status mu_files_fetch(const struct mu_holder *holder, const char *direct
     uint8_t nonce[NONCE_BYTES];
     struct request request = {.magic = "MUFILE1"};
     struct answer answer;
+    bool encrypted = strncmp(holder->address, TLS_WORD, strlen(TLS_WORD)) == 0;
+    const char *address = holder->address + (encrypted ? strlen(TLS_WORD) : 0);
     errno = EHOSTUNREACH;
-    int fd = holder->address[0] ? dial(holder->address, abort) : -1;
-    if (fd < 0)
+    struct wire wire = {.fd = address[0] ? dial(address, abort) : -1, .abort = abort};
+    if (wire.fd < 0)
         return broken(holder, directory, file, abort, err);
     snprintf(request.directory, sizeof request.directory, "%s", directory);
     snprintf(request.file, sizeof request.file, "%s", file);
     enum mu_status status;
-    bool ok = receive_all(fd, nonce, sizeof nonce, abort);
+    bool ok = (!encrypted || secure(&wire, false, holder->secret)) && receive_all(&wire, nonce, sizeof nonce);
     if (ok) {
         sign(holder->secret, nonce, &request, request.mac);
-        ok = send_all(fd, &request, sizeof request, abort) && receive_all(fd, &answer, sizeof answer, abort);
+        ok = send_all(&wire, &request, sizeof request) && receive_all(&wire, &answer, sizeof answer);
     }
     if (!ok)
         status = broken(holder, directory, file, abort, err);
     else if (answer.status == MU_OK)
-        status = receive_file(fd, holder, directory, file, answer.size_bytes, take, ctx, abort, err);
+        status = receive_file(&wire, holder, directory, file, answer.size_bytes, take, ctx, err);
     else
         status =
             mu_fail(err, answer.status == MU_ERR_NOT_FOUND ? MU_ERR_NOT_FOUND : MU_ERR_UNAVAILABLE,
                     "'%s/%s' is not given out by host %s at %s: %s", directory, file, holder->host, holder->address,
                     answer.status <= MU_ERR_INTERNAL ? mu_status_name((enum mu_status)answer.status) : "?");
-    close(fd);
+    mu_secure_free(wire.secure);
+    close(wire.fd);
     return status;
 }

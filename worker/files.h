@@ -7,9 +7,10 @@
  *      directory, file, HMAC-SHA256(secret, nonce directory file) -->
  *      <-- status, size in bytes, then the file
  *
- * Nothing is encrypted; what arrives is judged by its checksum by whoever asked. The service has a thread that accepts
- * and one for each connection, at most MU_FILES_CONNECTIONS_MAX; a peer that is silent for MU_FILES_SILENCE_MS is cut
- * off. */
+ * With TLS (worker/secure.h) its hand-shake comes first, its key made of the secret; the address then begins with
+ * "tls:". Without, nothing is encrypted. What arrives is judged by its checksum by whoever asked. The service has a
+ * thread that accepts and one for each connection, at most MU_FILES_CONNECTIONS_MAX; a peer that is silent for
+ * MU_FILES_SILENCE_MS is cut off. */
 #ifndef MU_WORKER_FILES_H
 #define MU_WORKER_FILES_H
 
@@ -23,7 +24,7 @@ enum { MU_FILES_CONNECTIONS_MAX = 64, MU_FILES_SILENCE_MS = 10000, MU_FILES_BLOC
 struct mu_files;
 
 /* Listens on `ip` (literal, without port) and gives out files of directories below `root`, which need not exist yet. */
-enum mu_status mu_files_new(const char *ip, const char *root, struct mu_files **ret_files,
+enum mu_status mu_files_new(const char *ip, bool encrypted, const char *root, struct mu_files **ret_files,
                             struct mu_error *err) MU_WARN_UNUSED;
 void mu_files_free(struct mu_files *files); /* cuts off who is being served; NULL is fine */
 const char *mu_files_address(const struct mu_files *files);

@@ -335,7 +335,7 @@ enum mu_status mu_keeper_new(const struct mu_keeper_config *config, struct mu_ke
     pthread_cond_init(&keeper->changed, NULL);
     enum mu_status status = mu_holder_path(config->spec->checkpoint.path, config->host, keeper->root, err);
     if (status == MU_OK)
-        status = mu_files_new(config->ip, keeper->root, &keeper->files, err);
+        status = mu_files_new(config->ip, keeper->spec.data_tls, keeper->root, &keeper->files, err);
     if (status == MU_OK) {
         int reason = pthread_create(&keeper->thread, NULL, keeper_main, keeper);
         status = reason ? mu_fail_errno(err, reason, "no thread to keep checkpoints of this host") : MU_OK;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/flight.h"
@@ -17,6 +18,7 @@
 #include "worker/detach.h"
 #include "worker/join.h"
 #include "worker/notes.h"
+#include "worker/stacks.h"
 #include "worker/supervisor.h"
 #include "worker/vitals.h"
 
@@ -25,7 +27,7 @@ enum {
     MILLISECONDS_MAX = 3600 * 1000,
     READY_MAX_S = 3600,
     READY_DEFAULT_S = 30,
-    NAME_ROOM = 8, /* "-cpu255" */
+    NAME_ROOM = 9, /* "-cuda255" */
     GPU_DIGITS = 3,
 };
 
@@ -46,8 +48,10 @@ static const char help[] =
     "$MUSTER_JOIN_TOKEN; see\n"
     "                        muster token), and writes it to --tls-cert and --tls-key\n"
     "  --name NAME           this worker's name: a-z 0-9 . _ - (default: chosen by the coordinator)\n"
-    "  --device all          a supervisor with one worker for every device: here, for the processors of each memory "
-    "node\n"
+    "  --device all          a supervisor with one worker for every device: every GPU, called NAME-cuda0, ..., or "
+    "where "
+    "there\n"
+    "                        is none, for the processors of each memory node\n"
     "  --device cpu          a supervisor whose workers share the processors of the affinity mask: --slots N of them\n"
     "                        (default: 1). Workers are called NAME-cpu0, NAME-cpu1, ... (default NAME: the host's).\n"
     "                        Those that crash are started again, as often as the coordinator permits\n"
@@ -70,6 +74,7 @@ static const char help[] =
     "  --connect-timeout MS  for the ranks of a new generation to find each other (default: 30000)\n"
     "  --ledger FILE         append a line for every leaf computed and every update applied\n"
     "  --log-level LEVEL     debug, info, warn or error (default: info)\n"
+    "  --log-format FORMAT   logfmt or json (default: logfmt)\n"
     "  --version, --help\n"
     "\n"
     "exit codes: 0 the job is over, or this worker was released or left on request\n"
@@ -104,6 +109,7 @@ enum option_id {
     OPT_LEDGER,
     OPT_JOIN_TOKEN,
     OPT_LOG_LEVEL,
+    OPT_LOG_FORMAT,
     OPT_VERSION,
     OPT_HELP,
 };
@@ -134,6 +140,7 @@ static const struct option options[] = {
     {"ledger", required_argument, NULL, OPT_LEDGER},
     {"join-token-file", required_argument, NULL, OPT_JOIN_TOKEN},
     {"log-level", required_argument, NULL, OPT_LOG_LEVEL},
+    {"log-format", required_argument, NULL, OPT_LOG_FORMAT},
     {"version", no_argument, NULL, OPT_VERSION},
     {"help", no_argument, NULL, OPT_HELP},
     {NULL, 0, NULL, 0},
@@ -163,17 +170,13 @@ static bool parse_number(const char *option, const char *text, uint32_t least, u
     return true;
 }
 
-static bool parse_level(const char *text, enum mu_log_level *ret_level)
+static bool parse_log(int id, const char *text, enum mu_log_level *ret_level)
 {
-    static const char *const names[] = {
-        [MU_LOG_DEBUG] = "debug", [MU_LOG_INFO] = "info", [MU_LOG_WARN] = "warn", [MU_LOG_ERROR] = "error"};
-    for (unsigned i = 0; i < sizeof names / sizeof names[0]; i++) {
-        if (strcmp(text, names[i]) == 0) {
-            *ret_level = (enum mu_log_level)i;
-            return true;
-        }
-    }
-    fprintf(stderr, "muster-worker: --log-level: '%s' is not allowed: debug, info, warn or error\n", text);
+    bool is_level = id == OPT_LOG_LEVEL;
+    if (is_level ? mu_log_level_of(text, ret_level) : mu_log_choose_format(text))
+        return true;
+    fprintf(stderr, "muster-worker: --log-%s: '%s' is not allowed: %s\n", is_level ? "level" : "format", text,
+            is_level ? "debug, info, warn or error" : "logfmt or json");
     return false;
 }
 
@@ -283,7 +286,8 @@ static bool take_option(int id, const char *text, struct choices *choices, int *
         mu_flight_switch_off();
         return true;
     case OPT_LOG_LEVEL:
-        return parse_level(text, &choices->level);
+    case OPT_LOG_FORMAT:
+        return parse_log(id, text, &choices->level);
     default:
         if (!take_text(id, text, choices))
             return take_number(id, text, choices);
@@ -354,9 +358,25 @@ static bool check_choices(const struct choices *choices)
 
 /* ---- with --device ---- */
 
-static uint32_t count_slots(const struct choices *choices)
+/* In a process of its own: the supervisor must not have the driver's threads, and its workers start it afresh. */
+static uint32_t count_gpus(void)
+{
+    int code = 0;
+    pid_t pid = fork();
+    if (pid == 0) {
+        uint32_t count = mu_device_count_cuda();
+        _exit((int)(count < MU_SLOTS_MAX ? count : MU_SLOTS_MAX - 1));
+    }
+    return pid > 0 && waitpid(pid, &code, 0) == pid && WIFEXITED(code) ? (uint32_t)WEXITSTATUS(code) : 0;
+}
+
+static uint32_t count_slots(const struct choices *choices, bool *ret_gpus)
 {
     struct mu_cpu *cpus = NULL;
+    uint32_t gpus = strcmp(choices->device, "all") == 0 ? count_gpus() : 0;
+    *ret_gpus = gpus > 0;
+    if (gpus > 0)
+        return gpus;
     if (strcmp(choices->device, "cpu") == 0 || !(cpus = malloc(CPU_SETSIZE * sizeof *cpus)))
         return choices->slots ? choices->slots : 1;
     uint32_t nodes = mu_cpus_nodes(cpus, mu_cpus_read(cpus));
@@ -383,12 +403,12 @@ static int supervise(const struct choices *choices)
         .job = choices->agent.job,
         .host = choices->agent.host_id ? choices->agent.host_id : host,
         .name = name,
-        .slots = count_slots(choices),
         .words = choices->words,
         .give_up_ms = choices->agent.give_up_ms,
         .ready_fd = -1,
         .ready_ms = (choices->ready_s ? choices->ready_s : READY_DEFAULT_S) * 1000,
     };
+    config.slots = count_slots(choices, &config.gpus);
     if (choices->detach) {
         if (!log_path && mu_detach_default_log(name, log, sizeof log))
             log_path = log;
@@ -419,6 +439,7 @@ static int take_options(int argc, char **argv, struct choices *choices)
 /* One worker, on the CPU or on a GPU. */
 static int work(struct choices *choices)
 {
+    mu_stacks_init();
     struct mu_error err = {0};
     enum mu_status status = MU_OK;
     if (choices->gpu)

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "common/clock.h"
 #include "worker/nvml_abi.h"
@@ -29,6 +30,7 @@ struct library {
 struct mu_nvml {
     char library_name[256], bus_id[BUS_ID_SIZE];
     uint32_t interval_ms;
+    int alarm_fd;
 
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -41,60 +43,6 @@ struct mu_nvml {
     nvmlDevice_t device;
     nvmlEventSet_t events; /* NULL: this GPU has none */
 };
-
-/* ---- names ---- */
-
-const char *mu_gpu_reading_name(enum mu_gpu_reading reading)
-{
-    static const char *const names[] = {
-        [MU_GPU_UTILISATION_PERCENT] = "utilisation_percent",
-        [MU_GPU_MEMORY_UTILISATION_PERCENT] = "memory_utilisation_percent",
-        [MU_GPU_MEMORY_USED_BYTES] = "memory_used_bytes",
-        [MU_GPU_MEMORY_TOTAL_BYTES] = "memory_total_bytes",
-        [MU_GPU_POWER_MW] = "power_milliwatts",
-        [MU_GPU_POWER_LIMIT_MW] = "power_limit_milliwatts",
-        [MU_GPU_TEMPERATURE_C] = "temperature_celsius",
-        [MU_GPU_MEMORY_TEMPERATURE_C] = "memory_temperature_celsius",
-        [MU_GPU_SM_CLOCK_MHZ] = "sm_clock_megahertz",
-        [MU_GPU_MEMORY_CLOCK_MHZ] = "memory_clock_megahertz",
-        [MU_GPU_THROTTLE_REASONS] = "throttle_reasons",
-        [MU_GPU_ECC_CORRECTED] = "ecc_corrected",
-        [MU_GPU_ECC_UNCORRECTED] = "ecc_uncorrected",
-        [MU_GPU_ROWS_REMAPPED_CORRECTABLE] = "rows_remapped_correctable",
-        [MU_GPU_ROWS_REMAPPED_UNCORRECTABLE] = "rows_remapped_uncorrectable",
-        [MU_GPU_ROW_REMAP_PENDING] = "row_remap_pending",
-        [MU_GPU_ROW_REMAP_FAILED] = "row_remap_failed",
-        [MU_GPU_NVLINK_CRC_ERRORS] = "nvlink_crc_errors",
-        [MU_GPU_NVLINK_REPLAYS] = "nvlink_replays",
-        [MU_GPU_NVLINK_RECOVERIES] = "nvlink_recoveries",
-        [MU_GPU_NVLINK_SENT_KIB] = "nvlink_sent_kibibytes",
-        [MU_GPU_NVLINK_RECEIVED_KIB] = "nvlink_received_kibibytes",
-        [MU_GPU_PCIE_SENT_KIB_PER_S] = "pcie_sent_kibibytes_per_second",
-        [MU_GPU_PCIE_RECEIVED_KIB_PER_S] = "pcie_received_kibibytes_per_second",
-        [MU_GPU_PCIE_REPLAYS] = "pcie_replays",
-        [MU_GPU_RECOVERY_ACTION] = "recovery_action",
-    };
-    return names[reading];
-}
-
-void mu_gpu_throttle_text(uint64_t reasons, char *out, size_t size)
-{
-    static const struct {
-        uint64_t bit;
-        const char *text;
-    } names[] = {/* nvmlClocksEventReasons; what lets clocks fall because there is nothing to do is not one here */
-                 {0x4, "power cap"},
-                 {0x8, "slowdown by hardware"},
-                 {0x10, "sync boost"},
-                 {0x20, "thermal slowdown by software"},
-                 {0x40, "thermal slowdown by hardware"},
-                 {0x80, "power brake"}};
-    size_t used = 0;
-    snprintf(out, size, "none");
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if ((reasons & names[i].bit) && used < size)
-            used += (size_t)snprintf(out + used, size - used, "%s%s", used > 0 ? ", " : "", names[i].text);
-}
 
 /* ---- what the thread tells ---- */
 
@@ -110,7 +58,7 @@ static void tell(struct mu_nvml *nvml, enum mu_gpu_watch watch, const char *fmt,
     va_end(args);
 }
 
-/* The first reason stays. */
+/* The first reason stays, and is the one that raises the alarm: not any more where nobody waits for it. */
 static void tell_unhealthy(struct mu_nvml *nvml, const char *fmt, ...) MU_PRINTF(2, 3);
 static void tell_unhealthy(struct mu_nvml *nvml, const char *fmt, ...)
 {
@@ -120,8 +68,10 @@ static void tell_unhealthy(struct mu_nvml *nvml, const char *fmt, ...)
     if (!nvml->sample.unhealthy) {
         int used = snprintf(nvml->sample.text, sizeof nvml->sample.text, "GPU %s: ", nvml->bus_id);
         vsnprintf(nvml->sample.text + used, sizeof nvml->sample.text - (size_t)used, fmt, args);
+        nvml->sample.unhealthy = true;
+        if (nvml->alarm_fd >= 0 && !nvml->abandoned)
+            (void)!write(nvml->alarm_fd, &(uint64_t){1}, sizeof(uint64_t));
     }
-    nvml->sample.unhealthy = true;
     pthread_mutex_unlock(&nvml->lock);
     va_end(args);
 }
@@ -409,6 +359,7 @@ enum mu_status mu_nvml_start(const struct mu_nvml_config *config, struct mu_nvml
              config->library ? config->library : "libnvidia-ml.so.1");
     snprintf(nvml->bus_id, sizeof nvml->bus_id, "%s", config->pci_bus_id);
     nvml->interval_ms = config->interval_ms > 0 ? config->interval_ms : 1000;
+    nvml->alarm_fd = config->alarm_fd;
     nvml->sampled_us = mu_clock_mono_us();
     pthread_mutex_init(&nvml->lock, NULL);
     init_condition(&nvml->changed);

@@ -11,60 +11,13 @@
 #include <stdint.h>
 
 #include "common/status.h"
-
-enum mu_gpu_reading {
-    MU_GPU_UTILISATION_PERCENT,
-    MU_GPU_MEMORY_UTILISATION_PERCENT,
-    MU_GPU_MEMORY_USED_BYTES,
-    MU_GPU_MEMORY_TOTAL_BYTES,
-    MU_GPU_POWER_MW,
-    MU_GPU_POWER_LIMIT_MW,
-    MU_GPU_TEMPERATURE_C,
-    MU_GPU_MEMORY_TEMPERATURE_C,
-    MU_GPU_SM_CLOCK_MHZ,
-    MU_GPU_MEMORY_CLOCK_MHZ,
-    MU_GPU_THROTTLE_REASONS, /* bits, see mu_gpu_throttle_text */
-    MU_GPU_ECC_CORRECTED,    /* since the driver was loaded */
-    MU_GPU_ECC_UNCORRECTED,
-    MU_GPU_ROWS_REMAPPED_CORRECTABLE,
-    MU_GPU_ROWS_REMAPPED_UNCORRECTABLE,
-    MU_GPU_ROW_REMAP_PENDING, /* 1: takes place at the next reset */
-    MU_GPU_ROW_REMAP_FAILED,
-    MU_GPU_NVLINK_CRC_ERRORS, /* of all links */
-    MU_GPU_NVLINK_REPLAYS,
-    MU_GPU_NVLINK_RECOVERIES,
-    MU_GPU_NVLINK_SENT_KIB,
-    MU_GPU_NVLINK_RECEIVED_KIB,
-    MU_GPU_PCIE_SENT_KIB_PER_S,
-    MU_GPU_PCIE_RECEIVED_KIB_PER_S,
-    MU_GPU_PCIE_REPLAYS,
-    MU_GPU_RECOVERY_ACTION, /* that the driver wants; 0: none */
-    MU_GPU_READINGS
-};
-/* As in metrics: "utilisation_percent", ... */
-const char *mu_gpu_reading_name(enum mu_gpu_reading reading);
-
-enum mu_gpu_watch {
-    MU_GPU_STARTING, /* no sample yet */
-    MU_GPU_WATCHED,
-    MU_GPU_UNWATCHED, /* no driver, no such GPU, ...: `text` says why; nothing will come */
-};
-
-struct mu_gpu_sample {
-    enum mu_gpu_watch watch;
-    uint64_t age_us; /* since the last sample; grows while the driver hangs */
-    uint64_t known;  /* bit i: values[i] was told by this driver for this GPU */
-    uint64_t values[MU_GPU_READINGS];
-    uint64_t xid_count; /* so far */
-    uint32_t last_xid;  /* 0: none */
-    bool unhealthy;     /* for good: do not begin another collective. `text` says why */
-    char driver[32], text[192];
-};
+#include "plan/gpu.h"
 
 struct mu_nvml_config {
     const char *library;    /* NULL: libnvidia-ml.so.1 */
     const char *pci_bus_id; /* as cudaDeviceGetPCIBusId says it; copied */
     uint32_t interval_ms;   /* between samples; 0: 1000 */
+    int alarm_fd;           /* an eventfd: counts up once, when the GPU is found unhealthy; -1: none */
 };
 
 struct mu_nvml;
@@ -74,9 +27,6 @@ enum mu_status mu_nvml_start(const struct mu_nvml_config *config, struct mu_nvml
 void mu_nvml_read(struct mu_nvml *nvml, struct mu_gpu_sample *ret_sample);
 /* Waits for at most half a second. NULL is fine. */
 void mu_nvml_stop(struct mu_nvml *nvml);
-
-/* "power cap, thermal slowdown by hardware", or "none"; `out` of at least 128 bytes is enough. */
-void mu_gpu_throttle_text(uint64_t reasons, char *out, size_t size);
 
 /* ---- worker/nvml_xid.c ---- */
 

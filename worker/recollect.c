@@ -13,6 +13,7 @@
 #include "common/log.h"
 #include "muster/v1/recall.pb-c.h"
 #include "proto/wire_pb.h"
+#include "worker/stacks.h"
 
 #define METHOD "/muster.v1.DiagnosticService/Recollect"
 
@@ -21,10 +22,13 @@ enum {
     PART_RECORDS = 1400, /* of at most 38 bytes each */
     PART_LINES = 100,
     THREADS_MAX = 64,
-    THREAD_SIZE = 192,
+    THREAD_SIZE = 768,
+    STACK_SIZE = 512,
+    STACKS_US = 300000,   /* threads have so long to say where they are, all of them together */
     LOGGED_RECORDS = 100, /* of those that are logged on request; the log keeps five times as many lines */
 };
 _Static_assert(PART_RECORDS * 38 < MU_WIRE_REQUEST_BYTES_MAX &&
+                   THREADS_MAX * (THREAD_SIZE + 8) < MU_WIRE_REQUEST_BYTES_MAX &&
                    PART_LINES * (MU_LOG_LINE_SIZE + 16) < MU_WIRE_REQUEST_BYTES_MAX,
                "a part fits into a request");
 _Static_assert((int)MU_RECALL_RECORDS_MAX == (int)MU_FLIGHT_RECORDS && (int)MU_RECALL_LINES_MAX == (int)MU_LOG_KEPT,
@@ -58,45 +62,67 @@ static void read_small(const char *path, char *out, size_t size)
         close(fd);
 }
 
-/* "1234 muster-worker: S in futex_wait_queue, system call 202, 1234 ms of processor time" */
-static void describe_thread(const char *tid, char out[THREAD_SIZE])
+struct thread {
+    char tid[21];
+    struct mu_stack *stack;
+};
+
+/* All are asked at once: what they do belongs to one moment. */
+static size_t list_threads(struct thread threads[THREADS_MAX])
 {
-    char path[64], name[32], place[64], call[128], stat[512], state = '?';
+    DIR *dir = opendir("/proc/self/task");
+    size_t count = 0;
+    for (struct dirent *entry; dir && count < THREADS_MAX && (entry = readdir(dir));) {
+        if (entry->d_name[0] == '.')
+            continue;
+        snprintf(threads[count].tid, sizeof threads[count].tid, "%.20s", entry->d_name);
+        count++;
+    }
+    if (dir)
+        closedir(dir);
+    for (size_t i = 0; i < count; i++)
+        threads[i].stack = mu_stack_ask((pid_t)strtol(threads[i].tid, NULL, 10));
+    return count;
+}
+
+/* "1234 muster-worker: S in futex_wait_queue, system call 202, 1234 ms of processor time; write < put_line < run" */
+static void describe_thread(const struct thread *thread, uint64_t until_us, char out[THREAD_SIZE])
+{
+    char path[64], name[32], place[64], call[128], stat[512], stack[STACK_SIZE], state = '?';
     unsigned long long user = 0, system = 0;
-    snprintf(path, sizeof path, "/proc/self/task/%.20s/comm", tid);
+    snprintf(path, sizeof path, "/proc/self/task/%s/comm", thread->tid);
     read_small(path, name, sizeof name);
-    snprintf(path, sizeof path, "/proc/self/task/%.20s/wchan", tid);
+    snprintf(path, sizeof path, "/proc/self/task/%s/wchan", thread->tid);
     read_small(path, place, sizeof place);
-    snprintf(path, sizeof path, "/proc/self/task/%.20s/syscall", tid);
+    snprintf(path, sizeof path, "/proc/self/task/%s/syscall", thread->tid);
     read_small(path, call, sizeof call);
-    snprintf(path, sizeof path, "/proc/self/task/%.20s/stat", tid);
+    snprintf(path, sizeof path, "/proc/self/task/%s/stat", thread->tid);
     read_small(path, stat, sizeof stat);
     const char *rest = strrchr(stat, ')'); /* the name before it may hold anything */
     if (rest)
         (void)sscanf(rest + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &state, &user, &system);
     call[strcspn(call, " ")] = 0;
     bool waits = place[0] && strcmp(place, "0") != 0;
-    snprintf(out, THREAD_SIZE, "%.20s %.31s: %c%s%.63s, system call %.16s, %llu ms of processor time", tid, name, state,
-             waits ? " in " : "", waits ? place : "", call[0] ? call : "unknown",
-             (user + system) * 1000 / (unsigned long long)sysconf(_SC_CLK_TCK));
+    mu_stack_take(thread->stack, until_us, stack, sizeof stack);
+    snprintf(out, THREAD_SIZE, "%s %.31s: %c%s%.63s, system call %.16s, %llu ms of processor time%s%s", thread->tid,
+             name, state, waits ? " in " : "", waits ? place : "", call[0] ? call : "unknown",
+             (user + system) * 1000 / (unsigned long long)sysconf(_SC_CLK_TCK), stack[0] ? "; " : "", stack);
 }
 
 static void add_threads(struct mu_wire_arena *arena, Muster__V1__Recollection *part)
 {
+    struct thread threads[THREADS_MAX];
+    char text[THREAD_SIZE];
+    size_t count = list_threads(threads);
+    uint64_t until_us = mu_clock_mono_us() + STACKS_US;
     part->threads = mu_wire_arena_alloc(arena, THREADS_MAX * sizeof *part->threads);
-    DIR *dir = part->threads ? opendir("/proc/self/task") : NULL;
-    for (struct dirent *entry; dir && part->n_threads < THREADS_MAX && (entry = readdir(dir));) {
-        char text[THREAD_SIZE];
-        if (entry->d_name[0] == '.')
-            continue;
-        describe_thread(entry->d_name, text);
-        char *line = mu_wire_put_text(arena, text, sizeof text);
+    for (size_t i = 0; i < count; i++) {
+        describe_thread(&threads[i], until_us, text);
+        char *line = part->threads ? mu_wire_put_text(arena, text, sizeof text) : NULL;
         char *copy = line ? mu_wire_arena_alloc(arena, strlen(line) + 1) : NULL; /* what is clean was not copied */
         if (copy)
             part->threads[part->n_threads++] = strcpy(copy, line);
     }
-    if (dir)
-        closedir(dir);
 }
 
 /* ---- into the log ---- */
@@ -116,16 +142,13 @@ void mu_recollect_log(void)
                  (unsigned long long)record->number, (unsigned long long)record->bytes, peer);
         mu_log(MU_LOG_INFO, fields, "flight: %s of %s", record->is_end ? "end" : "begin", mu_flight_name(record->kind));
     }
-    DIR *dir = opendir("/proc/self/task");
-    for (struct dirent *entry; dir && (entry = readdir(dir));) {
+    struct thread threads[THREADS_MAX];
+    size_t thread_count = list_threads(threads);
+    for (size_t i = 0; i < thread_count; i++) {
         char text[THREAD_SIZE];
-        if (entry->d_name[0] == '.')
-            continue;
-        describe_thread(entry->d_name, text);
+        describe_thread(&threads[i], now_us + STACKS_US, text);
         MU_LOGI("thread: %s", text);
     }
-    if (dir)
-        closedir(dir);
 }
 
 /* ---- records and lines ---- */

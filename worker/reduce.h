@@ -117,6 +117,7 @@ struct mu_small {
     struct mu_exact_sum squares;
     uint64_t command;               /* MIN over ranks */
     uint8_t digest[MU_DIGEST_SIZE]; /* OR over ranks: of the one that knows it */
+    bool unfinite;                  /* OR over ranks */
 };
 
 enum mu_small_kind { MU_SMALL_VOTE, MU_SMALL_EVAL, MU_SMALL_END };

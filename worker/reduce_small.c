@@ -35,7 +35,7 @@ struct packed {
     uint64_t sequence, command;
     uint32_t kind, root_count;
     uint8_t squares[MU_EXACT_SUM_BYTES];
-    uint32_t reserved;
+    uint32_t unfinite;
     uint8_t digest[MU_DIGEST_SIZE];
     struct mu_tree_node nodes[MU_TREE_ROOTS_MAX];
     double roots[MU_TREE_ROOTS_MAX];
@@ -46,8 +46,11 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "messages are little-e
 
 static void pack(uint64_t sequence, enum mu_small_kind kind, const struct mu_small *small, uint8_t out[SMALL_BYTES])
 {
-    struct packed packed = {
-        .sequence = sequence, .command = small->command, .kind = kind, .root_count = small->root_count};
+    struct packed packed = {.sequence = sequence,
+                            .command = small->command,
+                            .kind = kind,
+                            .root_count = small->root_count,
+                            .unfinite = small->unfinite};
     mu_exact_sum_pack(&small->squares, packed.squares);
     memcpy(packed.digest, small->digest, sizeof packed.digest);
     memcpy(packed.nodes, small->nodes, small->root_count * sizeof packed.nodes[0]);
@@ -83,6 +86,7 @@ static enum mu_status merge(uint64_t sequence, enum mu_small_kind kind, uint32_t
     mu_exact_sum_merge(&into->squares, &squares);
     for (size_t i = 0; i < sizeof packed.digest; i++)
         into->digest[i] |= packed.digest[i];
+    into->unfinite = into->unfinite || packed.unfinite;
     if (packed.command < into->command)
         into->command = packed.command;
     return MU_OK;

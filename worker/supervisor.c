@@ -70,7 +70,7 @@ struct supervisor {
 /* The command line and the environment of one worker. */
 struct birth {
     char **words, **environment;
-    char variable[48];
+    char variable[48], device[16];
 };
 
 static size_t count_words(char *const *words)
@@ -84,7 +84,7 @@ static size_t count_words(char *const *words)
 static bool prepare_birth(const struct supervisor *self, struct slot *slot, int note_fd, struct birth *ret_birth)
 {
     size_t words = count_words(self->config->words), variables = count_words(environ);
-    ret_birth->words = calloc(words + 4, sizeof(char *));
+    ret_birth->words = calloc(words + 6, sizeof(char *));
     ret_birth->environment = calloc(variables + 2, sizeof(char *));
     if (!ret_birth->words || !ret_birth->environment)
         return false;
@@ -92,6 +92,11 @@ static bool prepare_birth(const struct supervisor *self, struct slot *slot, int 
     memcpy(ret_birth->words + 1, self->config->words, words * sizeof(char *));
     ret_birth->words[words + 1] = (char *)(uintptr_t) "--name";
     ret_birth->words[words + 2] = slot->name;
+    if (self->config->gpus) {
+        snprintf(ret_birth->device, sizeof ret_birth->device, "cuda:%u", (uint32_t)(slot - self->slots));
+        ret_birth->words[words + 3] = (char *)(uintptr_t) "--device";
+        ret_birth->words[words + 4] = ret_birth->device;
+    }
     memcpy(ret_birth->environment, environ, variables * sizeof(char *));
     snprintf(ret_birth->variable, sizeof ret_birth->variable, MU_NOTES_VARIABLE "=%d", note_fd);
     ret_birth->environment[variables] = ret_birth->variable;
@@ -474,7 +479,7 @@ static void init_slots(struct supervisor *self)
     for (uint32_t i = 0; i < self->config->slots; i++) {
         struct slot *slot = &self->slots[i];
         slot->pid_fd = slot->note_fd = -1;
-        snprintf(slot->name, sizeof slot->name, "%s-cpu%u", self->config->name, i);
+        snprintf(slot->name, sizeof slot->name, "%s-%s%u", self->config->name, self->config->gpus ? "cuda" : "cpu", i);
         mu_cpus_share(cpus, count, self->config->slots, i, &slot->cpus);
     }
     free(cpus);

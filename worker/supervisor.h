@@ -29,7 +29,8 @@ struct mu_supervisor_config {
     const char *coordinator;
     struct mu_rpc_tls_files tls;
     const char *job, *host;
-    const char *name;    /* of slot i: NAME-cpu<i> */
+    const char *name;    /* of slot i: NAME-cpu<i>, or NAME-cuda<i> */
+    bool gpus;           /* slot i computes on GPU i */
     uint32_t slots;      /* 1..MU_SLOTS_MAX */
     char *const *words;  /* options that every worker gets; ends with NULL */
     uint32_t give_up_ms; /* without an answer of the coordinator; 0: never */

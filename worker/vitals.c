@@ -99,12 +99,12 @@ void mu_vitals_watch_disk(struct mu_vitals_watch *watch, const char *path)
     pthread_mutex_unlock(&watch->lock);
 }
 
-bool mu_vitals_watch_take(struct mu_vitals_watch *watch, struct mu_vitals *ret_vitals)
+bool mu_vitals_watch_take(struct mu_vitals_watch *watch, bool again, struct mu_vitals *ret_vitals)
 {
     if (!watch)
         return false;
     pthread_mutex_lock(&watch->lock);
-    bool fresh = watch->fresh;
+    bool fresh = watch->fresh || (again && watch->newest.mono_us);
     if (fresh)
         *ret_vitals = watch->newest;
     watch->fresh = false;

@@ -23,7 +23,7 @@ void mu_vitals_watch_free(struct mu_vitals_watch *watch); /* NULL is fine */
 
 /* Any thread: where checkpoints will lie. */
 void mu_vitals_watch_disk(struct mu_vitals_watch *watch, const char *path);
-/* Any thread: the newest, if it was not taken yet. `watch` NULL: never. */
-bool mu_vitals_watch_take(struct mu_vitals_watch *watch, struct mu_vitals *ret_vitals);
+/* Any thread: the newest, if it was not taken yet or may be taken again. `watch` NULL: never. */
+bool mu_vitals_watch_take(struct mu_vitals_watch *watch, bool again, struct mu_vitals *ret_vitals);
 
 #endif

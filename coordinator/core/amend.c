@@ -15,8 +15,9 @@ static uint64_t passed_step(const struct job *job)
 {
     uint64_t step = job->steps_done;
     for (uint32_t i = 0; i < job->checkpoint_count; i++) {
-        if (job->checkpoints[i].record.step > step)
-            step = job->checkpoints[i].record.step;
+        const struct mu_checkpoint_record *record = &job->checkpoints[i].record;
+        if (record->step > step && record->state != MU_CKPT_VOID && record->state != MU_CKPT_DELETING)
+            step = record->step;
     }
     return step;
 }
@@ -46,12 +47,17 @@ static const struct mu_amendment *newest(const struct job *job)
     return &all->list[i];
 }
 
-void amend_job(struct mu_coord *coord, struct job *job, const struct mu_amendment *amendment, struct answer *answer)
+void amend_job(struct mu_coord *coord, struct job *job, const struct mu_amendment *amendment, const char *by,
+               struct answer *answer)
 {
     struct mu_error err;
     char what[MU_AMENDMENT_TEXT_SIZE], when[48];
     const char *name = job->record.spec.name;
     answer->reply.job_uid = job->record.uid;
+    if (amendment->fields & MU_AMEND_ROLL_BACK) {
+        roll_back(coord, job, amendment, by, answer);
+        return;
+    }
     if (is_over(job) || job->phase == MU_JP_FINALIZING) {
         refuse(answer, MU_ERR_CONFLICT, MU_REASON_JOB_OVER, "job '%s' is over, or has done all its steps", name);
         return;

@@ -37,6 +37,13 @@ static void remove_checkpoint(struct job *job, struct checkpoint *checkpoint)
     memmove(checkpoint, checkpoint + 1, (--job->checkpoint_count - index) * sizeof *checkpoint);
 }
 
+void forget_checkpoint(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint)
+{
+    emit(coord, &(struct mu_coord_action){.kind = MU_CA_FORGET,
+                                          .record = {.kind = MU_RECORD_CHECKPOINT, .checkpoint = &checkpoint->record}});
+    remove_checkpoint(job, checkpoint);
+}
+
 static void emit_io(struct mu_coord *coord, const struct job *job, enum mu_coord_action_kind kind,
                     const struct mu_checkpoint_record *record, bool probe)
 {
@@ -374,8 +381,9 @@ static void forget_pieces(struct mu_checkpoint_record *record)
     memset(&record->layout, 0, sizeof record->layout);
 }
 
-static void start_deleting(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint)
+void start_deleting(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint)
 {
+    MU_ASSERT(!checkpoint->record.owner[0]); /* only read */
     checkpoint->record.state = MU_CKPT_DELETING;
     forget_pieces(&checkpoint->record);
     if (!MU_MUTANT(MU_MUT_DELETE_WITHOUT_RECORD))
@@ -584,6 +592,13 @@ static const struct checkpoint *newest_verified(const struct job *job)
     return NULL;
 }
 
+/* Its own, until the policy says otherwise. */
+static bool is_kept(const struct checkpoint *checkpoint)
+{
+    enum mu_checkpoint_state state = checkpoint->record.state;
+    return (state == MU_CKPT_COMMITTED || state == MU_CKPT_BAD) && !checkpoint->record.owner[0];
+}
+
 /* Whatever the policy keeps, there must be room for the next ones: the oldest goes, loudly, but never the last verified
  * one. */
 static void make_room(struct mu_coord *coord, struct job *job)
@@ -591,12 +606,10 @@ static void make_room(struct mu_coord *coord, struct job *job)
     enum { ROOM = 16 };
     uint32_t kept = 0;
     for (uint32_t i = 0; i < job->checkpoint_count; i++)
-        kept +=
-            job->checkpoints[i].record.state == MU_CKPT_COMMITTED || job->checkpoints[i].record.state == MU_CKPT_BAD;
+        kept += is_kept(&job->checkpoints[i]);
     for (uint32_t i = 0; i < job->checkpoint_count && kept > MU_CHECKPOINTS_MAX - ROOM; i++) {
         struct checkpoint *checkpoint = &job->checkpoints[i];
-        if ((checkpoint->record.state != MU_CKPT_COMMITTED && checkpoint->record.state != MU_CKPT_BAD) ||
-            checkpoint == newest_verified(job))
+        if (!is_kept(checkpoint) || is_borrowed(coord, checkpoint) || checkpoint == newest_verified(job))
             continue;
         event(coord, MU_EVENT_WARNING, "checkpoint_dropped", job, NULL,
               "checkpoint %llu at step %llu is deleted though the job file keeps it: a job has at most %d",
@@ -614,16 +627,19 @@ void retain_checkpoints(struct mu_coord *coord, struct job *job)
     size_t count = 0, chosen[MU_CHECKPOINTS_MAX];
     for (uint32_t i = 0; i < job->checkpoint_count; i++) {
         const struct checkpoint *checkpoint = &job->checkpoints[i];
-        if (checkpoint->record.state != MU_CKPT_COMMITTED && checkpoint->record.state != MU_CKPT_BAD)
+        if (!is_kept(checkpoint))
             continue;
         index[count] = i;
         uint64_t seq = checkpoint->record.number;
         list[count++] = (struct mu_checkpoint_info){.seq = MU_MUTANT(MU_MUT_RETENTION_DELETES_NEWEST) ? ~seq : seq,
                                                     .step = checkpoint->record.step,
+                                                    .pinned = is_borrowed(coord, checkpoint),
                                                     .verified = checkpoint->record.verified,
                                                     .quarantined = checkpoint->record.state == MU_CKPT_BAD};
     }
     const struct mu_job_terms terms = terms_now(job);
+    if (job->suspect && !MU_MUTANT(MU_MUT_RETAIN_SUSPECT))
+        count = 0; /* what is newer may turn out to be worth nothing */
     const struct mu_retention_policy policy = {.keep = terms.keep, .keep_every = terms.keep_every, .keep_verified = 1};
     size_t chosen_count = mu_retention_select(list, count, &policy, chosen);
     for (size_t i = 0; i < chosen_count; i++)
@@ -654,6 +670,7 @@ static void commit(struct mu_coord *coord, struct job *job, struct checkpoint *c
     job->intent = 0;
     job->publishing = false;
     interval_committed(coord, job);
+    return_borrowed(coord, job);
     retain_checkpoints(coord, job);
     scrub_next(coord);
     job_tick(coord, job);
@@ -703,9 +720,7 @@ void on_deleted(struct mu_coord *coord, struct job *job, uint64_t number, enum m
               "checkpoint %llu could not be deleted: %s", (unsigned long long)number,
               text ? text : mu_status_name(status));
     }
-    emit(coord, &(struct mu_coord_action){.kind = MU_CA_FORGET,
-                                          .record = {.kind = MU_RECORD_CHECKPOINT, .checkpoint = &checkpoint->record}});
-    remove_checkpoint(job, checkpoint);
+    forget_checkpoint(coord, job, checkpoint);
 }
 
 void mark_checkpoint_bad(struct mu_coord *coord, struct job *job, uint64_t number, const char *text)
@@ -753,4 +768,5 @@ void probe_intents(struct mu_coord *coord, struct job *job)
         else if (checkpoint->record.state == MU_CKPT_INTENT)
             probe(coord, job, checkpoint);
     }
+    delete_void(coord, job);
 }

@@ -92,6 +92,7 @@ struct mu_coord *mu_coord_new(const struct mu_coord_config *config)
               coord->column_holders && coord->accounts && allocate_jobs(coord);
     ok = map_init(&coord->by_session, config->max_workers) && ok;
     ok = map_init(&coord->by_name, config->max_workers) && ok;
+    ok = map_init(&coord->by_gpu, config->max_workers) && ok;
     ok = map_init(&coord->by_account, coord->account_capacity) && ok;
     if (!ok) {
         mu_coord_free(coord);
@@ -128,6 +129,7 @@ void mu_coord_free(struct mu_coord *coord)
     free(coord->column_holders);
     map_fini(&coord->by_session);
     map_fini(&coord->by_name);
+    map_fini(&coord->by_gpu);
     map_fini(&coord->by_account);
     free(coord);
 }
@@ -207,11 +209,15 @@ void mu_coord_start(struct mu_coord *coord, uint64_t now_us, uint64_t wall_us, c
         worker->suspect_until_us = lease_now(coord) + (uint64_t)coord->config.lost_ms * 1000;
         copy_text(worker->reason, sizeof worker->reason, "did not re-attach after the coordinator's restart");
     }
+    for (uint32_t i = 0; i < coord->worker_record_count; i++) {
+        if (coord->worker_records[i].revision == 0)
+            coord->worker_records[i].revision = first_revision(coord);
+    }
     for (uint32_t i = 0; i < coord->job_count; i++) {
         struct job *job = &coord->jobs[i];
         job->phase_since_us = job->progress_us = job->interval.counted_us = lease_now(coord);
         if (job->record.revision == 0) /* recorded before there were revisions */
-            job->record.revision = coord->last_event ? coord->last_event : 1;
+            job->record.revision = first_revision(coord);
         probe_intents(coord, job);
     }
     scrub_start(coord);
@@ -263,6 +269,7 @@ void mu_coord_step(struct mu_coord *coord, const struct mu_coord_event *event, c
     case MU_CE_CHECKPOINT:
     case MU_CE_SCALE:
     case MU_CE_AMEND:
+    case MU_CE_BRANCH:
     case MU_CE_NODE:
         on_request(coord, event);
         break;

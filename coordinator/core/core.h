@@ -108,6 +108,11 @@ struct mu_job_record {
     struct mu_identity_parts identity_parts; /* of numeric_identity, so that a refusal can name the kernel */
     char text[MU_TEXT_SIZE];                 /* why it failed or was cancelled */
     struct mu_stage_costs costs;             /* what its workers measured */
+    struct {
+        char job[MU_JOB_NAME_SIZE]; /* empty: it began by itself */
+        struct mu_id uid;
+        uint64_t checkpoint, step;
+    } origin; /* where it was branched from */
 };
 
 struct mu_member_record {
@@ -133,7 +138,14 @@ struct mu_generation_record {
     const struct mu_member_record *members; /* [world], by rank */
 };
 
-enum mu_checkpoint_state { MU_CKPT_INTENT, MU_CKPT_COMMITTED, MU_CKPT_DELETING, MU_CKPT_BAD, MU_CKPT_STATE_COUNT };
+enum mu_checkpoint_state {
+    MU_CKPT_INTENT,
+    MU_CKPT_COMMITTED,
+    MU_CKPT_DELETING,
+    MU_CKPT_BAD,
+    MU_CKPT_VOID, /* of what was undone when the job was rolled back: deleted when it steps again */
+    MU_CKPT_STATE_COUNT
+};
 
 struct mu_piece_record {
     struct mu_id writer; /* incarnation */
@@ -179,13 +191,15 @@ struct mu_checkpoint_record {
     uint64_t size_bytes;
     char dir[MU_PATH_SIZE]; /* <path>/<seq>-<step as ordered>-<nonce>, final, chosen at the intent; the manifest has the
                                exact step */
-    char text[MU_TEXT_SIZE];    /* why it is BAD */
-    uint32_t attempt;           /* INTENT: how many were given up and ordered again before it */
-    uint32_t unprepared;        /* generations that could not be prepared from it, through no peer's fault */
-    uint64_t failed_generation; /* the last of them */
-    struct mu_layout layout;    /* INTENT: of its pieces; else zero: what is committed fits any layout. dp = 0 in an
-                                   intent: recorded before there were layouts: tp = pp = 1, dp = piece_count */
-    uint32_t piece_count;       /* INTENT: mu_layout_working(&layout) */
+    char text[MU_TEXT_SIZE]; /* why it is BAD */
+    char
+        owner[MU_JOB_NAME_SIZE]; /* borrowed: the job whose checkpoint it is, and who alone may delete it; empty: own */
+    uint32_t attempt;            /* INTENT: how many were given up and ordered again before it */
+    uint32_t unprepared;         /* generations that could not be prepared from it, through no peer's fault */
+    uint64_t failed_generation;  /* the last of them */
+    struct mu_layout layout;     /* INTENT: of its pieces; else zero: what is committed fits any layout. dp = 0 in an
+                                    intent: recorded before there were layouts: tp = pp = 1, dp = piece_count */
+    uint32_t piece_count;        /* INTENT: mu_layout_working(&layout) */
     const struct mu_piece_record *pieces;
     uint32_t holder_count; /* kind local: hosts in the order of their ring */
     struct mu_holder_record *holders;
@@ -196,6 +210,7 @@ struct mu_worker_record {
     bool quarantined, draining;
     char reason[MU_TEXT_SIZE];
     char host[MU_WORKER_NAME_SIZE]; /* where it was last; may be empty */
+    uint64_t revision;              /* number of the event that told it */
 };
 
 /* What an operator has ordered of a host, for all workers that are or will be on it. */
@@ -206,6 +221,7 @@ struct mu_node_record {
     enum mu_node_order order;       /* CORDON or DRAIN */
     char reason[MU_TEXT_SIZE], by[MU_TEXT_SIZE];
     uint64_t since_wall_us, deadline_wall_us; /* DRAIN: 0: none */
+    uint64_t revision;                        /* number of the event that told it */
 };
 
 /* What was counted and measured of a job, where a decision rests on it or people are shown it. Written with the records
@@ -217,6 +233,8 @@ struct mu_tally_record {
     uint64_t replay_until;          /* steps up to this were done before */
     uint64_t suspect, suspect_step; /* the checkpoint that the state was loaded from not long ago; 0: none */
     uint32_t unfinite_reports;
+    uint64_t judged_step; /* they are of steps up to this one */
+    uint64_t condemned;   /* generations up to this one are of a checkpoint that was found bad; see suspect.c */
     struct {
         uint64_t steps, told_steps, base, worker_us;
         double cost_s, write_s, failure_s, stall_s, slow_s, step_s;
@@ -242,7 +260,7 @@ struct mu_request_record {
     uint64_t number;        /* 0, 1, ...; the key is this modulo MU_REQUESTS_KEPT */
     struct mu_id id;        /* as the client drew it */
     struct mu_hash128 body; /* of everything that was asked */
-    struct mu_id job_uid;   /* SUBMIT, SCALE, AMEND */
+    struct mu_id job_uid;   /* SUBMIT, SCALE, AMEND, BRANCH */
     uint64_t checkpoint;    /* CHECKPOINT */
     bool existed;           /* SUBMIT */
 };
@@ -324,6 +342,7 @@ enum mu_coord_event_kind {
     MU_CE_CHECKPOINT,
     MU_CE_SCALE,
     MU_CE_AMEND,
+    MU_CE_BRANCH, /* a new job from a checkpoint of another one */
     MU_CE_NODE,   /* an operator's order about a host */
     MU_CE_EXITED, /* a supervisor tells how a process of a worker ended */
 };
@@ -351,14 +370,16 @@ struct mu_coord_once {
     struct mu_hash128 body; /* of what is asked for */
 };
 
+#define MU_REVISION_NONE UINT64_MAX
 struct mu_coord_event {
     enum mu_coord_event_kind kind;
     uint64_t now_us;           /* monotonic */
     uint64_t wall_us;          /* display only */
     struct mu_id random;       /* fresh randomness, for identities and nonces */
     struct mu_coord_once once; /* SUBMIT to CHECKPOINT */
-    uint64_t
-        expected_revision; /* SUBMIT, CANCEL, CHECKPOINT, SCALE, AMEND: refused if the job has another one; 0: any */
+    /* Refused if the job, worker or node has another one; 0: any. DRAIN, UNDRAIN, NODE: MU_REVISION_NONE: nothing is
+     * ordered of it. */
+    uint64_t expected_revision;
     union {
         struct {
             uint64_t session; /* > 0 */
@@ -387,12 +408,15 @@ struct mu_coord_event {
         } submit;
         struct {
             uint64_t cookie;
-            const char *job;    /* CANCEL, CHECKPOINT, SCALE, AMEND */
+            const char *job;    /* CANCEL, CHECKPOINT, SCALE, AMEND; BRANCH: the origin */
             const char *worker; /* DRAIN, UNDRAIN */
             const char *reason;
             struct mu_worker_policy workers;      /* SCALE: min, max: 0: as it is; spares: UINT32_MAX: as it is */
-            const struct mu_amendment *amendment; /* AMEND */
-            const char *node, *by;                /* NODE: which one, and who orders it */
+            const struct mu_amendment *amendment; /* AMEND; BRANCH: NULL: none */
+            const char *new_job, *path;           /* BRANCH: its name, and where its checkpoints go; empty: as before */
+            uint64_t checkpoint;                  /* BRANCH: from which */
+            const char *node;                     /* NODE */
+            const char *by;                       /* NODE, AMEND, BRANCH: who orders it */
             enum mu_node_order order;
             uint64_t deadline_us; /* NODE, DRAIN: from now; 0: none */
         } request;
@@ -415,7 +439,7 @@ struct mu_coord_reply {
     bool existed;                 /* SUBMIT: the same job was there already */
     enum mu_exit_verdict verdict; /* EXITED; `text` says why the name is not started again */
     uint32_t after_ms;
-    struct mu_id job_uid; /* SUBMIT, SCALE, AMEND */
+    struct mu_id job_uid; /* SUBMIT, SCALE, AMEND, BRANCH */
 };
 
 enum mu_coord_action_kind {
@@ -548,6 +572,7 @@ struct mu_worker_view {
     uint64_t step, age_us;   /* since its last sign of life */
     double seconds_per_leaf;
     char reason[MU_TEXT_SIZE];
+    uint64_t revision; /* of what is remembered of its name; 0: nothing */
 };
 
 struct mu_timing_view {
@@ -566,6 +591,8 @@ bool mu_coord_worker_view(const struct mu_coord *coord, uint32_t slot,
 /* Checkpoints of a job, ascending by number; index 0..; pieces are not filled. */
 bool mu_coord_checkpoint_view(const struct mu_coord *coord, const char *job, uint32_t index,
                               struct mu_checkpoint_record *ret);
+/* Jobs that have borrowed this one of another's. */
+uint32_t mu_coord_borrowers(const struct mu_coord *coord, const struct mu_checkpoint_record *checkpoint);
 /* Newest first for one worker slot. */
 bool mu_coord_timing_view(const struct mu_coord *coord, uint32_t slot, uint32_t back, struct mu_timing_view *ret);
 /* Orders about nodes, and what is remembered of workers' names, in no order; false: there is none of that index. */

@@ -84,6 +84,19 @@ void persist_job(struct mu_coord *coord, const struct job *job)
     persist(coord, (struct mu_record){.kind = MU_RECORD_JOB, .job = &job->record});
 }
 
+void forget_generation(struct mu_coord *coord, const struct job *job)
+{
+    struct mu_generation_record record = {.generation = job->record.generation};
+    memcpy(record.job, job->record.spec.name, sizeof record.job);
+    emit(coord, &(struct mu_coord_action){.kind = MU_CA_FORGET,
+                                          .record = {.kind = MU_RECORD_GENERATION, .generation = &record}});
+}
+
+uint64_t first_revision(const struct mu_coord *coord)
+{
+    return coord->last_event ? coord->last_event : 1;
+}
+
 void revise(struct mu_coord *coord, struct job *job)
 {
     job->record.revision = coord->last_event + 1;
@@ -135,6 +148,8 @@ void persist_tally(struct mu_coord *coord, const struct job *job)
         .suspect = job->suspect,
         .suspect_step = job->suspect_step,
         .unfinite_reports = job->unfinite_reports,
+        .judged_step = job->judged_step,
+        .condemned = job->condemned,
         .interval = {.steps = in->steps,
                      .told_steps = in->told_steps,
                      .base = in->base,

@@ -85,6 +85,7 @@ void finish_job(struct mu_coord *coord, struct job *job, enum mu_job_state state
     drop_moves(job);
     job->has_generation = false;
     job->world = 0;
+    return_borrowed(coord, job);
 }
 
 /* Every living member holds the final state. The job is over when a checkpoint of it is committed (where it has
@@ -93,6 +94,8 @@ void finalize(struct mu_coord *coord, struct job *job)
 {
     static const uint8_t unknown[32]; /* a rank with a part of the model need not know the whole */
     const uint8_t *sha256 = unknown;
+    if (suspect_end(coord, job))
+        return;
     for (uint32_t rank = 0; rank < job->world; rank++) {
         const struct worker *worker = member_at(coord, job, rank);
         if (!worker || worker->lost || memcmp(worker->status.weights_sha256, unknown, 32) == 0)
@@ -151,10 +154,7 @@ static void end_generation(struct mu_coord *coord, struct job *job)
         if (worker)
             free_worker(coord, worker);
     }
-    struct mu_generation_record record = {.generation = job->record.generation};
-    memcpy(record.job, job->record.spec.name, sizeof record.job);
-    emit(coord, &(struct mu_coord_action){.kind = MU_CA_FORGET,
-                                          .record = {.kind = MU_RECORD_GENERATION, .generation = &record}});
+    forget_generation(coord, job);
     drop_moves(job);
     job->has_generation = job->go = false;
     job->world = job->arrived = 0;

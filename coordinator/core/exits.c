@@ -53,6 +53,7 @@ void count_death(struct mu_coord *coord, const struct job *job, const char *name
     if (!record || record->quarantined)
         return;
     record->quarantined = true;
+    record->revision = coord->last_event + 1;
     copy_text(record->host, sizeof record->host, host);
     format_into(record->reason, sizeof record->reason, "lost %u times within %u s, last: %s", count,
                 coord->config.crash_window_ms / 1000, why);

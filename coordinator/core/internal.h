@@ -41,6 +41,7 @@ struct worker {
     uint8_t files_secret[32];
     uint64_t host_id;
     uint64_t pid, memory_bytes;
+    uint64_t gpu;          /* hash of its GPU's name; 0: it computes on none */
     uint32_t nccl_version; /* 0: none */
     uint32_t threads;
     struct mu_id incarnation;
@@ -218,10 +219,13 @@ struct job {
 
     struct checkpoint checkpoints[MU_CHECKPOINTS_MAX]; /* ascending by number */
     uint32_t checkpoint_count;
+    struct mu_id borrowed;        /* nonce of the one that is another job's; zero: none is */
     uint64_t unreachable_us;      /* kind local: since when too few hosts of the newest are there; 0: it is (lease) */
     uint64_t suspect;             /* number of the one that the state was loaded from not long ago; 0: none */
     uint64_t suspect_step;        /* its step */
     uint32_t unfinite_reports;    /* in a row, the newest included */
+    uint64_t judged_step;         /* up to which reports have been looked at for that */
+    uint64_t condemned;           /* what generations up to this one hold counts for nothing; 0: none */
     uint64_t intent;              /* number of the open one; 0: none */
     bool untaken;                 /* it cannot become complete, unless its manifest is there already */
     bool publishing;              /* PUBLISH is out for it (or a probe, after a restart) */
@@ -269,7 +273,7 @@ struct mu_coord {
     struct worker *workers;
     uint32_t worker_high; /* slots below were used at some time */
     uint32_t free_worker; /* list through `next` */
-    struct map by_session, by_name;
+    struct map by_session, by_name, by_gpu;
     uint32_t next_auto_name;
 
     struct mu_worker_record worker_records[WORKER_RECORDS_MAX];
@@ -324,8 +328,10 @@ void close_session(struct mu_coord *coord, uint64_t session);
 void reject(struct mu_coord *coord, uint64_t session, enum mu_reject_reason reason, const char *fmt, ...)
     MU_PRINTF(4, 5);
 void persist_job(struct mu_coord *coord, const struct job *job);
-void revise(struct mu_coord *coord, struct job *job); /* the next event tells a change of it */
+uint64_t first_revision(const struct mu_coord *coord); /* of what was recorded before there were any */
+void revise(struct mu_coord *coord, struct job *job);  /* the next event tells a change of it */
 void persist_generation(struct mu_coord *coord, const struct job *job);
+void forget_generation(struct mu_coord *coord, const struct job *job);
 void persist_checkpoint(struct mu_coord *coord, const struct mu_checkpoint_record *record);
 void persist_tally(struct mu_coord *coord, const struct job *job);
 void persist_death(struct mu_coord *coord, const struct mu_death_record *record);
@@ -343,6 +349,11 @@ struct answer {
 void refuse(struct answer *answer, enum mu_status status, enum mu_reason reason, const char *fmt, ...) MU_PRINTF(4, 5);
 void format_into(char *out, size_t size, const char *fmt, ...) MU_PRINTF(3, 4);
 void copy_text(char *out, size_t size, const char *text);
+
+/* gpus.c: false after a rejection */
+bool accept_nccl(struct mu_coord *coord, const struct job *job, const struct mu_hello *hello, uint64_t session);
+bool accept_gpu(struct mu_coord *coord, struct worker *worker, const struct mu_hello *hello, uint64_t session);
+void give_back_gpu(struct mu_coord *coord, const struct worker *worker);
 
 /* members.c: attaching, signs of life, losses */
 struct job *job_of(struct mu_coord *coord, const struct worker *worker);
@@ -472,6 +483,8 @@ void on_deleted(struct mu_coord *coord, struct job *job, uint64_t number, enum m
 void mark_checkpoint_bad(struct mu_coord *coord, struct job *job, uint64_t number, const char *text);
 void probe_intents(struct mu_coord *coord, struct job *job); /* after a restart */
 void retain_checkpoints(struct mu_coord *coord, struct job *job);
+void start_deleting(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint);
+void forget_checkpoint(struct mu_coord *coord, struct job *job, struct checkpoint *checkpoint); /* its record alone */
 
 /* holders.c: checkpoints of kind local */
 bool is_local(const struct job *job);
@@ -504,8 +517,13 @@ void note_verified(struct mu_coord *coord, struct checkpoint *checkpoint);
 void on_scrubbed(struct mu_coord *coord, struct job *job, uint64_t number, enum mu_status status, const char *text);
 
 /* suspect.c */
-void suspect_go(struct mu_coord *coord, struct job *job);                                      /* a generation goes */
-void suspect_result(struct mu_coord *coord, struct job *job, uint32_t step_count);             /* a step was done */
+void suspect_go(struct job *job);                             /* a generation goes */
+void suspect_result(struct mu_coord *coord, struct job *job); /* a step was done */
+bool suspect_end(struct mu_coord *coord,
+                 struct job *job); /* all have finished. True: that is not the end, or it failed */
+void suspect_tick(struct mu_coord *coord, struct job *job);
+void suspect_assign(struct mu_coord *coord, struct job *job);      /* a generation has got its number and its members */
+void suspect_status(const struct job *job, struct worker *worker); /* it has said what it holds */
 void suspect_unprepared(struct mu_coord *coord, struct job *job, const struct worker *worker); /* its own failure */
 
 /* interval.c */
@@ -517,6 +535,7 @@ void interval_report(struct mu_coord *coord, struct job *job, const struct worke
                      const struct mu_step_report *report);
 void interval_ordered(struct mu_coord *coord, struct job *job);
 void interval_committed(struct mu_coord *coord, struct job *job);
+void interval_go(struct mu_coord *coord, struct job *job);
 
 /* goodput.c */
 void goodput_note(struct mu_coord *coord, const struct worker *worker); /* its class may be another one */
@@ -545,12 +564,30 @@ bool speeds_change_pays(struct mu_coord *coord, struct job *job, const struct mu
 
 /* amend.c */
 struct mu_job_terms terms_now(const struct job *job);
-void amend_job(struct mu_coord *coord, struct job *job, const struct mu_amendment *amendment, struct answer *answer);
+void amend_job(struct mu_coord *coord, struct job *job, const struct mu_amendment *amendment, const char *by,
+               struct answer *answer);
 void place_amendments(struct mu_coord *coord, struct job *job);  /* a generation is assigned */
 void settle_amendments(struct mu_coord *coord, struct job *job); /* it goes */
 void amendments_tick(struct mu_coord *coord, struct job *job);   /* STEPPING: a change that is not made yet */
 
+/* rollback.c */
+void roll_back(struct mu_coord *coord, struct job *job, const struct mu_amendment *amendment, const char *by,
+               struct answer *answer);
+bool is_rolled_back(const struct job *job); /* and no generation has gone since: nobody steps before one does */
+void void_state(const struct job *job, struct worker *worker); /* its status was taken: is what it holds of this era? */
+void delete_void(struct mu_coord *coord, struct job *job);     /* once a generation has gone: void checkpoints */
+
+/* branch.c */
+void branch_job(struct mu_coord *coord, struct job *origin, const struct mu_coord_event *request,
+                struct answer *answer);
+bool is_borrowed(const struct mu_coord *coord, const struct checkpoint *checkpoint); /* by another job */
+void return_borrowed(struct mu_coord *coord, struct job *job); /* when it is not needed any more */
+
 /* requests.c */
-void on_request(struct mu_coord *coord, const struct mu_coord_event *request); /* SUBMIT to SCALE */
+/* In its place, or (NULL) in a new one: the job, which waits for workers. NULL: refused. */
+struct job *new_job(struct mu_coord *coord, struct job *place, const struct mu_job_spec *spec, struct answer *answer);
+/* Of a worker or node: refused when its revision is another one. */
+bool is_expected_of(const char *what, const char *name, uint64_t revision, uint64_t expected, struct answer *answer);
+void on_request(struct mu_coord *coord, const struct mu_coord_event *request); /* SUBMIT to NODE */
 
 #endif

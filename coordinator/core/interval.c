@@ -3,8 +3,9 @@
  * Daly's interval (plan/young.h) of two numbers: by how much one checkpoint delays the training (the longest copy at
  * the boundary, plus what steps took longer while it was written), and the mean time between failures of the job (the
  * losses of its workers over the time that they worked; as long as nothing was lost, one loss in PRIOR_WORKER_S is
- * taken). It is never shorter than writing one takes. Chosen anew after each commit; before the first one, of which
- * nothing is known, FIRST_S pass. On the lease clock; what was measured is recorded with each choice
+ * taken). It is never shorter than writing one takes. Chosen anew after each commit and when a generation goes, since
+ * somebody may have been lost; before the first commit, when nothing is known of the cost, FIRST_S pass, or half the
+ * time between failures where that is shorter. On the lease clock; what was measured is recorded with each choice
  * (persist_tally), so a restart forgets none of it. */
 #include "coordinator/core/internal.h"
 
@@ -32,11 +33,23 @@ static uint64_t steps_in(const struct job *job, double seconds)
     return whole ? whole : 1;
 }
 
+/* Of the job: its workers together. */
+static double between_failures_s(const struct job *job)
+{
+    double worker_s = (double)job->interval.worker_us * 1e-6, losses = (double)job->workers_lost;
+    double each_s = losses > 0 ? worker_s / losses : worker_s > PRIOR_WORKER_S ? worker_s : PRIOR_WORKER_S;
+    double all_s = each_s / (job->world ? job->world : 1);
+    return all_s > COST_LEAST_S ? all_s : COST_LEAST_S;
+}
+
 uint64_t interval_steps(const struct job *job)
 {
     if (!interval_is_auto(job))
         return terms_now(job).every;
-    return job->interval.steps ? job->interval.steps : steps_in(job, FIRST_S);
+    if (job->interval.steps)
+        return job->interval.steps;
+    double half_s = between_failures_s(job) / 2;
+    return steps_in(job, half_s < FIRST_S ? half_s : FIRST_S);
 }
 
 /* Counted from the newest checkpoint, or from the last one that was due and failed. */
@@ -75,21 +88,19 @@ static void choose(struct mu_coord *coord, struct job *job)
     struct interval *in = &job->interval;
     uint32_t world = job->world ? job->world : 1;
     interval_count_workers(coord, job);
-    double worker_s = (double)in->worker_us * 1e-6, losses = (double)job->workers_lost;
-    double between_s = losses > 0 ? worker_s / losses : worker_s > PRIOR_WORKER_S ? worker_s : PRIOR_WORKER_S;
-    in->cost_s = in->stall_s + (in->slow_s > 0 ? in->slow_s : 0);
-    if (in->cost_s < COST_LEAST_S)
-        in->cost_s = COST_LEAST_S;
-    in->failure_s = between_s / world > COST_LEAST_S ? between_s / world : COST_LEAST_S;
+    in->failure_s = between_failures_s(job);
     double interval_s = mu_young_daly_interval_s(in->cost_s, in->failure_s);
     bool by_write = interval_s < in->write_s;
     if (by_write)
         interval_s = in->write_s;
+    if (MU_MUTANT(MU_MUT_INTERVAL_IGNORES_COST))
+        interval_s = COST_LEAST_S;
     uint64_t steps = steps_in(job, interval_s);
     if (steps == 0)
         return; /* no step was timed yet */
     in->steps = steps;
     char loss[64];
+    double worker_s = (double)in->worker_us * 1e-6;
     if (job->workers_lost)
         format_into(loss, sizeof loss, "%llu lost in %.1f worker hours", (unsigned long long)job->workers_lost,
                     worker_s / 3600);
@@ -101,6 +112,13 @@ static void choose(struct mu_coord *coord, struct job *job)
                 in->failure_s / 3600, loss);
     tell(coord, job);
     persist_tally(coord, job);
+}
+
+/* Of the newest checkpoint, as far as it has been reported. */
+static void take_cost(struct interval *in)
+{
+    double cost_s = in->stall_s + (in->slow_s > 0 ? in->slow_s : 0);
+    in->cost_s = cost_s > COST_LEAST_S ? cost_s : COST_LEAST_S;
 }
 
 void interval_report(struct mu_coord *coord, struct job *job, const struct worker *worker,
@@ -120,8 +138,11 @@ void interval_report(struct mu_coord *coord, struct job *job, const struct worke
         else if (open && in->step_s > 0 && in->taken_us)
             in->slow_s += seconds - in->step_s * report->step_count;
     }
-    if (longer && !open && in->steps && interval_is_auto(job))
-        choose(coord, job); /* told after the commit, as reports of short steps are */
+    if (longer && !open && in->steps &&
+        interval_is_auto(job)) { /* told after the commit, as reports of short steps are */
+        take_cost(in);
+        choose(coord, job);
+    }
 }
 
 void interval_ordered(struct mu_coord *coord, struct job *job)
@@ -138,5 +159,12 @@ void interval_committed(struct mu_coord *coord, struct job *job)
     if (!interval_is_auto(job) || since_us == 0)
         return; /* ordered before a restart */
     in->write_s = (double)(lease_now(coord) - since_us) * 1e-6;
+    take_cost(in);
     choose(coord, job);
+}
+
+void interval_go(struct mu_coord *coord, struct job *job)
+{
+    if (interval_is_auto(job) && job->interval.steps && !MU_MUTANT(MU_MUT_INTERVAL_ONCE))
+        choose(coord, job);
 }

@@ -319,6 +319,7 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
         memcpy(job->leaf_counts, plan->leaf_counts, plan->layout.dp * sizeof job->leaf_counts[0]);
     job->start_step = plan->start_step;
     job->roll_forward = plan->roll_forward;
+    suspect_assign(coord, job);
     job->command_base = job->record.command.number;
     job->generations++;
     job->next_due_step = 0;
@@ -494,7 +495,8 @@ static void go(struct mu_coord *coord, struct job *job)
     persist_job(coord, job);
     persist_generation(coord, job);
     struct checkpoint *start = find_checkpoint(job, job->plan_checkpoint);
-    suspect_go(coord, job);
+    suspect_go(job);
+    interval_go(coord, job);
     persist_tally(coord, job);
     bool loaded = start != NULL; /* by all: then every byte of it was read and verified */
     for (uint32_t rank = 0; rank < job->world; rank++) {
@@ -511,6 +513,8 @@ static void go(struct mu_coord *coord, struct job *job)
     tell_go(coord, job);
     tell_buddies(coord, job);
     release_drained(coord, job, true);
+    delete_void(coord, job);
+    return_borrowed(coord, job);
     settle(coord, job);
     checkpoint_policy(coord, job);
 }
@@ -721,6 +725,7 @@ void job_tick(struct mu_coord *coord, struct job *job)
         else if (job->phase == MU_JP_STEPPING)
             request_trial(coord, job);
     }
+    suspect_tick(coord, job);
     switch (job->phase) {
     case MU_JP_STEPPING:
         if (job->arrived == 0 && is_stuck(coord, job)) {

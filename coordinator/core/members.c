@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "plan/amend.h"
+
 enum {
     SCAN_INTERVAL_US = 100000,
     PARK_LIMIT_US = 15000000,
@@ -120,6 +122,7 @@ void free_worker(struct mu_coord *coord, struct worker *worker)
         map_remove(&coord->by_session, worker->session);
     if (map_get(&coord->by_name, name_key(worker->name)) == slot)
         map_remove(&coord->by_name, name_key(worker->name));
+    give_back_gpu(coord, worker);
     if (worker->previous != NONE)
         coord->workers[worker->previous].next = worker->next;
     else
@@ -238,7 +241,8 @@ static bool holds_state(const struct job *job, const struct mu_hello *hello)
 {
     bool superseded = job->go && hello->status.generation != job->record.generation;
     bool worthless = hello->status.held.step == 0 && hello->status.phase == MU_PHASE_PARKED;
-    if (!claims_membership(hello) || superseded || !hello->status.held.has_state || worthless)
+    bool other_era = hello->status.era != mu_amend_era(&job->record.spec.amendments);
+    if (!claims_membership(hello) || superseded || !hello->status.held.has_state || worthless || other_era)
         return false;
     for (uint32_t i = 0; i < MU_HUNG_KEPT; i++) {
         if (mu_id_equal(job->hung[i], hello->incarnation))
@@ -383,25 +387,6 @@ static struct worker *identify(struct mu_coord *coord, struct job *job, uint64_t
     return worker;
 }
 
-/* Ranks with different versions of NCCL cannot exchange: who is there binds those that come. */
-static bool accept_nccl(struct mu_coord *coord, const struct job *job, const struct mu_hello *hello, uint64_t session)
-{
-    uint32_t own = hello->nccl_version;
-    for (uint32_t rank = 0; own && rank < job->world; rank++) {
-        const struct worker *member = member_at(coord, job, rank);
-        uint32_t other = member && !member->lost ? member->nccl_version : 0;
-        if (other == 0 || other == own || strcmp(member->name, hello->name) == 0)
-            continue;
-        reject(coord, session, MU_REJECT_IDENTITY,
-               "worker '%s' on %s has NCCL %u.%u.%u, but %s on %s has %u.%u.%u: install the same libnccl.so.2 on all "
-               "hosts",
-               hello->name, hello->host, own / 10000, own / 100 % 100, own % 100, member->name, member->host,
-               other / 10000, other / 100 % 100, other % 100);
-        return false;
-    }
-    return true;
-}
-
 static void locate(const struct mu_coord *coord, struct worker *worker)
 {
     struct mu_node_site site;
@@ -419,8 +404,9 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     if (!worker)
         return;
     bool was_known = worker->session != 0 || worker->rank != NONE, was_ready = worker->ready, was_lost = worker->lost;
-    if (hello->prepared_job && !was_ready &&
-        (!accept_identity(coord, job, hello, session) || !accept_nccl(coord, job, hello, session))) {
+    bool refused = !accept_gpu(coord, worker, hello, session);
+    if (refused || (hello->prepared_job && !was_ready &&
+                    (!accept_identity(coord, job, hello, session) || !accept_nccl(coord, job, hello, session)))) {
         if (worker->rank == NONE)
             free_worker(coord, worker);
         return;
@@ -442,6 +428,8 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
     worker->memory_bytes = hello->memory_bytes;
     worker->nccl_version = hello->nccl_version;
     worker->status = hello->status;
+    void_state(job, worker);
+    suspect_status(job, worker);
     feed_note_status(worker, fresh_stream);
     worker->suspect = false;
     if (!worker->draining)
@@ -503,7 +491,7 @@ static void on_step(struct mu_coord *coord, struct worker *worker, const struct 
         job->progress_us = lease_now(coord);
         job->result = report->result;
         job->has_result = true;
-        suspect_result(coord, job, report->step_count);
+        suspect_result(coord, job);
     }
     if (worker->rank == 0 && report->total_us > 0 && report->step_count > 0) {
         double rate = (double)report->tokens / ((double)report->total_us * 1e-6);
@@ -567,7 +555,7 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
     struct job *job = job_of(coord, worker);
     worker->seen_us = lease_now(coord);
     worker->suspect = false;
-    bool current = worker->rank != NONE && message->generation == job->record.generation;
+    bool current = worker->rank != NONE && message->generation == job->record.generation && !is_rolled_back(job);
     switch (message->kind) {
     case MU_WM_HEARTBEAT:
         if (message->heartbeat.progress != worker->progress || message->heartbeat.waiting) {
@@ -589,6 +577,8 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
             break;
         }
         worker->status = message->status;
+        void_state(job, worker);
+        suspect_status(job, worker);
         feed_note_status(worker, false);
         note_accusation(coord, worker);
         worker->progress_us = lease_now(coord);

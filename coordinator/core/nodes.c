@@ -49,6 +49,8 @@ void date_nodes(struct mu_coord *coord)
         uint64_t wall_us = coord->nodes[i].record.deadline_wall_us;
         uint64_t left_us = wall_us > coord->wall_us ? wall_us - coord->wall_us : 0;
         coord->nodes[i].deadline_us = wall_us ? lease_now(coord) + left_us : 0;
+        if (coord->nodes[i].record.revision == 0) /* recorded before there were revisions */
+            coord->nodes[i].record.revision = first_revision(coord);
     }
 }
 
@@ -159,6 +161,9 @@ static void resume(struct mu_coord *coord, const struct mu_coord_event *request)
 
 void order_node(struct mu_coord *coord, const struct mu_coord_event *request, struct answer *answer)
 {
+    const struct mu_node_record *now = find_node(coord, request->request.node);
+    if (!is_expected_of("node", request->request.node, now ? now->revision : 0, request->expected_revision, answer))
+        return;
     if (request->request.order == MU_NODE_RESUME) {
         resume(coord, request);
         return;
@@ -170,7 +175,8 @@ void order_node(struct mu_coord *coord, const struct mu_coord_event *request, st
         return;
     }
     struct mu_node_record *record = &node->record;
-    *record = (struct mu_node_record){.order = request->request.order, .since_wall_us = coord->wall_us};
+    *record = (struct mu_node_record){
+        .order = request->request.order, .since_wall_us = coord->wall_us, .revision = coord->last_event + 1};
     copy_text(record->name, sizeof record->name, request->request.node);
     copy_text(record->reason, sizeof record->reason, request->request.reason);
     copy_text(record->by, sizeof record->by, request->request.by);

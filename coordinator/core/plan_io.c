@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan/amend.h"
+
 /* ---- how many ---- */
 
 static uint32_t given(uint32_t degree)
@@ -398,6 +400,7 @@ static void note_assigned(const struct job *job, struct worker *worker)
 {
     worker->status.phase = MU_PHASE_PREPARING; /* as it will be; its next Hello or Status tells what came of it */
     worker->status.generation = job->record.generation;
+    worker->status.era = mu_amend_era(&job->record.spec.amendments);
     worker->status.rank = worker->rank;
     worker->status.command_received = worker->status.command_executed = job->command_base;
     worker->status.park_reason = MU_PARK_NONE;
@@ -456,11 +459,12 @@ void send_assign(struct mu_coord *coord, struct job *job, struct worker *worker)
         assign->checkpoint = job->plan_checkpoint;
         if (checkpoint) {
             memcpy(assign->checkpoint_dir, checkpoint->record.dir, sizeof assign->checkpoint_dir);
+            memcpy(assign->checkpoint_job, checkpoint->record.owner, sizeof assign->checkpoint_job);
             list_holders(coord, job, &checkpoint->record, assign);
         }
     }
     assign->command_base = job->command_base;
-    assign->nccl = worker->nccl_version && all_have_nccl(coord, job);
+    assign->nccl = !job->record.spec.data_tls && worker->nccl_version && all_have_nccl(coord, job);
     if (!MU_MUTANT(MU_MUT_AMEND_NOT_ALL) || worker->rank == 0)
         assign->amendments = &job->record.spec.amendments;
     note_assigned(job, worker);

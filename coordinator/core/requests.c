@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* As it was submitted, also if it was scaled or amended since. */
+/* As it was submitted, also if it was scaled or amended since. (A branch was not submitted.) */
 static bool same_spec(const struct mu_job_record *record, const struct mu_job_spec *spec)
 {
     struct mu_job_spec submitted;
@@ -15,7 +15,7 @@ static bool same_spec(const struct mu_job_record *record, const struct mu_job_sp
     submitted.workers = record->submitted_workers;
     memset(&submitted.amendments, 0, sizeof submitted.amendments);
     /* specs start as zeros and strings are copied whole: no stray bytes */
-    return memcmp(&submitted, spec, sizeof submitted) == 0;
+    return !record->origin.job[0] && memcmp(&submitted, spec, sizeof submitted) == 0;
 }
 
 static void forget_old_job(struct mu_coord *coord, struct job *job)
@@ -30,10 +30,7 @@ static void forget_old_job(struct mu_coord *coord, struct job *job)
         emit(coord, &(struct mu_coord_action){
                         .kind = MU_CA_FORGET,
                         .record = {.kind = MU_RECORD_CHECKPOINT, .checkpoint = &job->checkpoints[i].record}});
-    struct mu_generation_record generation = {0};
-    memcpy(generation.job, job->record.spec.name, sizeof generation.job);
-    emit(coord, &(struct mu_coord_action){.kind = MU_CA_FORGET,
-                                          .record = {.kind = MU_RECORD_GENERATION, .generation = &generation}});
+    forget_generation(coord, job);
     struct mu_tally_record tally = {0};
     memcpy(tally.job, job->record.spec.name, sizeof tally.job);
     emit(coord, &(struct mu_coord_action){.kind = MU_CA_FORGET, .record = {.kind = MU_RECORD_TALLY, .tally = &tally}});
@@ -76,6 +73,18 @@ static bool is_expected(const struct job *job, const char *name, uint64_t expect
     return false;
 }
 
+bool is_expected_of(const char *what, const char *name, uint64_t revision, uint64_t expected, struct answer *answer)
+{
+    if (expected == 0 || (expected == MU_REVISION_NONE ? 0 : expected) == revision)
+        return true;
+    answer->reply.reason_value = revision;
+    refuse(answer, MU_ERR_STALE, MU_REASON_REVISION_CHANGED,
+           "expected_revision: what is ordered of %s '%s' was changed since %llu, its revision is %llu (0: nothing is "
+           "ordered): look at it again",
+           what, name, (unsigned long long)(expected == MU_REVISION_NONE ? 0 : expected), (unsigned long long)revision);
+    return false;
+}
+
 /* The slot for a new job of that name; what an earlier one leaves behind is its numbers. NULL: refused. */
 static struct job *make_room(struct mu_coord *coord, struct job *job, const char *name, struct answer *answer)
 {
@@ -95,6 +104,23 @@ static struct job *make_room(struct mu_coord *coord, struct job *job, const char
     if (!job)
         refuse(answer, MU_ERR_LIMIT, MU_REASON_LIMIT_REACHED,
                "this coordinator runs %u jobs already, its limit (--max-jobs)", coord->config.max_jobs);
+    return job;
+}
+
+struct job *new_job(struct mu_coord *coord, struct job *place, const struct mu_job_spec *spec, struct answer *answer)
+{
+    struct job *job = make_room(coord, place, spec->name, answer);
+    if (!job)
+        return NULL;
+    job->record.uid = answer->reply.job_uid = coord->random;
+    job->record.state = MU_JOB_PENDING;
+    job->record.created_wall_us = coord->wall_us;
+    memcpy(&job->record.spec, spec, sizeof *spec);
+    job->record.submitted_workers = spec->workers;
+    job->leaves = mu_job_leaves(spec);
+    mu_model_spec_init(&job->model, &spec->model);
+    job->phase = MU_JP_WAITING;
+    job->phase_since_us = lease_now(coord);
     return job;
 }
 
@@ -124,18 +150,9 @@ static void submit(struct mu_coord *coord, const struct mu_coord_event *request,
                    spec->name);
         return;
     }
-    job = make_room(coord, job, spec->name, answer);
+    job = new_job(coord, job, spec, answer);
     if (!job)
         return;
-    job->record.uid = answer->reply.job_uid = coord->random;
-    job->record.state = MU_JOB_PENDING;
-    job->record.created_wall_us = coord->wall_us;
-    memcpy(&job->record.spec, spec, sizeof *spec);
-    job->record.submitted_workers = spec->workers;
-    job->leaves = mu_job_leaves(spec);
-    mu_model_spec_init(&job->model, &spec->model);
-    job->phase = MU_JP_WAITING;
-    job->phase_since_us = lease_now(coord);
     revise(coord, job);
     persist_job(coord, job);
     event(coord, MU_EVENT_INFO, "job_submitted", job, NULL, "job %s submitted: %llu steps, %u leaves, %u to %u workers",
@@ -229,6 +246,7 @@ static void drain_worker(struct mu_coord *coord, const char *name, const char *r
         return;
     }
     record->draining = true;
+    record->revision = coord->last_event + 1;
     copy_text(record->host, sizeof record->host, worker->host);
     copy_text(record->reason, sizeof record->reason, reason);
     persist_worker(coord, record);
@@ -267,6 +285,18 @@ static void undrain_worker(struct mu_coord *coord, const char *name, struct answ
     *record = coord->worker_records[--coord->worker_record_count];
 }
 
+static void change_worker(struct mu_coord *coord, const struct mu_coord_event *request, struct answer *answer)
+{
+    const char *name = request->request.worker;
+    const struct mu_worker_record *record = find_worker_record(coord, name);
+    if (!is_expected_of("worker", name, record ? record->revision : 0, request->expected_revision, answer))
+        return;
+    if (request->kind == MU_CE_DRAIN)
+        drain_worker(coord, name, request->request.reason, answer);
+    else
+        undrain_worker(coord, name, answer);
+}
+
 static void change_job(struct mu_coord *coord, const struct mu_coord_event *request, struct answer *answer)
 {
     const char *name = request->request.job;
@@ -280,7 +310,9 @@ static void change_job(struct mu_coord *coord, const struct mu_coord_event *requ
     else if (request->kind == MU_CE_CHECKPOINT)
         checkpoint_now(coord, job, answer);
     else if (request->kind == MU_CE_AMEND)
-        amend_job(coord, job, request->request.amendment, answer);
+        amend_job(coord, job, request->request.amendment, request->request.by, answer);
+    else if (request->kind == MU_CE_BRANCH)
+        branch_job(coord, job, request, answer);
     else
         scale(coord, job, &request->request.workers, answer);
 }
@@ -330,10 +362,8 @@ void on_request(struct mu_coord *coord, const struct mu_coord_event *request)
     if (!answer_again(coord, &request->once, &answer)) {
         if (is_submit)
             submit(coord, request, &answer);
-        else if (request->kind == MU_CE_DRAIN)
-            drain_worker(coord, request->request.worker, request->request.reason, &answer);
-        else if (request->kind == MU_CE_UNDRAIN)
-            undrain_worker(coord, request->request.worker, &answer);
+        else if (request->kind == MU_CE_DRAIN || request->kind == MU_CE_UNDRAIN)
+            change_worker(coord, request, &answer);
         else if (request->kind == MU_CE_NODE)
             order_node(coord, request, &answer);
         else

@@ -88,9 +88,9 @@ static enum mu_status restore_generation(struct mu_coord *coord, const struct mu
         worker->status.rank = rank;
         job->members[rank] = (uint32_t)(worker - coord->workers);
     }
-    bool stepping = record->go && !job->record.command.open;
+    bool wanted = record->go && !is_rolled_back(job), stepping = wanted && !job->record.command.open;
     job->phase = stepping ? MU_JP_STEPPING : MU_JP_PARKING;
-    job->revoked = !record->go;
+    job->revoked = !wanted;
     return MU_OK;
 }
 
@@ -116,6 +116,8 @@ static enum mu_status restore_checkpoint(struct mu_coord *coord, const struct mu
     struct mu_checkpoint_record *own = &job->checkpoints[at].record;
     *own = *record;
     own->layout = layout;
+    if (own->owner[0])
+        job->borrowed = own->nonce;
     own->holders = NULL;
     own->holder_count = 0;
     for (uint32_t i = 0; i < record->holder_count && !MU_MUTANT(MU_MUT_FORGET_HOLDERS); i++) {
@@ -147,6 +149,8 @@ static enum mu_status restore_tally(struct mu_coord *coord, const struct mu_tall
     job->suspect = record->suspect;
     job->suspect_step = record->suspect_step;
     job->unfinite_reports = record->unfinite_reports;
+    job->judged_step = record->judged_step;
+    job->condemned = MU_MUTANT(MU_MUT_FORGET_CONDEMNED) ? 0 : record->condemned;
     job->interval = (struct interval){.steps = record->interval.steps,
                                       .told_steps = record->interval.told_steps,
                                       .base = record->interval.base,

@@ -47,7 +47,8 @@ void scrub_next(struct mu_coord *coord)
         struct job *job = &coord->jobs[coord->job_order[i]];
         for (uint32_t k = 0; k < job->checkpoint_count; k++) {
             struct checkpoint *checkpoint = &job->checkpoints[k];
-            if (checkpoint->record.state != MU_CKPT_COMMITTED || !can_read(coord, job, checkpoint))
+            if (checkpoint->record.state != MU_CKPT_COMMITTED || checkpoint->record.owner[0] ||
+                !can_read(coord, job, checkpoint))
                 continue;
             if (checkpoint->scrub_due_us > lease_now(coord)) {
                 if (checkpoint->scrub_due_us < coord->scrub_next_us)

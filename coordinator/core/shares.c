@@ -29,6 +29,7 @@ void holds_own_share(const struct job *job, struct worker *worker, uint64_t step
     held->step = step;
     held->share_count = idle ? 0 : 1;
     held->shares[0] = (struct mu_held_share){.layout = job->layout, .rank = worker->rank};
+    suspect_status(job, worker);
 }
 
 /* What of `held` is, or becomes by rolling forward, state of `step`. */

@@ -150,6 +150,8 @@ bool mu_coord_worker_view(const struct mu_coord *coord, uint32_t slot, struct mu
     ret->step = worker->status.held.step;
     ret->age_us = lease_now(coord) - worker->seen_us;
     ret->seconds_per_leaf = worker->seconds_per_leaf;
+    const struct mu_worker_record *record = find_worker_record((struct mu_coord *)(uintptr_t)coord, worker->name);
+    ret->revision = record ? record->revision : 0;
     return true;
 }
 
@@ -162,6 +164,14 @@ bool mu_coord_checkpoint_view(const struct mu_coord *coord, const char *job_name
     *ret = job->checkpoints[index].record;
     ret->pieces = NULL;
     return true;
+}
+
+uint32_t mu_coord_borrowers(const struct mu_coord *coord, const struct mu_checkpoint_record *checkpoint)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < coord->job_count && !checkpoint->owner[0]; i++)
+        count += mu_id_equal(coord->jobs[i].borrowed, checkpoint->nonce);
+    return count;
 }
 
 bool mu_coord_timing_view(const struct mu_coord *coord, uint32_t slot, uint32_t back, struct mu_timing_view *ret)

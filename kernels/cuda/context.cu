@@ -186,6 +186,30 @@ static enum mu_status check_architecture(uint32_t index, struct mu_error *err)
     return unfit(err, index, "%s: %s", properties.name, cudaGetErrorString(error));
 }
 
+uint32_t mu_device_count_cuda(void)
+{
+    struct mu_error ignored;
+    int count = 0;
+    return check_driver(0, &ignored) == MU_OK && cudaGetDeviceCount(&count) == cudaSuccess ? (uint32_t)count : 0;
+}
+
+/* What tools and other processes call this GPU. */
+static enum mu_status name_it(struct mu_device *device, uint32_t index, struct mu_error *err)
+{
+    struct cudaDeviceProp properties;
+    cudaError_t error = cudaGetDeviceProperties(&properties, (int)index);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetPCIBusId(device->bus_id, sizeof device->bus_id, (int)index);
+    if (error != cudaSuccess)
+        return unfit(err, index, "cannot be used: %s", cudaGetErrorString(error));
+    size_t used = (size_t)snprintf(device->uuid, sizeof device->uuid, "GPU");
+    for (int i = 0; i < 16; i++)
+        used += (size_t)snprintf(device->uuid + used, sizeof device->uuid - used, "%s%02x",
+                                 i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                                 (unsigned)(unsigned char)properties.uuid.bytes[i]);
+    return MU_OK;
+}
+
 enum mu_status mu_device_open_cuda(uint32_t index, size_t workspace_bytes, struct mu_error *err,
                                    struct mu_device **ret_device)
 {
@@ -198,6 +222,8 @@ enum mu_status mu_device_open_cuda(uint32_t index, size_t workspace_bytes, struc
     if (!cuda)
         return mu_fail(err, MU_ERR_NO_MEMORY, "device cuda:%u: no host memory", index);
     status = mu_cuda_init(cuda, (int)index, MU_CUDA_FP32, workspace_bytes, err);
+    if (status == MU_OK && (status = name_it(&cuda->base, index, err)) != MU_OK)
+        mu_cuda_fini(cuda);
     if (status != MU_OK) {
         free(cuda);
         return status;

@@ -25,6 +25,13 @@ static unsigned int xids[XIDS];
 static int xid_count, hung_count;
 static char hanging[64];
 
+nvml_sim_set_field cudasim_nvml_set_field;
+nvml_sim_set cudasim_nvml_set;
+nvml_sim_fail cudasim_nvml_fail;
+nvml_sim_xid cudasim_nvml_xid;
+nvml_sim_hang cudasim_nvml_hang;
+nvml_sim_hung cudasim_nvml_hung;
+
 static unsigned long long find(const struct entry *entries, const char *name)
 {
     for (int i = 0; i < ENTRIES; i++)
@@ -45,9 +52,48 @@ static void store(struct entry *entries, const char *name, unsigned long long va
     pthread_mutex_unlock(&lock);
 }
 
+static void obey(const char *line)
+{
+    char word[16], name[64];
+    unsigned long long value = 0;
+    if (sscanf(line, "%15s %63s %llu", word, name, &value) < 2)
+        return;
+    if (strcmp(word, "xid") == 0)
+        cudasim_nvml_xid((unsigned int)strtoul(name, NULL, 10));
+    else if (strcmp(word, "field") == 0)
+        cudasim_nvml_set_field((unsigned int)strtoul(name, NULL, 10), value);
+    else if (strcmp(word, "set") == 0)
+        cudasim_nvml_set(name, value);
+    else if (strcmp(word, "fail") == 0)
+        cudasim_nvml_fail(name, (int)value);
+    else if (strcmp(word, "hang") == 0)
+        cudasim_nvml_hang(name);
+}
+
+/* What has been written to the file since. */
+static void look_into_file(void)
+{
+    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+    static long done;
+    const char *path = getenv("CUDASIM_NVML");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char line[128];
+    if (!file)
+        return;
+    pthread_mutex_lock(&one_at_a_time);
+    fseek(file, done, SEEK_SET);
+    while (fgets(line, sizeof line, file) && strchr(line, '\n')) {
+        done = ftell(file);
+        obey(line);
+    }
+    pthread_mutex_unlock(&one_at_a_time);
+    fclose(file);
+}
+
 /* First line of every call: waits while it is to hang. Returns its error. */
 static int enter(const char *function)
 {
+    look_into_file();
     pthread_mutex_lock(&lock);
     hung_count++;
     while (strcmp(hanging, function) == 0)
@@ -67,13 +113,6 @@ static unsigned long long value_of(const char *name)
 }
 
 /* ---- steering ---- */
-
-nvml_sim_set_field cudasim_nvml_set_field;
-nvml_sim_set cudasim_nvml_set;
-nvml_sim_fail cudasim_nvml_fail;
-nvml_sim_xid cudasim_nvml_xid;
-nvml_sim_hang cudasim_nvml_hang;
-nvml_sim_hung cudasim_nvml_hung;
 
 void cudasim_nvml_set_field(unsigned int field, unsigned long long value)
 {
@@ -149,7 +188,8 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, nvmlDevice_t *device)
     static int gpu;
     int code = enter("nvmlDeviceGetHandleByPciBusId_v2");
     *device = (nvmlDevice_t)(void *)&gpu;
-    return code ? code : strcmp(bus, CUDASIM_NVML_BUS_ID) == 0 ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
+    int missing = strncmp(bus, CUDASIM_NVML_BUS_ID, 5) != 0; /* any of its domain */
+    return code ? code : missing ? NVML_ERROR_NOT_FOUND : NVML_SUCCESS;
 }
 
 int nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates)

@@ -3,7 +3,7 @@
 #ifndef CUDASIM_NVML_H
 #define CUDASIM_NVML_H
 
-#define CUDASIM_NVML_BUS_ID "0000:10:00.0" /* of the one GPU that it knows */
+#define CUDASIM_NVML_BUS_ID "0000:10:00.0" /* it knows the GPUs of this domain, and tells the same of each */
 
 /* Value of a field (NVML_FI_...), or of a function by its name ("nvmlDeviceGetPowerUsage"; the percent of memory is
  * "memory", bytes are "used", "total"). */
@@ -17,5 +17,9 @@ typedef void nvml_sim_xid(unsigned int number);
 typedef void nvml_sim_hang(const char *function);
 /* How many calls are waiting now. */
 typedef int nvml_sim_hung(void);
+
+/* The same from outside: lines that are appended to the file named by CUDASIM_NVML are obeyed at the next call: "xid
+ * 79", "field 82 71", "set nvmlDeviceGetPowerUsage 650000", "fail nvmlDeviceGetFieldValues 15", "hang
+ * nvmlDeviceGetTemperature". */
 
 #endif

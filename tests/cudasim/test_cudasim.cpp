@@ -277,20 +277,22 @@ static void fill(float *x, size_t count, float value, cudaStream_t stream)
     OK(cudaGetLastError());
 }
 
-/* Reading a result without waiting for it must go wrong, mostly. */
+/* Reading a result without waiting for it goes wrong, sooner or later. */
 static void test_missing_synchronisation_shows_in_the_result(void **)
 {
+#ifdef __SANITIZE_THREAD__
+    skip(); /* it is a race, and would be reported as one */
+#endif
     cudaStream_t one = new_stream(), two = new_stream();
     cudaEvent_t event;
     OK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     float *host, *x = new_floats(1000), *y = new_floats(1000);
     OK(cudaMallocHost(&host, 1000 * sizeof *host));
     int wrong_host = 0, wrong_streams = 0;
-    for (int round = 0; round < 20; round++) {
+    for (int round = 0; round < 10000 && (wrong_host == 0 || wrong_streams == 0); round++) {
         const float value = (float)(round + 1);
         fill(x, 1000, value, one);
         OK(cudaMemcpyAsync(host, x, 1000 * sizeof *host, cudaMemcpyDeviceToHost, one));
-        usleep(10);
         float seen;
         memcpy(&seen, host + 999, sizeof seen); /* too early */
         wrong_host += seen != value;
@@ -307,8 +309,7 @@ static void test_missing_synchronisation_shows_in_the_result(void **)
         sync(two);
         assert_true(fetch(y, 1000)[999] == -value);
     }
-    assert_true(wrong_host >= 10);
-    assert_true(wrong_streams >= 10);
+    assert_true(wrong_host > 0 && wrong_streams > 0);
     OK(cudaFree(x));
     OK(cudaFree(y));
     OK(cudaFreeHost(host));

@@ -133,7 +133,7 @@ class Cluster:
                     f.write(f"line {i}: the quick brown fox number {i * i % 997} jumps over {i % 13} lazy dogs\n")
         self.coordinator, self.address, self.workers, self.events = None, None, [], []
         self.options = flags  # musterd's, unless it is started with others
-        self.count = 0
+        self.count, self.left = 0, 1.0
         self.restarts = 0
         self.new_events = queue.Queue()
         self.watch_stop = threading.Event()
@@ -241,32 +241,31 @@ class Cluster:
         return worker
 
     def steps_left(self):
-        """The share of its steps that the job nearest to its end still has before it; 1 when nobody says."""
+        """The share of its steps that the job nearest to its end still has before it, as it was when somebody last said so."""
         try:
             jobs = self.call("ListJobs", api.ListJobsRequest(), api.ListJobsResponse, timeout_s=0.2 / SLOW).jobs
         except grpc.RpcError:
-            return 1.0
-        return min((1 - job.steps_done / job.spec.steps for job in jobs if job.steps_done < job.spec.steps), default=1.0)
+            return self.left
+        self.left = min((1 - job.steps_done / job.steps for job in jobs if job.steps_done < job.steps), default=1.0)
+        return self.left
 
     @contextlib.contextmanager
     def slowed(self):
         """Workers that train run a tenth of the time, and less the nearer their job is to its end: it outlasts what the test
         does to it, however fast the machine. Who joins does so at full speed, and trains slowly afterwards. With a sanitizer,
-        steps are slow enough."""
-        if SANITIZED:
-            yield
-            return
+        steps are slow enough until the end comes near."""
         stop = threading.Event()
+        least, run = (0.0, 0.05) if SANITIZED else (0.045, 0.005)
 
         def throttle():
             while not stop.is_set():
                 slow = [worker for worker in self.workers if worker.alive() and worker.trains()]
                 for worker in slow:
                     worker.pause(True)
-                stop.wait(min(0.4, max(0.045, 0.01 / self.steps_left() ** 2)))  # well before it would count as lost
+                stop.wait(min(1.2, max(least, 0.01 / self.steps_left() ** 2)))  # well before it would count as lost
                 for worker in slow:
                     worker.pause(False)
-                stop.wait(0.005)
+                stop.wait(run)
             for worker in self.workers:
                 worker.pause(False)
 
@@ -280,16 +279,18 @@ class Cluster:
 
     @contextlib.contextmanager
     def running(self, workers, **changes):
-        """A coordinator and tiny_job with these changes, on so many workers together, slowed while the block lasts."""
+        """A coordinator and tiny_job with these changes, on so many workers, all in its first generation, slowed while the block lasts."""
         self.start_coordinator()
-        self.submit(tiny_job(self, workers__min=1, **changes))
+        self.submit(tiny_job(self, workers__min=workers, **changes))
         with self.slowed():
             started = [self.start_worker() for _ in range(workers)]
             self.wait_together(workers)
             yield started
 
-    def wait_together(self, workers):
-        self.wait_until(lambda: self.job().world == workers and self.job().steps_done >= 5, 30, "the workers did not start together")
+    def wait_together(self, workers, job="tiny"):
+        """Waits until so many step; from then on fewer may."""
+        self.wait_until(lambda: self.job(job).world == workers and self.job(job).steps_done >= 5, 30, "the workers did not start together")
+        self.call("ScaleJob", api.ScaleJobRequest(job=job, min=1), api.ScaleJobResponse)
 
     def faults_reached(self):
         path = os.path.join(self.dir, "faults")

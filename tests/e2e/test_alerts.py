@@ -17,7 +17,7 @@ import threading
 import urllib.parse
 import urllib.request
 
-from harness import ROOT, Process, Skipped, check, main, run, tiny_job
+from harness import ROOT, SLOW, Process, Skipped, check, main, run, tiny_job
 from test_http import get, metrics, serving
 
 RULES = os.path.join(ROOT, "deploy/prometheus/rules.yml")
@@ -42,7 +42,7 @@ def same(left, right, what):
 def test_rules_are_well_formed_and_fire():
     tool("promtool")
     for words in (["check", "rules", "rules.yml"], ["test", "rules", "rules_test.yml"]):
-        done = subprocess.run(["promtool", *words], cwd=os.path.dirname(RULES), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(["promtool", *words], cwd=os.path.dirname(RULES), capture_output=True, text=True, timeout=60 * SLOW)
         check(done.returncode == 0, f"promtool {' '.join(words)}: {done.stdout}{done.stderr}")
     alerts, tested = re.findall(r"alert: (\w+)", text_of(RULES)), re.findall(r"- name: (\w+)", text_of("deploy/prometheus/rules_test.yml"))
     check(sorted(alerts) == sorted(tested) == sorted(set(alerts)), "an alert without a test, or twice")
@@ -81,7 +81,7 @@ def every_metric_is_there(address):
 
 
 def query(prometheus, path):
-    with urllib.request.urlopen(f"http://{prometheus}/api/v1/{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{prometheus}/api/v1/{path}", timeout=10 * SLOW) as answer:
         return json.load(answer)["data"]
 
 

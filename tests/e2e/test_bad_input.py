@@ -12,7 +12,7 @@ import struct
 import subprocess
 
 import grpc
-from harness import BUILD, FAST, SLOW, Cluster, api, check, main, needs_mounts, pb, reference, refused_worker, rpc_error, run, tiny_job
+from harness import BUILD, FAST, SLOW, STRICT, Cluster, api, check, main, needs_mounts, pb, reference, refused_worker, rpc_error, run, tiny_job
 
 MUSTER = os.path.join(BUILD, "cli/muster")
 STEPS = 150
@@ -301,7 +301,7 @@ def test_a_full_disk_fails_checkpoints_and_nothing_else():
     with Cluster() as cluster, Disk(os.path.join(cluster.dir, "ckpt-tiny"), 8) as disk:
         disk.fill(leave=64 << 10)
         cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster, steps=steps, checkpoint_every=60))
+        cluster.submit(tiny_job(cluster, steps=steps, checkpoint_every=60, workers__min=2))
         cluster.start_worker()
         cluster.start_worker()
         with cluster.slowed():
@@ -366,7 +366,7 @@ def test_a_checkpoint_path_that_is_no_directory_is_told():
 
 def job_with_checkpoints(cluster, count):
     """A job killed, with its coordinator, when it has `count` checkpoints; newest last."""
-    cluster.start_coordinator()
+    cluster.start_coordinator(flags=STRICT)
     cluster.submit(tiny_job(cluster, steps=STEPS, checkpoint_every=20, checkpoint__keep=10))
     with cluster.slowed():
         workers = [cluster.start_worker(), cluster.start_worker()]
@@ -374,9 +374,9 @@ def job_with_checkpoints(cluster, count):
         for sig in (signal.SIGSTOP, signal.SIGKILL):  # all at one point: nobody goes on alone
             for worker in workers:
                 worker.kill(sig)
-        cluster.wait_until(lambda: cluster.job().attached == 0, 20, "the workers are not known to be gone")
         cluster.coordinator.kill()
-        cluster.coordinator.wait()
+        for process in [*workers, cluster.coordinator]:
+            process.wait()
     cluster.start_coordinator()
     return committed(cluster)
 

@@ -113,6 +113,31 @@ def test_errors_are_typed():
             check(time.monotonic() - start < 20 * SLOW, "it gives up")
 
 
+def test_a_job_is_rolled_back_and_branched_and_hosts_have_revisions():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        with muster.Client(cluster.address, timeout=20 * SLOW) as client, cluster.slowed():
+            client.submit(tiny_job(cluster, checkpoint_every=5, checkpoint__keep=100))
+            cluster.start_worker()
+            client.wait("tiny", timeout=60 * SLOW)
+            first = client.checkpoints("tiny")[0]  # which step it is of depends on how fast the machine is
+            raised(muster.Conflict, lambda: client.roll_back("tiny", first.number))
+            raised(muster.NotFound, lambda: client.branch("tiny", 99, "twin"))
+            twin = client.branch("tiny", first.number, "twin", by="somebody", lr=0.002, steps=40)
+            check(twin.origin.job == "tiny" and twin.steps == 40 and twin.steps_done == first.step < 30, f"{twin}")
+            check(client.checkpoints("twin")[0].borrowed_from == "tiny", "borrowed")
+            back = client.roll_back("twin", first.number, steps=35, expected_revision=twin.revision)
+            check(back.steps == 35 and back.spec.newest_amendment == 2, f"{back}")
+            raised(muster.RevisionChanged, lambda: client.roll_back("twin", first.number, expected_revision=twin.revision))
+            client.cordon("h9", "dust", expected_revision=0)
+            node, = [one for one in client.nodes() if one.name == "h9"]
+            raised(muster.RevisionChanged, lambda: client.drain_node("h9", "dust", expected_revision=0))
+            client.drain_node("h9", "dust", expected_revision=node.revision)
+            raised(muster.RevisionChanged, lambda: client.resume("h9", expected_revision=node.revision))
+            client.resume("h9")
+            raised(muster.RevisionChanged, lambda: client.undrain("h9", expected_revision=7))
+
+
 def test_a_lost_answer_and_a_restart_are_not_noticed():
     with Cluster() as cluster:
         cluster.start_coordinator()

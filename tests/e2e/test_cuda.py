@@ -1,10 +1,12 @@
 #!/usr/bin/python3
 """Workers that compute on a GPU, an emulated one (muster-worker-sim): in fp32 the weights are those of workers on the CPU."""
 
+import json
 import os
 import signal
 
 from harness import BUILD, STRICT, Cluster, check, log_of, main, pb, refused_worker, run, tiny_job, undisturbed
+from test_http import get, http_address, metrics
 
 SMALL = dict(steps=4, optimizer__warmup=2, leaves=4, checkpoint_every=2, model__slices=2, batch__length=16, eval__every=2, eval__sequences=2)
 SIM = "worker/muster-worker-sim"
@@ -135,6 +137,93 @@ def test_a_gpu_that_fails_takes_only_its_worker_along():
         expect_equal(cluster)
 
 
+def test_a_gpu_is_one_workers():
+    with Cluster() as cluster:
+        first = start(cluster, 1, steps=100000)[0]
+        cluster.wait_until(lambda: cluster.job().steps_done >= 1, 30, "no step")
+        second = start_gpu_worker(cluster, "cuda:0", env={"CUDASIM_DEVICES": "16"})
+        cluster.wait_until(lambda: "is in use by the live worker" in log_of(second), 30, f"not refused:\n{log_of(second)}")
+        check("GPU-" in log_of(second) and cluster.job().world == 1, log_of(second))
+        first.kill()
+        cluster.wait_until(lambda: "attached as" in log_of(second), 60, "the GPU is free again, and not taken")
+
+
+def test_all_gpus_of_a_host():
+    """One supervisor, one worker for each GPU."""
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 2}))
+        supervisor = cluster.start_worker(program=SIM, name="host", flags=("--device", "all"), env={"CUDASIM_DEVICES": "2", "CUDASIM_DELAY_US": "100"})
+        expect_equal(cluster)
+        check(supervisor.wait() == 0, log_of(supervisor))
+        attached = {e.worker for e in cluster.events if e.kind == "worker_attached"}
+        check(attached == {"host-cuda0", "host-cuda1"}, f"attached: {attached}")
+
+
+class Driver:
+    """What the stand-in for the driver's management library tells of the GPUs of workers."""
+
+    def __init__(self, cluster):
+        self.path = os.path.join(cluster.dir, "driver")
+        libraries = os.path.join(cluster.dir, "lib")
+        os.makedirs(libraries)
+        os.symlink(os.path.join(BUILD, "tests/cudasim/libnvml_stand_in.so"), os.path.join(libraries, "libnvidia-ml.so.1"))
+        self.env = {"LD_LIBRARY_PATH": libraries, "CUDASIM_NVML": self.path}
+
+    def tell(self, *lines):
+        with open(self.path, "a") as file:
+            file.write("".join(line + "\n" for line in lines))
+
+
+def gpu_of(address, worker):
+    signs = json.loads(get(address, f"/api/v1/workers?worker={worker}")[1])["workers"][0].get("vitals") or {}
+    return signs.get("gpu") or {}
+
+
+def test_health_of_a_gpu_is_told_and_one_that_failed_is_left():
+    """Of two GPUs one falls off the bus while kernels run on it: its worker says so and leaves before anybody waits for it, the other one goes on."""
+    with Cluster() as cluster:
+        cluster.start_coordinator(flags=["--http", "127.0.0.1:0"])
+        address = http_address(cluster)
+        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1, "steps": 12}))
+        driver = Driver(cluster)
+        driver.tell("set nvmlDeviceGetUtilizationRates 97", "set used 75161927680", "set total 150323855360", "set nvmlDeviceGetPowerUsage 650000",
+                        "set nvmlDeviceGetTemperature 88", "set nvmlDeviceGetCurrentClocksThrottleReasons 64", "field 144 1", "field 4 2")
+        with cluster.slowed():
+            first, second = (cluster.start_worker(program=SIM, name=f"g{i}", flags=("--device", f"cuda:{i}", "--vitals-every", "50"),
+                                                  env={"CUDASIM_DEVICES": "2", **env}) for i, env in enumerate(({}, driver.env)))
+            cluster.wait_until(lambda: cluster.job().world == 2 and gpu_of(address, "g1").get("temperature_celsius"), 30, "nothing is told of the GPU")
+            page = metrics(address)
+            expected = {'muster_gpu_count{job="tiny"}': 1, 'muster_gpu_unwatched{job="tiny"}': 1, 'muster_gpu_utilisation_ratio{job="tiny"}': 0.97,
+                        'muster_gpu_memory_ratio{job="tiny"}': 0.5, 'muster_gpu_power_watts{job="tiny"}': 650, 'muster_gpu_throttled{job="tiny"}': 1,
+                        'muster_gpu_temperature_celsius{job="tiny"}': 88, 'muster_gpu_rows_bad{job="tiny"}': 1, 'muster_gpu_ecc_uncorrected{job="tiny"}': 2,
+                        'muster_worker_gpu_temperature_celsius{job="tiny",worker="g1"}': 88, "muster_gpu_failures_total": 0}
+            for name, value in expected.items():
+                check(page.get(name) == value, f"{name} is {page.get(name)}, not {value}")
+            shown = run(cluster, "describe", "worker", "g1", code=0)
+            check("busy 97 %" in shown and "88 C" in shown and "thermal slowdown by hardware" in shown, shown)
+            check("it comes with NVIDIA's driver" in run(cluster, "describe", "worker", "g0", code=0), "g0 has no driver's library")
+            driver.tell("xid 63", "xid 79")
+            lost = cluster.wait_event("worker_lost")
+            check(lost.worker == "g1" and "Xid 79, GPU has fallen off the bus" in lost.text, lost.text)
+            refused_worker(second, "Xid 79")
+        cluster.wait_until(lambda: metrics(address)["muster_gpu_failures_total"] == 1, 10, "the failure is not counted")
+        check(metrics(address)["muster_gpu_xids_total"] == 2, "errors of the driver are not counted")
+        expect_equal(cluster, steps=12)
+        check(first.wait() == 0, log_of(first))
+
+
+def test_a_driver_that_hangs_harms_nobody():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        driver = Driver(cluster)
+        driver.tell("hang nvmlDeviceGetMemoryInfo")
+        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1}))
+        worker = start_gpu_worker(cluster, env=driver.env)
+        expect_equal(cluster)
+        check(worker.wait() == 0, log_of(worker))
+
+
 def test_checkpoints_pass_between_cpu_and_gpu():
     """Written by GPUs, verified, gone on from by a CPU, and the other way round. A job of both kinds at once is one job: their identity is the same."""
     for first, second in ((start_gpu_worker, Cluster.start_worker), (Cluster.start_worker, start_gpu_worker)):
@@ -177,5 +266,6 @@ def test_what_cannot_compute_says_why_in_one_line():
 
 
 main([test_layouts_have_the_bits_of_the_cpu, test_a_killed_worker_is_survived, test_exchanges_between_gpus_go_over_nccl,
-      test_growth_and_a_hang_over_nccl, test_an_error_of_nccl_loses_nobody, test_versions_of_nccl_must_be_the_same, test_a_gpu_that_fails_takes_only_its_worker_along,
+      test_growth_and_a_hang_over_nccl, test_an_error_of_nccl_loses_nobody, test_versions_of_nccl_must_be_the_same, test_a_gpu_that_fails_takes_only_its_worker_along, test_a_gpu_is_one_workers, test_all_gpus_of_a_host,
+      test_health_of_a_gpu_is_told_and_one_that_failed_is_left, test_a_driver_that_hangs_harms_nobody,
       test_checkpoints_pass_between_cpu_and_gpu, test_what_cannot_compute_says_why_in_one_line])

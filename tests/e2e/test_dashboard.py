@@ -8,6 +8,7 @@ about. Screenshots are kept in the build folder.
 import contextlib
 import os
 import re
+import socket
 
 from browser import Browser
 from harness import BUILD, FAST, Cluster, api, check, main, tiny_job
@@ -42,7 +43,7 @@ def watched(workers):
     with Cluster() as cluster, Browser(cluster.dir) as browser:
         cluster.start_coordinator(flags=[*FAST, "--http", "127.0.0.1:0"])
         for i in range(workers):
-            cluster.start_worker(name=f"w{i}")
+            cluster.start_worker(name=f"w{i}", flags=["--vitals-every", "100"])
         yield cluster, browser, http_address(cluster)
 
 
@@ -67,7 +68,10 @@ def recovery_is_told(browser, go):
     browser.wait("document.querySelector('[data-state=down]')?.dataset.value === '1'")
     check(value_of(browser, "[data-state=member]") == 2, text_of(browser, "#workers"))
     alarms, health = text_of(browser, "#alarms"), text_of(browser, "#health")
-    check("w1 is down" in alarms and go.text in alarms, f"alarms: {alarms!r}")
+    host = socket.gethostname()
+    check(f"worker w1 on {host} is down for" in alarms and re.search(r"failures have cost [\d.]+ m?s of workers", alarms), f"what it costs: {alarms!r}")
+    step = re.search(r"at step (\d+)", go.text).group(1)
+    check(re.search(rf"[\d:]+ tiny: worker w1 lost \(.*\) on {host}\. [\d.]+ m?s later the job went on with 2 workers from step {step}, no step done again", alarms), f"what happened: {alarms!r}")
     check("1 of 1 job" in health and re.search(r"tiny in generation \d+ with 2 workers", health) and "to look at" in health, health)
 
 
@@ -90,6 +94,20 @@ def keys_reach_everything(browser):
     check(browser.eval("document.activeElement.dataset.worker") == names[1], "the focus is lost when the page is refreshed")
 
 
+def a_look_at_a_tile_tells_how_the_worker_is(cluster, browser):
+    """By mouse and by keyboard, and the chosen one's below the tiles."""
+    tip = "document.querySelector('#worker-tip')"
+    for event, name in (("mouseover", "w0"), ("focusin", "w2")):
+        browser.eval(f"document.querySelector('[data-worker={name}]').dispatchEvent(new Event('{event}', {{bubbles: true}}))")
+        browser.wait(f"{tip}.style.display === 'block' && {tip}.innerText.includes('processors ')")
+        said = text_of(browser, "#worker-tip")
+        check(said.startswith(f"{name}: member") and re.search(r"memory [\d.]+ [kMG]B, host [\d.]+ %", said) and re.search(r"disk [\d.]+ [kMGT]B free", said), said)
+    browser.eval("document.querySelector('[data-worker=w2]').click()")
+    browser.wait("document.querySelector('#worker-detail').innerText.includes('processors ')")
+    browser.eval("document.querySelector('[data-worker=w2]').dispatchEvent(new Event('focusout', {bubbles: true}))")
+    check(browser.eval(f"{tip}.style.display") == "none", "the tip stays")
+
+
 def test_a_failing_job_is_shown_as_it_is():
     with watched(3) as (cluster, browser, address):
         cluster.submit(tiny_job(cluster, steps=10000000, eval__every=0, checkpoint_every=200))
@@ -108,6 +126,7 @@ def test_a_failing_job_is_shown_as_it_is():
             browser.screenshot(path)
             check(os.path.getsize(path) > 20000, f"{path} shows nothing")
         keys_reach_everything(browser)
+        a_look_at_a_tile_tells_how_the_worker_is(cluster, browser)
         check(not browser.errors, f"the console says: {browser.errors}")
 
 

@@ -8,14 +8,14 @@ import shutil
 import subprocess
 import tempfile
 
-from harness import BUILD, ROOT, Skipped, check, documented, main
+from harness import BUILD, ROOT, SLOW, Skipped, check, documented, main
 
 UNITS = os.path.join(ROOT, "deploy/systemd")
 EXPOSURE = 2.6  # of 10, by systemd's own table: what the units permit may grow only on purpose
 
 
 def run(*words, **options):
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, **options)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120 * SLOW, **options)
     check(done.returncode == 0, f"{' '.join(words)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout + done.stderr
 

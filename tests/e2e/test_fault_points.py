@@ -245,7 +245,7 @@ def returns_during_preparation():
     with Cluster(flags=STRICT) as cluster:
         cluster.start_coordinator()
         cluster.submit(tiny_job(cluster, parallel__tp=2, parallel__pp=2, parallel__optimizer_sharding=True, **changes))
-        faults = ["worker.prepare.connect:2,sleep=700", "worker.finished,stop", None, None]
+        faults = ["worker.prepare.connect:2,sleep=4000", "worker.finished,stop", None, None]
         workers = [cluster.start_worker(name=f"w{i}", fault=fault) for i, fault in enumerate(faults)]
         cluster.wait_event("generation_go")
         cluster.start_worker()

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """What workers remember: traces of all ranks on one clock, who holds the others up, logs through the coordinator."""
 
+import fcntl
 import json
 import os
 import re
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import threading
 
-from harness import BUILD, STRICT, Cluster, check, connect, main, pb, run, tiny_job
+from harness import BUILD, COUNTED, SLOW, STRICT, Cluster, check, connect, main, pb, run, tiny_job
 from muster.v1 import recall_pb2 as recall
 
 GO = "generation 1: go"
@@ -82,8 +83,11 @@ def test_who_holds_the_others_up_is_named():
         cluster.submit(tiny_job(cluster, steps=1000000, workers__min=3, checkpoint_every=0, eval__every=0))
         workers = [cluster.start_worker() for _ in range(3)]
         cluster.wait_step(5)
-        out = run(cluster, "diagnose", "tiny", code=0)
-        check("the job moves" in out and len(out.splitlines()) == 5, out)
+
+        def moves():  # or nobody had time for a step in these two seconds
+            out = run(cluster, "diagnose", "tiny", code=0)
+            return "the job moves" in out and len(out.splitlines()) == 5
+        cluster.wait_until(moves, 20, "it is not told that the job moves")
         view = next(w for w in cluster.list_workers() if w.rank == 2)
         stopped = next(w for w in workers if w.pid == view.pid)
         stopped.kill(signal.SIGSTOP)
@@ -107,14 +111,25 @@ def test_a_loss_leaves_a_report():
         workers = [cluster.start_worker() for _ in range(3)]
         cluster.wait_step(5)
         check(run(cluster, "report", "hang", code=0).split()[0] == "REPORT", "an empty list")
-        view = next(w for w in cluster.list_workers() if w.rank == 1)
-        next(w for w in workers if w.pid == view.pid).kill(signal.SIGSTOP)
-        cluster.wait_event("worker_lost")
 
         def listed():
-            return [json.loads(line) for line in run(cluster, "-o", "json", "report", "hang", code=0).splitlines()]
-        cluster.wait_until(listed, 20, "no report")
-        (report,) = listed()
+            return {report["number"]: report for report in map(json.loads, run(cluster, "-o", "json", "report", "hang", code=0).splitlines())}
+
+        def lose_rank_1(after):
+            view = next(w for w in cluster.list_workers() if w.rank == 1)
+            stopped = next(w for w in workers if w.pid == view.pid)
+            stopped.kill(signal.SIGSTOP)
+            before, lost = len(listed()), cluster.wait_event("worker_lost", after=after)
+            cluster.wait_until(lambda: len(listed()) > before, 20, "no report")
+            return view, stopped, lost.number, listed()[max(listed())]
+        view, stopped, lost, report = lose_rank_1(0)
+        for _ in range(3):  # who had no time to answer for two seconds is missing there
+            if report["answered"] == 2:
+                break
+            stopped.kill(signal.SIGCONT)
+            go = cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text, after=lost)
+            cluster.wait_step(go.step + 5)
+            view, stopped, lost, report = lose_rank_1(lost)
         check(report["worker"] == view.name and report["job"] == "tiny" and report["asked"] == 3 and report["answered"] == 2 and
               f"held up by rank 1 (worker {view.name}): does not answer" == report["verdict"], f"{report}")
 
@@ -135,12 +150,35 @@ def test_a_loss_leaves_a_report():
         cluster.cancel()
 
 
+def test_one_that_is_alive_and_stuck_is_reported_with_its_stacks():
+    """Its engine writes into a pipe that nobody empties, so that thread stands still while all others of the process go on."""
+    with Cluster() as cluster:
+        pipe = os.path.join(cluster.dir, "ledger")
+        os.mkfifo(pipe)
+        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 4096)
+        cluster.start_coordinator(flags=[*COUNTED, "--hang-floor-ms", "3000"])
+        cluster.submit(tiny_job(cluster, steps=1000000, workers__min=3, checkpoint_every=0, eval__every=0))
+        workers = [cluster.start_worker(flags=["--ledger", pipe] if i == 1 else []) for i in range(3)]
+        lost = cluster.wait_event("worker_lost")
+        stuck = run(cluster, "-o", "json", "report", "hang", code=0)
+        cluster.wait_until(lambda: run(cluster, "-o", "json", "report", "hang", code=0), 20, f"no report: {stuck}")
+        report = json.loads(run(cluster, "-o", "json", "report", "hang", code=0).splitlines()[0])
+        check(report["worker"] == lost.worker and report["asked"] == report["answered"] == 3, f"{report}")
+        check(re.match(rf"held up by rank \d \(worker {lost.worker}\): \w+ \d+ for [\d.]+ s$", report["verdict"]), report["verdict"])
+        out = run(cluster, "report", "hang", str(report["number"]), code=0)
+        check(re.search(r"^  rank \d, thread \d+ \S+: S.*; (__)?write < ", out, re.M), out)
+        check(workers[1].alive(), "it is not alive")
+        cluster.cancel()
+        os.close(reader)
+
+
 def test_logs_come_through_the_coordinator():
     with Cluster() as cluster, cluster.running(1, steps=1000000, checkpoint_every=0, eval__every=0) as workers:
         with open(workers[0].log) as file:
             written = file.read().splitlines()
         lines = run(cluster, "logs", "w0", code=0).splitlines()
-        check(lines[:len(written)] == written and GO in lines[-1], f"{lines}")
+        check(lines[:len(written)] == written and lines[-1].endswith(f'msg="{GO}" job=tiny generation=1 rank=0'), f"{lines}")
         check(run(cluster, "logs", "w0", "-n", "1", code=0).splitlines() == lines[-1:], "-n")
         objects = [json.loads(line) for line in run(cluster, "-o", "json", "logs", "w0", code=0).splitlines()]
         check([o["text"] for o in objects] == lines and [int(o["number"]) for o in objects] == list(range(1, len(lines) + 1)), f"{objects}")
@@ -156,11 +194,18 @@ def test_logs_come_through_the_coordinator():
                     ready.set()
         reader = threading.Thread(target=read, daemon=True)
         reader.start()
-        cluster.start_worker()
-        check(ready.wait(30), f"the new lines did not come: {seen[-3:]}")
+        joiner = cluster.start_worker(flags=["--log-format", "json"])
+        check(ready.wait(30 * SLOW), f"the new lines did not come: {seen[-3:]}")
         follower.terminate()
         follower.wait()
         check(seen[:len(lines)] == lines and len(set(seen)) == len(seen), "each line once")
+        joiner.kill()
+        cluster.wait_until(lambda: any("exchange with rank" in line for line in run(cluster, "logs", "w0", code=0).splitlines()), 20, "nothing failed")
+        (failed,) = [line for line in run(cluster, "logs", "w0", code=0).splitlines() if "exchange with rank" in line]
+        check(re.search(r'rank (\d).*" job=tiny generation=2 rank=\d peer=\1$', failed), failed)
+        with open(joiner.log) as file:
+            objects = [json.loads(line) for line in file]
+        check([(o["job"], o["generation"]) for o in objects if o["msg"] == "generation 2: go"] == [("tiny", 2)], f"{objects}")
         cluster.cancel()
 
 
@@ -168,7 +213,7 @@ def call(cluster, method, request, response_type):
     with connect(cluster.address) as channel:
         stub = channel.unary_unary(f"/muster.v1.DiagnosticService/{method}", request_serializer=lambda m: m.SerializeToString(),
                                    response_deserializer=response_type.FromString)
-        return stub(request, timeout=10)
+        return stub(request, timeout=10 * SLOW)
 
 
 def test_answers_are_kept_for_a_while():

@@ -4,11 +4,12 @@
 import contextlib
 import glob
 import os
+import re
 import shutil
 import signal
 import subprocess
 
-from harness import BUILD, STRICT, Cluster, check, main, pb, reference, tiny_job
+from harness import BUILD, STRICT, Cluster, check, log_of, main, pb, reference, tiny_job
 
 STEPS = 500
 LOCAL = dict(checkpoint__kind=pb.CHECKPOINT_KIND_LOCAL)
@@ -26,7 +27,7 @@ def local_job(cluster, **changes):
 @contextlib.contextmanager
 def running(cluster, hosts, **changes):
     cluster.start_coordinator()
-    cluster.submit(local_job(cluster, workers__min=1, **changes))
+    cluster.submit(local_job(cluster, workers__min=len(hosts), **changes))
     workers = {}
     with cluster.slowed():
         for host in hosts:  # one after the other: the ring of hosts is in this order then
@@ -81,11 +82,11 @@ def kill_all(cluster, workers):
     cluster.wait_until(lambda: cluster.job().attached == 0, 20, "the workers are not known to be gone")
 
 
-def lose_everything_but(hosts, lose_disk=""):
-    """A checkpoint on three hosts; then all die, some hosts or disks do not come back."""
+def lose_everything_but(hosts, lose_disk="", **more):
+    """A checkpoint on three hosts; then all die, some hosts or disks do not come back. Returns the workers' logs."""
     changes = dict(steps=STEPS, checkpoint_every=0)
     with Cluster() as cluster:
-        with running(cluster, "abc", **changes) as workers:
+        with running(cluster, "abc", **changes, **more) as workers:
             checkpoint = save(cluster)
             cluster.wait_step(checkpoint.step + 1)
             kill_all(cluster, workers.values())
@@ -97,18 +98,21 @@ def lose_everything_but(hosts, lose_disk=""):
             check(f"at step {checkpoint.step}" in go.text, go.text)
         expect_equal(cluster, **changes)
         check(cluster.job().replayed_steps > 0, "what came after the checkpoint was done again")
+        return [log_of(worker) for worker in cluster.workers]
 
 
 def test_a_disk_is_lost_with_its_host():
     lose_everything_but("abc", lose_disk="b")
 
 
+def test_between_hosts_everything_is_encrypted():
+    """A job with data_tls: steps, state for a worker that joins, files of a checkpoint for a host that never had it; the bits stay the same."""
+    logs = lose_everything_but("bcd", lose_disk="a", data_tls=True)
+    check(any(re.search(r"generation \d+: [12] connections to other hosts are encrypted \(TLS 1.3\); kernel TLS: (not in use|sends|receives)", log) for log in logs), "no word of TLS")
+
+
 def test_a_host_does_not_come_back():
     lose_everything_but("ac")
-
-
-def test_a_host_that_never_had_it_loads_it_too():
-    lose_everything_but("bcd", lose_disk="a")
 
 
 def test_two_neighbours_are_missing_and_the_job_waits():
@@ -119,7 +123,7 @@ def test_two_neighbours_are_missing_and_the_job_waits():
             kill_all(cluster, workers.values())
             generations = cluster.job().generations
             cluster.start_worker(flags=["--host-id", "a"])
-            waits = cluster.wait_event(lambda e: e.kind == "job_waiting" and "cannot be read" in e.text)
+            waits = cluster.wait_event(lambda e: e.kind == "job_waiting" and "cannot be read" in e.text and "host a is" not in e.text)
             check("host b is not there" in waits.text and "host d" in waits.text, waits.text)
             check(cluster.job().generations == generations, "it went on without its state")
             cluster.start_worker(flags=["--host-id", "c"])

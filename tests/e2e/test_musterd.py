@@ -151,6 +151,74 @@ def test_unknown_method_and_malformed_request_are_answered_at_once():
 
 
 
+def test_a_snapshot_that_is_broken_off_harms_nothing():
+    """SIGKILL for muster or for musterd while a snapshot is saved: the one of before stays whole, the next one is."""
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        for i in range(4):
+            cluster.submit(tiny_job(cluster, name=f"job-{i}"))
+        path = os.path.join(cluster.dir, "saved")
+        save = [os.path.join(BUILD, "cli/muster"), "--coordinator", cluster.address, "snapshot", "save", path]
+        check(subprocess.run(save, timeout=30 * SLOW).returncode == 0, "the first one is not saved")
+        before = open(path, "rb").read()
+        begun = lambda: [name for name in os.listdir(cluster.dir) if name.startswith("saved.tmp")]
+        for victim in ("muster", "musterd"):
+            cluster.coordinator.kill(signal.SIGSTOP)  # so it is under way for certain
+            saving = subprocess.Popen(save, stderr=subprocess.PIPE, text=True)
+            cluster.wait_until(begun, 20, "it does not begin to save")
+            if victim == "muster":
+                saving.kill()
+                saving.wait()
+                (left,) = begun()
+                os.unlink(os.path.join(cluster.dir, left))
+                cluster.coordinator.kill(signal.SIGCONT)
+            else:
+                cluster.coordinator.kill()
+                cluster.coordinator.wait()
+                told = saving.communicate(timeout=30 * SLOW)[1]
+                check(saving.returncode == 3 and told.count("\n") == 1, f"exit {saving.returncode}: {told}")
+                check(not begun(), "what was begun is left behind")
+                cluster.start_coordinator()
+            check(open(path, "rb").read() == before, "the snapshot of before was touched")
+            check(subprocess.run(save, timeout=30 * SLOW).returncode == 0, "it is not saved afterwards")
+            before = open(path, "rb").read()
+        restored = os.path.join(cluster.dir, "restored")
+        restore = [os.path.join(BUILD, "cli/muster"), "snapshot", "restore", path, "--data-dir", restored]
+        check(subprocess.run(restore, stdout=subprocess.DEVNULL, timeout=30 * SLOW).returncode == 0, "the last one cannot be restored")
+
+
+def test_the_wall_clock_is_set_by_an_hour():
+    """Forward and back, under the coordinator and a worker, with a restart in between: nobody is lost and the bits are the same."""
+    with Cluster() as cluster:
+        clock = os.path.join(cluster.dir, "clock")
+
+        def set_by(seconds):
+            with open(clock, "r+b" if os.path.exists(clock) else "w+b") as file:
+                file.write(seconds.to_bytes(8, "little", signed=True))
+
+        set_by(0)
+        shifted = {"LD_PRELOAD": os.path.join(BUILD, "tests/lib/libshifted_clock.so"), "MU_CLOCK_SHIFT": clock}
+        cluster.start_coordinator(flags=FAST, env=shifted)
+        cluster.submit(tiny_job(cluster, steps=300, workers__min=2))
+        with cluster.slowed():
+            for env in (shifted, None):
+                cluster.start_worker(env=env)
+            cluster.wait_step(5)
+            made = cluster.job().created_wall_us
+            for seconds in (3600, -3600, 3600):
+                set_by(seconds)
+                cluster.wait_step(cluster.job().steps_done + 5)
+                if seconds < 0:  # records of the future are read
+                    cluster.coordinator.kill()
+                    cluster.coordinator.wait()
+                    cluster.start_coordinator(flags=FAST, env=shifted)
+                    cluster.wait_step(cluster.retry(cluster.job).steps_done + 5)
+        check(cluster.wait_finished() == reference(steps=300), "the weights differ")
+        job = cluster.job()
+        check(job.generations <= 1 and job.workers_lost == 0, f"{job.workers_lost} lost, {job.generations} generations")
+        check(3500 < (job.ended_wall_us - made) * 1e-6 < 7000, "the clock was not set")
+
+
 def test_restored_snapshot_takes_back_workers_that_are_ahead():
     """Saved early, restored late: the job goes on from what the workers hold, and no number is given twice."""
     def muster(*args, code=0):
@@ -185,7 +253,7 @@ def test_restored_snapshot_takes_back_workers_that_are_ahead():
         check("epoch 1" in said, said)
         last = max(e.number for e in cluster.events)
         cluster.watch_stop.set()  # numbers jump
-        cluster.start_coordinator(flags=["--heartbeat-ms", "100", "--lost-ms", "4000", "--reattach-grace-ms", "2000"])  # slow workers come back slowly
+        cluster.start_coordinator(flags=["--heartbeat-ms", "100", "--lost-ms", "6000", "--reattach-grace-ms", "2000"])  # slow workers come back slowly
         cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done > ahead.steps_done + 10, 30, "the workers did not go on")
         after = cluster.job()
         check(after.generation == (1 << 40) + 1, f"generation {after.generation}")
@@ -231,4 +299,5 @@ if __name__ == "__main__":
     main([test_options_are_judged, test_port_and_directory_in_use_are_told, test_sigkill_loses_nothing_that_was_acknowledged,
           test_sigterm_ends_in_good_order_and_workers_go_on, test_idle_connections_do_not_keep_others_out,
           test_unknown_method_and_malformed_request_are_answered_at_once, test_example_client_runs_a_job,
+          test_a_snapshot_that_is_broken_off_harms_nothing, test_the_wall_clock_is_set_by_an_hour,
           test_restored_snapshot_takes_back_workers_that_are_ahead, test_a_lost_job_is_rebuilt_from_its_checkpoints])

@@ -8,6 +8,7 @@ import glob
 import http.client
 import os
 import re
+import shutil
 import socket
 import ssl
 import stat
@@ -163,6 +164,38 @@ def test_replaced_certificates_are_used():
         run(cluster, *cluster.flags("viewer/x"), "status", code=0)
 
 
+def test_a_running_worker_changes_to_another_ca():
+    """CA, certificate and key of a worker are replaced while it trains; then those of the coordinator: only the new ones fit together."""
+    with SecureCluster() as cluster:
+        other, own = os.path.join(cluster.dir, "other"), os.path.join(cluster.dir, "own")
+        cert("ca", other)
+        for identity, *more in (("coordinator/c", "--hosts", "localhost,127.0.0.1"), ("worker/x",), ("admin/x",)):
+            cert("issue", other, identity, *more)
+        mine = [os.path.join(own, name) for name in ("ca.crt", "worker.crt", "worker.key")]
+
+        def replace(pki):
+            os.makedirs(own, exist_ok=True)
+            for source, path in zip(cluster.paths("worker/x", pki), mine):
+                shutil.copy(source, path + ".new")
+                os.replace(path + ".new", path)
+
+        replace(cluster.pki)
+        cluster.start()
+        cluster.submit(tiny_job(cluster, steps=1000000))
+        worker = cluster.start_worker(flags=[word for pair in zip(("--tls-ca", "--tls-cert", "--tls-key"), mine) for word in pair])
+        cluster.wait_step(3)
+        replace(other)
+        cluster.wait_step(cluster.job().steps_done + 3)
+        check(worker.alive() and not [e for e in cluster.events if e.kind == "worker_lost"], "what is connected stays so")
+        cluster.coordinator.kill()
+        cluster.coordinator.wait()
+        ca, crt, key = (open(path, "rb").read() for path in cluster.paths("admin/x", other))
+        cluster.credentials = grpc.ssl_channel_credentials(ca, key, crt)
+        cluster.start_coordinator(flags=[*FAST, *cluster.flags("coordinator/c", other)])
+        cluster.wait_event("worker_reattached")
+        check(cluster.job().workers_lost == 0, "the worker was lost")
+
+
 def test_roles():
     calls = {"ListJobs": (api.ListJobsRequest(), api.ListJobsResponse, "viewer"), "DrainWorker": (api.DrainWorkerRequest(worker="nobody", reason="r"), api.DrainWorkerResponse, "operator"),
              "CancelJob": (api.CancelJobRequest(name="none"), api.CancelJobResponse, "operator"), "SaveSnapshot": (api.SaveSnapshotRequest(), api.SaveSnapshotResponse, "admin")}
@@ -298,7 +331,7 @@ class JoinCluster(SecureCluster):
         """A worker that has nothing but the CA's certificate and a token."""
         own = os.path.join(self.dir, name)
         return self.start_worker(job, name=name, flags=["--tls-ca", os.path.join(self.pki, "ca.crt"), "--tls-cert", own + ".crt", "--tls-key", own + ".key",
-                                                        "--join-token-file", path, "--give-up-after", "20", *more])
+                                                        "--join-token-file", path, "--give-up-after", "300", *more])
 
     def refused(self, name, path, *fragments):
         worker = self.joiner(name, path)
@@ -452,7 +485,7 @@ def renew(channel, request):
 
 
 def test_certificates_of_joined_workers_are_renewed():
-    life_s = int(8 * SLOW)
+    life_s = int(2 * SLOW)
     with JoinCluster() as cluster:
         cluster.start(flags=[*FAST, "--http", "127.0.0.1:0", "--certificate-valid-s", str(life_s)])
         cluster.submit(tiny_job(cluster, steps=1000000))
@@ -483,8 +516,8 @@ def test_certificates_of_joined_workers_are_renewed():
 
 
 def metrics_page(cluster):
-    address = re.findall(r"HTTP on (\S+):", log_of(cluster.coordinator))[-1]
-    return urllib.request.urlopen(f"http://{address}/metrics", timeout=10 * SLOW).read().decode()
+    pages = lambda: re.findall(r"HTTP: .* (http://\S+/metrics)", log_of(cluster.coordinator))  # noqa: E731
+    return urllib.request.urlopen(cluster.wait_until(pages, 10, "musterd names no page")[-1], timeout=10 * SLOW).read().decode()
 
 
 def test_who_may_renew_what():
@@ -533,7 +566,8 @@ def test_a_worker_has_the_name_of_its_certificate():
 
 
 if __name__ == "__main__":
-    main([test_trains_over_mutual_tls, test_keys_are_private, test_strangers_learn_why, test_a_certificate_serves_on_its_own_side_only, test_replaced_certificates_are_used, test_roles,
+    main([test_trains_over_mutual_tls, test_keys_are_private, test_strangers_learn_why, test_a_certificate_serves_on_its_own_side_only, test_replaced_certificates_are_used,
+          test_a_running_worker_changes_to_another_ca, test_roles,
           test_the_denied_are_cut_off, test_https_for_those_with_a_role, test_listening_in_the_open_needs_tls_or_consent, test_a_token_makes_a_worker_once,
           test_tokens_that_are_not_good_are_refused_and_outlive_the_coordinator, test_strangers_may_join_and_nothing_else,
           test_certificates_of_joined_workers_are_renewed, test_who_may_renew_what, test_a_worker_has_the_name_of_its_certificate])

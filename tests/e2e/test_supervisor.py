@@ -179,7 +179,7 @@ def test_who_is_refused_says_why_and_is_not_started_again():
 def detach(cluster, address, *flags):
     log = os.path.join(cluster.dir, "detached.log")
     return subprocess.run([WORKER, "--coordinator", address, "--job", "tiny", "--device", "cpu", "--slots", "2", "--name", "back", "--threads",
-                           "1", "--detach", "--log", log, *flags], capture_output=True, text=True, timeout=60), log
+                           "1", "--detach", "--log", log, *flags], capture_output=True, text=True, timeout=60 * SLOW), log
 
 
 def test_detach_returns_when_all_are_attached():
@@ -251,7 +251,7 @@ class Manager:
         self.path = os.path.join(cluster.dir, "notify")
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(self.path)
-        self.socket.settimeout(20)
+        self.socket.settimeout(20 * SLOW)
         self.env = {"NOTIFY_SOCKET": self.path, "WATCHDOG_USEC": "400000"}
         self.said = []
 
@@ -294,8 +294,8 @@ def test_words_that_do_not_fit_together_are_refused():
     for words, fragment in [(["--device", "gpu"], "all, cpu"), (["--slots", "2"], "--slots needs --device"),
                             (["--device", "all", "--slots", "2"], "contradicts"), (["--detach"], "--detach needs --device"),
                             (["--device", "cpu", "--log", "x"], "--log needs --detach"), (["--device", "cpu", "--slots", "0"], "1 to 256"),
-                            (["--device", "cpu", "--name", "x" * 60], "at most 55")]:
-        done = subprocess.run([WORKER, "--job", "tiny", *words], capture_output=True, text=True, timeout=20)
+                            (["--device", "cpu", "--name", "x" * 60], "at most 54")]:
+        done = subprocess.run([WORKER, "--job", "tiny", *words], capture_output=True, text=True, timeout=20 * SLOW)
         check(done.returncode == 2 and fragment in done.stderr, f"{words}: {done.returncode} {done.stderr}")
 
 

@@ -64,7 +64,7 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
         out.request.cookie = cookie;
         out.request.job = sim->spec.name;
         out.request.worker = request.worker;
-        out.request.reason = "operator";
+        out.request.reason = out.request.by = "operator";
         out.request.amendment = &request.amendment;
         out.request.workers = (struct mu_worker_policy){.max = request.max, .spares = UINT32_MAX};
     }
@@ -162,6 +162,25 @@ void mu_sim_client_reply(struct mu_sim *sim, uint64_t cookie, enum mu_status sta
     }
 }
 
+/* To any checkpoint that the client can see, most often with another rate. */
+static void roll_back(struct mu_sim *sim, struct mu_amendment *one)
+{
+    uint64_t numbers[MU_CHECKPOINTS_MAX];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < mu_sim_store_count(sim->store) && count < MU_CHECKPOINTS_MAX; i++) {
+        const struct mu_record *record = mu_sim_store_at(sim->store, i);
+        if (record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED)
+            numbers[count++] = record->checkpoint->number;
+    }
+    if (count == 0)
+        return;
+    one->fields |= MU_AMEND_ROLL_BACK;
+    one->back.checkpoint = numbers[mu_sim_below(sim, count)];
+    one->at_step = 0;
+    if (mu_sim_below(sim, 4) == 0)
+        *one = (struct mu_amendment){.fields = MU_AMEND_ROLL_BACK, .back = one->back};
+}
+
 /* Rate, steps (longer or shorter, where that is allowed), or a range to skip, at once or later. */
 static void amend(struct mu_sim *sim)
 {
@@ -183,6 +202,8 @@ static void amend(struct mu_sim *sim)
     }
     if (mu_sim_below(sim, 2))
         one->at_step = mu_sim_between(sim, 1, sim->spec.steps);
+    if (sim->params.rolls_back && mu_sim_below(sim, 2))
+        roll_back(sim, one);
 }
 
 /* With `amends`, every other time the job is amended instead. With `repeats`, every third time the job is scaled

@@ -380,9 +380,9 @@ static void after_step(struct mu_sim *sim)
 
 static const char *coord_event_name(const struct mu_coord_event *event)
 {
-    static const char *const names[] = {"TICK",    "MESSAGE",    "DISCONNECTED", "PLANNED", "PUBLISHED",
-                                        "DELETED", "SCRUBBED",   "SUBMIT",       "CANCEL",  "DRAIN",
-                                        "UNDRAIN", "CHECKPOINT", "NODE",         "EXITED"};
+    static const char *const names[] = {"TICK",     "MESSAGE", "DISCONNECTED", "PLANNED", "PUBLISHED", "DELETED",
+                                        "SCRUBBED", "SUBMIT",  "CANCEL",       "DRAIN",   "UNDRAIN",   "CHECKPOINT",
+                                        "SCALE",    "AMEND",   "BRANCH",       "NODE",    "EXITED"};
     return names[event->kind];
 }
 

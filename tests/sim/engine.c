@@ -584,7 +584,7 @@ static void start_gather(struct mu_sim *sim, uint32_t slot)
     (void)gather(sim, slot);
 }
 
-static void post_reports(struct mu_sim *sim, uint32_t slot)
+static void post_reports(struct mu_sim *sim, uint32_t slot, uint64_t stall_us)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
     struct mu_worker_event event = {.kind = MU_WE_STEP};
@@ -599,7 +599,8 @@ static void post_reports(struct mu_sim *sim, uint32_t slot)
                                          .step_count = 1,
                                          .leaf_count = engine->leaf_count,
                                          .tokens = sim->params.leaves * 8,
-                                         .total_us = sim->now_us - engine->step_started_us,
+                                         .total_us = sim->now_us - engine->step_started_us + stall_us,
+                                         .snapshot_us = stall_us,
                                          .forward_us = sim->params.restless ? 0 : engine->leaf_count * stage_us};
     mu_sim_worker_post(sim, slot, &event);
     if (sim->spec.eval.every && engine->held.step % sim->spec.eval.every == 0)
@@ -626,7 +627,7 @@ static void optimized(struct mu_sim *sim, struct mu_sim_event *event)
     struct mu_boundary boundary = mu_worker_boundary(sim->workers[slot].core, mu_sim_mono(sim, node_of(slot)),
                                                      engine->generation, engine->held.step, &result);
     mu_sim_oracle_boundary(sim, slot, engine->held.step, &boundary);
-    post_reports(sim, slot);
+    post_reports(sim, slot, boundary.take_snapshot && sim->params.every_auto ? sim->params.stall_us : 0);
     if (boundary.take_snapshot) {
         mu_sim_engine_write_piece(sim, slot, &boundary.snapshot);
         if (mu_sim_point(sim, (int32_t)slot, MU_SIM_POINT_SNAPSHOT))
@@ -638,8 +639,10 @@ static void optimized(struct mu_sim *sim, struct mu_sim_event *event)
     }
     engine->park_wanted = boundary.park;
     engine->phase = MU_SIM_STALLED;
-    if (boundary.take_snapshot)
-        later(sim, slot, mu_sim_delay(sim, 2 * MU_SIM_MS), snapshot_copied);
+    if (boundary.take_snapshot && sim->params.every_auto)
+        later(sim, slot, sim->params.stall_us, snapshot_copied);
+    else if (boundary.take_snapshot)
+        later(sim, slot, mu_sim_delay(sim, sim->params.stall_us), snapshot_copied);
     else
         start_step(sim, slot);
 }
@@ -660,6 +663,12 @@ static void enter_vote(struct mu_sim *sim, uint32_t slot)
 /* A hash that an idle rank has to take from others: the result carries it. */
 static uint64_t gradient_of(struct mu_sim *sim, const struct mu_sim_engine *engine)
 {
+    for (uint32_t other = 0; other < sim->params.slots && !engine->working; other++) {
+        const struct mu_sim_engine *peer = &sim->workers[other].engine;
+        if (peer->generation == engine->generation && peer->working && peer->held.has_gradient &&
+            peer->held.step == engine->held.step)
+            return peer->gradient; /* which may be one that is not finite */
+    }
     return engine->working ? engine->gradient : mu_sim_oracle_gradient(sim, engine->held.step);
 }
 
@@ -722,7 +731,7 @@ void mu_sim_engine_run(struct mu_sim *sim, uint32_t slot, uint64_t generation)
 }
 
 /* Of the whole model, where this rank knows it. */
-static void hash_weights(struct mu_sim *sim, struct mu_sim_engine *engine, uint8_t out[32])
+static void hash_weights(struct mu_sim *sim, struct mu_sim_engine *engine, uint8_t out[32], bool *ret_unfinite)
 {
     struct mu_sim_state all = {.has = {0, 0}};
     mu_sim_state_take(&all, &engine->state, (struct mu_sim_mask){engine->share.params, 0});
@@ -731,6 +740,7 @@ static void hash_weights(struct mu_sim *sim, struct mu_sim_engine *engine, uint8
         if (frame)
             mu_sim_state_take(&all, frame->state, frame->state->has);
     }
+    *ret_unfinite = mu_sim_has_nan(&all.values, all.has);
     if (all.has.params == sim->all_chunks)
         mu_sim_hash_weights(all.values.params, out);
 }
@@ -754,7 +764,7 @@ void mu_sim_engine_park(struct mu_sim *sim, uint32_t slot, enum mu_park_reason r
                                  .bad_checkpoint = bad_checkpoint};
     snprintf(parked->text, sizeof parked->text, "%s", text);
     if (reason == MU_PARK_FINISHED)
-        hash_weights(sim, engine, parked->weights_sha256);
+        hash_weights(sim, engine, parked->weights_sha256, &parked->weights_unfinite);
     mu_sim_trace(sim, "w%u   parks, reason %d, step %llu%s", slot, (int)reason, (unsigned long long)engine->held.step,
                  engine->held.has_gradient ? " with gradient" : "");
     mu_sim_worker_post(sim, slot, &(struct mu_worker_event){.kind = MU_WE_PARKED, .parked = *parked});

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan/amend.h"
 #include "tests/sim/sim.h"
 
 static struct mu_sim_engine *engine_of(struct mu_sim *sim, uint32_t slot)
@@ -178,10 +179,15 @@ static void job_loaded(struct mu_sim *sim, struct mu_sim_event *event)
 
 void mu_sim_engine_amend(struct mu_sim *sim, uint32_t slot, const struct mu_amendments *amendments)
 {
-    struct mu_job_spec *spec = &sim->workers[slot].engine.spec;
-    *spec = sim->spec;
+    struct mu_sim_engine *engine = engine_of(sim, slot);
+    uint32_t era = mu_amend_era(&engine->spec.amendments);
+    engine->spec = sim->spec;
     if (amendments)
-        spec->amendments = *amendments;
+        engine->spec.amendments = *amendments;
+    if (era == mu_amend_era(&engine->spec.amendments) || MU_MUTANT(MU_MUT_KEEP_VOID_STATE))
+        return;
+    engine->held = (struct mu_held){0}; /* the job was rolled back */
+    engine->state.has = engine->arrived.has = (struct mu_sim_mask){0, 0};
 }
 
 void mu_sim_engine_load(struct mu_sim *sim, uint32_t slot, const struct mu_job_spec *spec)

@@ -14,7 +14,7 @@ const char *mu_sim_fault_name(enum mu_sim_fault fault)
                                         "add-worker",  "hang-engine", "lose-stream", "half-open",   "cut-stream",
                                         "cut-link",    "reset-link",  "kill-coord",  "pause-coord", "jump-wall",
                                         "drain",       "checkpoint",  "full-disk",   "corrupt",     "cancel",
-                                        "kill-stage",  "drain-stage", "lose-disk"};
+                                        "kill-stage",  "drain-stage", "lose-disk",   "poison"};
     return names[fault];
 }
 
@@ -165,6 +165,26 @@ static void corrupt(struct mu_sim *sim)
     kill_all(sim);
 }
 
+/* Its checksums were made of what is in it: moments, and in half of the cases the parameters, too. */
+static void poison(struct mu_sim *sim)
+{
+    struct mu_sim_directory *directory = mu_sim_oracle_to_poison(sim);
+    if (!directory)
+        return;
+    mu_sim_trace(sim, "fault what is in %s is not finite", directory->path);
+    bool params = mu_sim_below(sim, 2);
+    for (uint32_t i = 0; i < directory->piece_count; i++) {
+        struct mu_sim_state *state = &directory->pieces[i].state;
+        for (uint32_t c = 0; c < MU_SIM_CHUNKS_MAX; c++) {
+            if (state->has.moments >> c & 1)
+                state->values.moments[c] = MU_SIM_NAN;
+            if (params && state->has.params >> c & 1)
+                state->values.params[c] = MU_SIM_NAN;
+        }
+    }
+    kill_all(sim);
+}
+
 static void lose_disk(struct mu_sim *sim)
 {
     uint32_t slot = pick(sim);
@@ -270,6 +290,7 @@ static void on_worker(struct mu_sim *sim, enum mu_sim_fault fault)
     case MU_SIM_FAULT_KILL_STAGE:
     case MU_SIM_FAULT_DRAIN_STAGE:
     case MU_SIM_FAULT_LOSE_DISK:
+    case MU_SIM_FAULT_POISON:
     case MU_SIM_FAULT_COUNT:
         break;
     }
@@ -313,6 +334,9 @@ static void do_fault(struct mu_sim *sim, enum mu_sim_fault fault)
         break;
     case MU_SIM_FAULT_LOSE_DISK:
         lose_disk(sim);
+        break;
+    case MU_SIM_FAULT_POISON:
+        poison(sim);
         break;
     case MU_SIM_FAULT_KILL_WORKER:
     case MU_SIM_FAULT_KILL_TWO:

@@ -14,10 +14,15 @@ int mu_mutant_active = MU_MUT_NONE;
 
 /* Rare in the mixture of all profiles: hunted in the one that is made for them. */
 static const char *const mutant_profiles[MU_MUT_COUNT] = {
-    [MU_MUT_ACCEPT_STALE_PARK] = "recovery", [MU_MUT_LOSE_STATUS] = "slow-streams",
-    [MU_MUT_FORGET_REQUESTS] = "operators",  [MU_MUT_CHANGE_TWICE] = "operators",
-    [MU_MUT_EXIT_BY_NAME] = "supervised",    [MU_MUT_EXIT_UNHEARD] = "supervised",
-    [MU_MUT_IGNORE_CORDON] = "nodes",
+    [MU_MUT_ACCEPT_STALE_PARK] = "recovery",  [MU_MUT_LOSE_STATUS] = "slow-streams",
+    [MU_MUT_FORGET_REQUESTS] = "operators",   [MU_MUT_CHANGE_TWICE] = "operators",
+    [MU_MUT_EXIT_BY_NAME] = "supervised",     [MU_MUT_EXIT_UNHEARD] = "supervised",
+    [MU_MUT_IGNORE_CORDON] = "nodes",         [MU_MUT_BELIEVE_CONDEMNED] = "poison",
+    [MU_MUT_FORGET_CONDEMNED] = "poison",     [MU_MUT_END_SUSPECT] = "poison",
+    [MU_MUT_RETAIN_SUSPECT] = "poison",       [MU_MUT_INTERVAL_IGNORES_COST] = "paced",
+    [MU_MUT_INTERVAL_ONCE] = "paced",         [MU_MUT_COUNT_VOID_STATE] = "rollbacks",
+    [MU_MUT_KEEP_VOID_STATE] = "rollbacks",   [MU_MUT_START_FROM_VOID] = "rollbacks",
+    [MU_MUT_KEEP_UNDONE_TERMS] = "rollbacks",
 };
 
 static const char *const mutant_names[MU_MUT_COUNT] = {
@@ -49,6 +54,10 @@ static const char *const mutant_names[MU_MUT_COUNT] = {
     [MU_MUT_AMEND_IN_PASSING] = "amend-in-passing",
     [MU_MUT_FEED_OLD_TERMS] = "feed-old-terms",
     [MU_MUT_FORGET_AMENDMENTS] = "forget-amendments",
+    [MU_MUT_COUNT_VOID_STATE] = "count-void-state",
+    [MU_MUT_KEEP_VOID_STATE] = "keep-void-state",
+    [MU_MUT_START_FROM_VOID] = "start-from-void",
+    [MU_MUT_KEEP_UNDONE_TERMS] = "keep-undone-terms",
     [MU_MUT_VOTE_NEWEST] = "vote-newest",
     [MU_MUT_VOTE_BEFORE_GRADIENT] = "vote-before-gradient",
     [MU_MUT_EXECUTE_WITHOUT_VOTE] = "execute-without-vote",
@@ -60,6 +69,12 @@ static const char *const mutant_names[MU_MUT_COUNT] = {
     [MU_MUT_RETENTION_DELETES_NEWEST] = "retention-deletes-newest",
     [MU_MUT_RELEASE_EARLY] = "release-early",
     [MU_MUT_RELEASE_LAST_HOLDER] = "release-last-holder",
+    [MU_MUT_BELIEVE_CONDEMNED] = "believe-condemned",
+    [MU_MUT_FORGET_CONDEMNED] = "forget-condemned",
+    [MU_MUT_END_SUSPECT] = "end-suspect",
+    [MU_MUT_RETAIN_SUSPECT] = "retain-suspect",
+    [MU_MUT_INTERVAL_IGNORES_COST] = "interval-ignores-cost",
+    [MU_MUT_INTERVAL_ONCE] = "interval-once",
     [MU_MUT_DROP_BEFORE_GO] = "drop-before-go",
     [MU_MUT_GATHER_INCOMPLETE] = "gather-incomplete",
     [MU_MUT_VOTE_BEFORE_STAGE] = "vote-before-stage",

@@ -6,10 +6,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan/amend.h"
+
 /* ---- the undisturbed run ---- */
 
 static uint64_t mix(uint64_t a, uint64_t b)
 {
+    if (a == MU_SIM_NAN || b == MU_SIM_NAN)
+        return MU_SIM_NAN;
     uint64_t z = a ^ (b + 0x9E3779B97F4A7C15u + (a << 6) + (a >> 2));
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
@@ -42,7 +46,7 @@ struct mu_step_result mu_sim_step_result(uint64_t step, uint64_t gradient, uint6
                                    .loss = (double)(gradient >> 40),
                                    .grad_norm = (double)(gradient & 0xffffff),
                                    .command = command,
-                                   .finite = gradient % 31 != 0};
+                                   .finite = gradient != MU_SIM_NAN && gradient % 31 != 0};
 }
 
 void mu_sim_hash_initial(const struct mu_sim *sim, struct mu_sim_values *values)
@@ -117,6 +121,7 @@ void mu_sim_oracle_init(struct mu_sim *sim)
     struct mu_sim_oracle *oracle = sim->oracle = mu_sim_alloc(sizeof *oracle);
     oracle->values = mu_sim_alloc((2 * sim->spec.steps + 2) * sizeof *oracle->values);
     oracle->gradients = mu_sim_alloc((2 * sim->spec.steps + 2) * sizeof *oracle->gradients);
+    oracle->pace.step_us = mu_sim_alloc((2 * sim->spec.steps + 2) * sizeof *oracle->pace.step_us);
     mu_sim_hash_initial(sim, &oracle->values[0]);
 }
 
@@ -134,6 +139,7 @@ void mu_sim_oracle_fini(struct mu_sim *sim)
     free(oracle->seen);
     free(oracle->values);
     free(oracle->gradients);
+    free(oracle->pace.step_us);
     free(oracle);
 }
 
@@ -169,8 +175,10 @@ struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint6
     generation->ranks = mu_sim_alloc((generation->world + 1) * sizeof *generation->ranks);
     generation->before = mu_sim_alloc((sim->params.slots < 200 ? sim->params.slots : 1) * sizeof *generation->before);
     for (uint32_t slot = 0; slot < sim->params.slots && sim->params.slots < 200; slot++)
-        generation->before[slot] =
-            (struct mu_sim_ghost){.session = sim->workers[slot].session, .held = sim->workers[slot].engine.held};
+        if (!mu_sim_oracle_poisoned(sim, slot))
+            generation->before[slot] = (struct mu_sim_ghost){.session = sim->workers[slot].session,
+                                                             .held = sim->workers[slot].engine.held,
+                                                             .era = mu_sim_oracle_era(sim, slot)};
     sim->stats.generations++;
     return generation;
 }
@@ -220,7 +228,7 @@ void mu_sim_oracle_prepare(struct mu_sim *sim, uint32_t slot, const struct mu_as
     uint64_t newest = 0;
     bool whole = mu_sim_union_newest(sim, &alone, &newest) && newest > start;
     free(alone.held);
-    if (whole && held->step > start && !sim->oracle->restore_lost)
+    if (whole && held->step > start && !sim->oracle->restore_lost && !mu_sim_oracle_poisoned(sim, slot))
         mu_sim_violate(sim, "worker %u holds step %" PRIu64 " and is told to start at step %" PRIu64, slot, held->step,
                        start);
     if (assign->source == MU_SOURCE_HELD && !is_held)
@@ -301,15 +309,32 @@ void mu_sim_oracle_tiles(struct mu_sim *sim, uint32_t slot, const struct mu_sim_
                        sim->workers[slot].engine.held.step, next, sim->params.leaves);
 }
 
+bool mu_sim_oracle_is_void(const struct mu_sim *sim, uint32_t era)
+{
+    return era != mu_amend_era(&sim->law.amendments);
+}
+
+uint32_t mu_sim_oracle_era(const struct mu_sim *sim, uint32_t slot)
+{
+    return mu_amend_era(&sim->workers[slot].engine.spec.amendments);
+}
+
 /* Of a generation that was given up: it goes on alone by the former record, and nobody will use what it makes. */
 static bool is_superseded(const struct mu_sim *sim, uint32_t slot, uint64_t step)
 {
-    return sim->workers[slot].engine.generation < sim->oracle->amended_generation && step > sim->oracle->amended_step;
+    bool before = sim->workers[slot].engine.generation < sim->oracle->amended_generation;
+    return (before && step > sim->oracle->amended_step) || mu_sim_oracle_is_void(sim, mu_sim_oracle_era(sim, slot));
+}
+
+/* What comes of values that are not finite is not, and nothing else is different. */
+static bool is_right(const struct mu_sim *sim, uint64_t value, uint64_t right)
+{
+    return value == right || (value == MU_SIM_NAN && sim->stats.faults[MU_SIM_FAULT_POISON] > 0);
 }
 
 void mu_sim_oracle_reduced(struct mu_sim *sim, uint32_t slot, uint64_t step, uint64_t gradient)
 {
-    if (!is_superseded(sim, slot, step + 1) && gradient != mu_sim_oracle_gradient(sim, step))
+    if (!is_superseded(sim, slot, step + 1) && !is_right(sim, gradient, mu_sim_oracle_gradient(sim, step)))
         mu_sim_violate(sim, "worker %u reduces step %" PRIu64 " to another gradient than the undisturbed run", slot,
                        step);
 }
@@ -336,6 +361,22 @@ static void check_votes(struct mu_sim *sim, const struct mu_sim_generation *gene
     }
 }
 
+/* Where nothing else goes wrong, nobody goes on for long with values that came with a checkpoint and are not finite. */
+static void check_unfinite(struct mu_sim *sim, const struct mu_step_result *result)
+{
+    enum { HEARD_US = 3000000 }; /* reports and orders travel, records become durable */
+    struct mu_sim_oracle *oracle = sim->oracle;
+    uint64_t weights = 0;
+    oracle->nan_steps = result->loss == mu_sim_step_result(0, MU_SIM_NAN, 0).loss ? oracle->nan_steps + 1 : 0;
+    if (oracle->nan_steps <= MU_SUSPECT_REPORTS)
+        oracle->nan_since_us = sim->now_us;
+    for (int fault = 0; fault < MU_SIM_FAULT_COUNT; fault++)
+        weights += sim->params.weight[fault];
+    if (weights == sim->params.weight[MU_SIM_FAULT_POISON] && sim->now_us > oracle->nan_since_us + HEARD_US)
+        mu_sim_violate(sim, "%" PRIu64 " steps in a row are not finite because of the checkpoint, and they go on",
+                       oracle->nan_steps);
+}
+
 void mu_sim_oracle_decided(struct mu_sim *sim, uint32_t slot, const struct mu_step_result *result)
 {
     struct mu_sim_generation *generation = generation_of(sim, slot);
@@ -345,13 +386,15 @@ void mu_sim_oracle_decided(struct mu_sim *sim, uint32_t slot, const struct mu_st
     if (!decision->set || decision->result.step != result->step) {
         *decision = (struct mu_sim_decision){.set = true, .result = *result};
         check_votes(sim, generation, result->step);
+        mu_sim_pace_decided(sim, generation->number, result->step);
+        check_unfinite(sim, result);
     } else if (!same_result(&decision->result, result)) {
         mu_sim_violate(sim,
                        "worker %u has another result of step %" PRIu64 " than its generation (command %" PRIu64
                        " and %" PRIu64 ")",
                        slot, result->step, result->command, decision->result.command);
     }
-    if (result->step + 1 > sim->oracle->newest_step)
+    if (result->step + 1 > sim->oracle->newest_step && !mu_sim_oracle_is_void(sim, mu_sim_oracle_era(sim, slot)))
         sim->oracle->newest_step = result->step + 1;
 }
 
@@ -381,13 +424,36 @@ void mu_sim_oracle_boundary(struct mu_sim *sim, uint32_t slot, uint64_t steps_do
 
 /* ---- held state ---- */
 
-static bool equal_in(uint64_t chunks, const uint64_t *a, const uint64_t *b)
+static bool are_right(const struct mu_sim *sim, uint64_t chunks, const uint64_t *values, const uint64_t *right)
 {
     for (uint32_t c = 0; c < MU_SIM_CHUNKS_MAX; c++) {
-        if (chunks >> c & 1 && a[c] != b[c])
+        if (chunks >> c & 1 && !is_right(sim, values[c], right[c]))
             return false;
     }
     return true;
+}
+
+bool mu_sim_oracle_values_right(struct mu_sim *sim, const struct mu_sim_values *values, uint64_t step)
+{
+    const struct mu_sim_values *right = mu_sim_oracle_values(sim, step);
+    return are_right(sim, sim->all_chunks, values->params, right->params) &&
+           are_right(sim, sim->all_chunks, values->moments, right->moments);
+}
+
+bool mu_sim_has_nan(const struct mu_sim_values *values, struct mu_sim_mask in)
+{
+    for (uint32_t c = 0; c < MU_SIM_CHUNKS_MAX; c++) {
+        if ((in.params >> c & 1 && values->params[c] == MU_SIM_NAN) ||
+            (in.moments >> c & 1 && values->moments[c] == MU_SIM_NAN))
+            return true;
+    }
+    return false;
+}
+
+bool mu_sim_oracle_poisoned(const struct mu_sim *sim, uint32_t slot)
+{
+    const struct mu_sim_state *state = &sim->workers[slot].engine.state;
+    return sim->stats.faults[MU_SIM_FAULT_POISON] > 0 && mu_sim_has_nan(&state->values, state->has);
 }
 
 void mu_sim_oracle_holds(struct mu_sim *sim, uint32_t slot)
@@ -409,17 +475,17 @@ void mu_sim_oracle_holds(struct mu_sim *sim, uint32_t slot)
     if (!mu_sim_mask_covers(engine->state.has, says))
         mu_sim_violate(sim, "worker %u says that it holds chunks of step %" PRIu64 " that it does not have", slot,
                        held->step);
-    if (!equal_in(says.params, engine->state.values.params, right->params) ||
-        !equal_in(says.moments, engine->state.values.moments, right->moments))
+    if (!are_right(sim, says.params, engine->state.values.params, right->params) ||
+        !are_right(sim, says.moments, engine->state.values.moments, right->moments))
         mu_sim_violate(sim, "worker %u: its state at step %" PRIu64 " differs from the undisturbed run's", slot,
                        held->step);
     uint64_t mirrored = mu_sim_share_chunks(sim, &held->shares[0].layout, held->shares[0].rank, MU_SHARE_MIRROR);
     if (held->has_gradient && held->has_state && mirrored &&
-        engine->mirror_gradient != mu_sim_oracle_gradient(sim, held->step))
+        !is_right(sim, engine->mirror_gradient, mu_sim_oracle_gradient(sim, held->step)))
         mu_sim_violate(sim,
                        "worker %u: the gradient of step %" PRIu64 " for what it mirrors differs from the right one",
                        slot, held->step);
-    if (held->has_gradient && engine->gradient != mu_sim_oracle_gradient(sim, held->step))
+    if (held->has_gradient && !is_right(sim, engine->gradient, mu_sim_oracle_gradient(sim, held->step)))
         mu_sim_violate(sim, "worker %u: its gradient of step %" PRIu64 " differs from the undisturbed run's", slot,
                        held->step);
 }
@@ -427,9 +493,11 @@ void mu_sim_oracle_holds(struct mu_sim *sim, uint32_t slot)
 void mu_sim_oracle_died(struct mu_sim *sim, uint32_t slot)
 {
     struct mu_sim_oracle *oracle = sim->oracle;
+    if (mu_sim_oracle_poisoned(sim, slot))
+        return;
     oracle->ghosts = mu_sim_grow(oracle->ghosts, oracle->ghost_count, &oracle->ghost_capacity, sizeof *oracle->ghosts);
-    oracle->ghosts[oracle->ghost_count++] =
-        (struct mu_sim_ghost){sim->workers[slot].session, sim->now_us, sim->workers[slot].engine.held};
+    oracle->ghosts[oracle->ghost_count++] = (struct mu_sim_ghost){
+        sim->workers[slot].session, sim->now_us, sim->workers[slot].engine.held, mu_sim_oracle_era(sim, slot)};
 }
 
 bool mu_sim_oracle_attached(struct mu_sim *sim, uint32_t slot)
@@ -447,13 +515,16 @@ bool mu_sim_oracle_attached(struct mu_sim *sim, uint32_t slot)
 static void gather_possible(struct mu_sim *sim, uint32_t but, struct mu_sim_union *u)
 {
     for (uint32_t slot = 0; slot < sim->params.slots; slot++) {
-        if (slot != but && mu_sim_worker_alive(sim, slot) && !sim->workers[slot].exited)
+        bool is_void = mu_sim_oracle_is_void(sim, mu_sim_oracle_era(sim, slot));
+        if (slot != but && mu_sim_worker_alive(sim, slot) && !sim->workers[slot].exited && !is_void &&
+            !mu_sim_oracle_poisoned(sim, slot))
             mu_sim_union_add(u, &sim->workers[slot].engine.held);
     }
     for (uint32_t i = sim->oracle->ghost_count; i-- > 0;) {
         const struct mu_sim_ghost *ghost = &sim->oracle->ghosts[i];
         const struct mu_sim_session *session = mu_sim_session(sim, ghost->session);
-        if ((session && session->coord_open) || sim->now_us < ghost->died_us + 8 * MU_SIM_S)
+        bool counts = (session && session->coord_open) || sim->now_us < ghost->died_us + 8 * MU_SIM_S;
+        if (counts && !mu_sim_oracle_is_void(sim, ghost->era))
             mu_sim_union_add(u, &ghost->held);
     }
 }
@@ -466,9 +537,10 @@ void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held
     uint64_t before = 0, after = 0;
     if (strcmp(why, "forget") == 0)
         sim->stats.forgotten++;
-    if (!engine->held.has_state || sim->params.slots >= 200 || mu_sim_oracle_job_over(sim) || engine->was_hung)
+    if (!engine->held.has_state || sim->params.slots >= 200 || mu_sim_oracle_job_over(sim) || engine->was_hung ||
+        mu_sim_oracle_poisoned(sim, slot))
         return; /* what a hanging engine holds, nobody can have; it is not taken in again */
-    if (engine->generation < sim->oracle->newest_go)
+    if (engine->generation < sim->oracle->newest_go || mu_sim_oracle_is_void(sim, mu_sim_oracle_era(sim, slot)))
         return; /* a newer generation went on without it: its state is history */
     struct mu_sim_union certain = {0}, possible = {0};
     mu_sim_union_add(&certain, &engine->held);
@@ -476,7 +548,9 @@ void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held
     for (uint32_t other = 0; other < sim->params.slots; other++) {
         bool lives = mu_sim_worker_alive(sim, other) && !sim->nodes[MU_SIM_NODE_WORKER + other].stopped &&
                      !sim->workers[other].engine.was_hung;
-        if (other != slot && (by_itself ? lives : mu_sim_oracle_attached(sim, other)))
+        bool is_void = mu_sim_oracle_is_void(sim, mu_sim_oracle_era(sim, other));
+        if (other != slot && !is_void && !mu_sim_oracle_poisoned(sim, other) &&
+            (by_itself ? lives : mu_sim_oracle_attached(sim, other)))
             mu_sim_union_add(&certain, &sim->workers[other].engine.held);
     }
     bool has_before = mu_sim_union_newest(sim, &certain, &before);
@@ -499,7 +573,10 @@ void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held
 void mu_sim_oracle_makes_room(struct mu_sim *sim, uint32_t slot, uint64_t generation)
 {
     const struct mu_sim_engine *engine = &sim->workers[slot].engine;
-    if (engine->generation >= generation || engine->held.step >= sim->oracle->newest_step)
+    bool is_void = mu_sim_oracle_is_void(sim, mu_sim_oracle_era(sim, slot));
+    if (mu_sim_oracle_poisoned(sim, slot))
+        return;
+    if (engine->generation >= generation || (engine->held.step >= sim->oracle->newest_step && !is_void))
         mu_sim_violate(sim,
                        "worker %u of generation %" PRIu64 " drops step %" PRIu64 " for a feed by generation %" PRIu64
                        ", which has come to step %" PRIu64,

@@ -21,6 +21,7 @@ struct mu_sim_decision {
 struct mu_sim_ghost {
     uint64_t session, died_us;
     struct mu_held held;
+    uint32_t era;
 };
 
 struct mu_sim_generation {
@@ -40,6 +41,16 @@ struct mu_sim_seen {
     uint64_t session, generation;
 };
 
+/* Of checkpoint.every: auto; see oracle_pace.c. */
+struct mu_sim_pace {
+    uint64_t generation, decided_us, step; /* the newest step that was decided: in which generation, when */
+    uint64_t begun_us;                     /* that generation's first one, or since nothing was being written */
+    uint64_t *step_us;                     /* [steps] how long each took when it was done last */
+    uint32_t world;
+    struct mu_tally_record tally; /* the newest durable one */
+    double interval_s;            /* that pays, when it was to be chosen last; 0: nothing was committed yet */
+};
+
 struct mu_sim_oracle {
     struct mu_sim_seen *seen; /* by the coordinator's slots */
     uint32_t seen_capacity;
@@ -55,14 +66,26 @@ struct mu_sim_oracle {
     enum mu_job_state state;                   /* durable */
     uint64_t committed_turn;                   /* in which a checkpoint was committed for the first time; 0: none */
     uint64_t amended_generation, amended_step; /* the newest one that settled something, and from where on */
+    bool rolls_back;                           /* durable, and no generation has gone since */
+    struct mu_sim_pace pace;
+    uint64_t nan_steps, nan_since_us; /* in a row, because of what was loaded; when they became enough to tell */
     bool restore_lost; /* a committed checkpoint was damaged by a fault: going back further is legitimate */
 };
 
 struct mu_sim_generation *mu_sim_oracle_generation(struct mu_sim *sim, uint64_t number);
 struct mu_sim_generation *mu_sim_oracle_add_generation(struct mu_sim *sim, uint64_t number,
                                                        const struct mu_layout *layout, const uint8_t secret[32]);
+/* Computed before the job was rolled back: nobody may use it any more. */
+bool mu_sim_oracle_is_void(const struct mu_sim *sim, uint32_t era);
+uint32_t mu_sim_oracle_era(const struct mu_sim *sim, uint32_t slot); /* of what it holds */
 /* Has been attached for a while: the coordinator certainly knows what it holds. */
 bool mu_sim_oracle_attached(struct mu_sim *sim, uint32_t slot);
+bool mu_sim_oracle_values_right(struct mu_sim *sim, const struct mu_sim_values *values, uint64_t step);
+/* oracle_pace.c */
+void mu_sim_pace_decided(struct mu_sim *sim, uint64_t generation, uint64_t step); /* by the first rank that knows */
+void mu_sim_pace_go(struct mu_sim *sim, uint32_t world);
+void mu_sim_pace_tally(struct mu_sim *sim, const struct mu_tally_record *tally);
+void mu_sim_pace_ordered(struct mu_sim *sim, const struct mu_checkpoint_record *record);
 /* oracle_plan.c */
 void mu_sim_oracle_check_layout(struct mu_sim *sim, uint64_t number, const struct mu_layout *layout);
 

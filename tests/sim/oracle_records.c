@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "plan/amend.h"
+
 #include "tests/sim/oracle.h"
 
 bool mu_sim_oracle_job_over(const struct mu_sim *sim)
@@ -18,24 +20,75 @@ static bool over(enum mu_job_state state)
 
 /* ---- jobs ---- */
 
-/* What is settled stays, and what is newly settled takes effect where nobody that counts has passed. */
+/* The job goes back: what took effect later goes with what is undone, checkpoints and all. */
+static void rolled_back(struct mu_sim *sim, const struct mu_amendment *back)
+{
+    struct mu_sim_oracle *oracle = sim->oracle;
+    struct mu_amendments *law = &sim->law.amendments;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < law->count; i++) {
+        if (law->list[i].at_step <= back->at_step)
+            law->list[count++] = law->list[i];
+    }
+    law->count = count;
+    for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
+        const struct mu_record *record = mu_sim_store_at(sim->store, i);
+        const struct mu_checkpoint_record *one = record->kind == MU_RECORD_CHECKPOINT ? record->checkpoint : NULL;
+        if (!one)
+            continue;
+        if (one->number > back->back.checkpoint && (one->state == MU_CKPT_COMMITTED || one->state == MU_CKPT_INTENT))
+            mu_sim_violate(sim, "checkpoint %" PRIu64 " is still good although the job went back to %" PRIu64,
+                           one->number, back->back.checkpoint);
+        if (one->number <= back->back.checkpoint && one->state == MU_CKPT_VOID)
+            mu_sim_violate(sim, "checkpoint %" PRIu64 " is void although the job went back only to %" PRIu64,
+                           one->number, back->back.checkpoint);
+        if (one->number == back->back.checkpoint && one->step != back->at_step)
+            mu_sim_violate(sim, "the job goes back to checkpoint %" PRIu64 ", which is not of step %" PRIu64,
+                           one->number, back->at_step);
+    }
+    oracle->newest_step = back->at_step;
+    oracle->known = oracle->known < back->at_step ? oracle->known : back->at_step;
+}
+
+/* The newest roll back that the law does not have yet. */
+static const struct mu_amendment *new_roll_back(const struct mu_sim *sim, const struct mu_amendments *all)
+{
+    uint32_t era = mu_amend_era(all), i = 0;
+    if (era == mu_amend_era(&sim->law.amendments))
+        return NULL;
+    while (i < all->count && all->list[i].version != era)
+        i++;
+    return i < all->count ? &all->list[i] : NULL;
+}
+
+/* What is settled stays, and what is newly settled takes effect where nobody that counts has passed. A roll back holds
+ * from its record on. */
 static void amendments_durable(struct mu_sim *sim, const struct mu_job_record *job)
 {
     struct mu_sim_oracle *oracle = sim->oracle;
     const struct mu_amendments *all = &job->spec.amendments;
+    const struct mu_amendment *back = new_roll_back(sim, all);
     struct mu_amendments settled = {.newest = all->newest};
     uint64_t first = UINT64_MAX;
     uint32_t kept = 0;
+    if (back)
+        rolled_back(sim, back);
+    oracle->rolls_back = mu_amend_rolls_back(&job->spec);
     for (uint32_t i = 0; i < all->count; i++) {
-        if (!all->list[i].settled)
+        struct mu_amendment one = all->list[i];
+        if (!one.settled && !(one.fields & MU_AMEND_ROLL_BACK))
             continue;
-        settled.list[settled.count++] = all->list[i];
+        one.settled = true;
+        settled.list[settled.count++] = one;
         bool old = false;
         for (uint32_t k = 0; k < sim->law.amendments.count; k++)
-            old = old || memcmp(&sim->law.amendments.list[k], &all->list[i], sizeof all->list[i]) == 0;
+            old = old || memcmp(&sim->law.amendments.list[k], &one, sizeof one) == 0;
         kept += old;
-        if (!old && all->list[i].at_step < first)
-            first = all->list[i].at_step;
+        if (back && one.at_step > back->at_step)
+            mu_sim_violate(sim, "amendment %u of step %" PRIu64 " stays although the job went back to step %" PRIu64,
+                           one.version, one.at_step, back->at_step);
+        if (!old && one.at_step < first)
+            first = one.at_step;
     }
     if (kept != sim->law.amendments.count)
         mu_sim_violate(sim, "an amendment that was settled is changed or forgotten");
@@ -43,8 +96,29 @@ static void amendments_durable(struct mu_sim *sim, const struct mu_job_record *j
         return;
     sim->law.amendments = settled;
     oracle->known = oracle->known < first ? oracle->known : first;
+    if (back)
+        return; /* what was computed before is of another era */
     oracle->amended_generation = job->generation;
     oracle->amended_step = first;
+}
+
+/* The newest committed checkpoint with a number above this one whose values are finite; NULL: there is none. */
+static const struct mu_checkpoint_record *newest_sound(struct mu_sim *sim, uint64_t above)
+{
+    const struct mu_checkpoint_record *newest = NULL;
+    const struct mu_sim_mask all = {sim->all_chunks, sim->all_chunks};
+    struct mu_sim_values values;
+    uint64_t step;
+    for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
+        const struct mu_record *record = mu_sim_store_at(sim->store, i);
+        bool committed = record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED;
+        if (committed && record->checkpoint->number > above &&
+            mu_sim_files_load(sim, record->checkpoint->dir, &step, &values) && !mu_sim_has_nan(&values, all)) {
+            newest = record->checkpoint;
+            above = newest->number;
+        }
+    }
+    return newest;
 }
 
 static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, const struct mu_job_record *before)
@@ -74,6 +148,9 @@ static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, con
         if (job->steps_done != mu_job_end(&sim->law))
             mu_sim_violate(sim, "the job is finished after %" PRIu64 " of %" PRIu64 " steps", job->steps_done,
                            mu_job_end(&sim->law));
+        if (sim->stats.faults[MU_SIM_FAULT_POISON] > 0 &&
+            (!newest_sound(sim, 0) || newest_sound(sim, 0)->step != mu_job_end(&sim->law)))
+            mu_sim_violate(sim, "the job is finished, and what its newest checkpoint has is not finite");
         if (sim->params.checkpoints && mu_sim_oracle_committed_step(sim) != mu_job_end(&sim->law))
             mu_sim_violate(sim, "the job is finished, but its newest checkpoint is of step %" PRIu64,
                            mu_sim_oracle_committed_step(sim));
@@ -141,7 +218,8 @@ static void check_start(struct mu_sim *sim, const struct mu_sim_generation *gene
     uint64_t newest = 0;
     for (uint32_t slot = 0; slot < sim->params.slots && sim->params.slots < 200; slot++) {
         const struct mu_sim_ghost *before = &generation->before[slot];
-        if (before->session && before->session == sim->workers[slot].session && mu_sim_oracle_attached(sim, slot))
+        if (before->session && before->session == sim->workers[slot].session && mu_sim_oracle_attached(sim, slot) &&
+            !mu_sim_oracle_is_void(sim, before->era))
             mu_sim_union_add(&u, &before->held);
     }
     if (mu_sim_union_newest(sim, &u, &newest) && newest > start_step)
@@ -208,6 +286,7 @@ static void generation_durable(struct mu_sim *sim, const struct mu_generation_re
     generation->go = true;
     oracle->newest_go = record->generation;
     check_start(sim, generation, record->start_step);
+    mu_sim_pace_go(sim, record->world);
     if (oracle->newest_step > record->start_step)
         sim->stats.replayed += oracle->newest_step - record->start_step;
     oracle->newest_step = record->start_step;
@@ -265,18 +344,43 @@ static void committed(struct mu_sim *sim, const struct mu_checkpoint_record *rec
         mu_sim_oracle_damaged(sim); /* the only host that there was, and its disk went at this moment */
     else if (!mu_sim_files_load(sim, record->dir, &step, &values))
         mu_sim_violate(sim, "checkpoint %" PRIu64 " is committed without a manifest", record->number);
-    else if (step != record->step || step > mu_job_end(&sim->law) ||
-             memcmp(&values, mu_sim_oracle_values(sim, step), sizeof values) != 0)
+    else if (step != record->step || step > mu_job_end(&sim->law) || !mu_sim_oracle_values_right(sim, &values, step))
         mu_sim_violate(sim, "checkpoint %" PRIu64 " of step %" PRIu64 " differs from the undisturbed run",
                        record->number, record->step);
+}
+
+struct mu_sim_directory *mu_sim_oracle_to_poison(struct mu_sim *sim)
+{
+
+    const struct mu_checkpoint_record *newest = newest_sound(sim, 0), *older = NULL;
+    for (uint32_t i = 0; newest && i < mu_sim_store_count(sim->store); i++) {
+        const struct mu_record *record = mu_sim_store_at(sim->store, i);
+        if (record->kind != MU_RECORD_CHECKPOINT || record->checkpoint->state != MU_CKPT_COMMITTED)
+            continue;
+        if (record->checkpoint->number > newest->number)
+            return NULL; /* which is spoiled already */
+        if (record->checkpoint->number < newest->number)
+            older = record->checkpoint;
+    }
+    if (!older || newest->step >= mu_job_end(&sim->law)) /* from that one no step follows */
+        return NULL;
+    struct mu_sim_values values;
+    uint64_t step;
+    const struct mu_sim_mask all = {sim->all_chunks, sim->all_chunks};
+    bool sound = mu_sim_files_load(sim, older->dir, &step, &values) && !mu_sim_has_nan(&values, all);
+    if (sound)
+        sim->oracle->nan_steps = 0;
+    return sound ? mu_sim_files_find(&sim->files, newest->dir) : NULL;
 }
 
 static void retired(struct mu_sim *sim, const struct mu_checkpoint_record *record)
 {
     uint64_t step;
     struct mu_sim_values values;
-    bool good = mu_sim_files_load(sim, record->dir, &step, &values);
+    struct mu_sim_mask all = {sim->all_chunks, sim->all_chunks};
+    bool good = mu_sim_files_load(sim, record->dir, &step, &values) && !mu_sim_has_nan(&values, all);
     if (record->state == MU_CKPT_BAD) {
+        sim->oracle->nan_steps = 0;
         if (good)
             mu_sim_violate(sim, "checkpoint %" PRIu64 " is whole and is declared bad", record->number);
         return;
@@ -285,6 +389,8 @@ static void retired(struct mu_sim *sim, const struct mu_checkpoint_record *recor
     if (newer < sim->params.keep)
         mu_sim_violate(sim, "checkpoint %" PRIu64 " is deleted although only %u newer ones exist (keep %" PRIu64 ")",
                        record->number, newer, sim->params.keep);
+    if (good && sim->stats.faults[MU_SIM_FAULT_POISON] > 0 && !newest_sound(sim, record->number))
+        mu_sim_violate(sim, "checkpoint %" PRIu64 " is deleted, and no newer one can be trained from", record->number);
     if (sim->params.keep_every && record->step % sim->params.keep_every == 0 && good)
         mu_sim_violate(sim,
                        "checkpoint %" PRIu64 " of step %" PRIu64 " is deleted although every %" PRIu64 "th is kept",
@@ -300,6 +406,10 @@ static void checkpoint_durable(struct mu_sim *sim, const struct mu_checkpoint_re
             mu_sim_violate(sim, "checkpoint %" PRIu64 " comes back from state %d", record->number, (int)before->state);
         committed(sim, record);
     }
+    if (before && before->state == MU_CKPT_VOID && sim->oracle->rolls_back)
+        mu_sim_violate(sim, "checkpoint %" PRIu64 " is void and deleted before a generation has gone", record->number);
+    if (record->state == MU_CKPT_INTENT && !before)
+        mu_sim_pace_ordered(sim, record);
     if (was_committed && record->state == MU_CKPT_INTENT)
         mu_sim_violate(sim, "checkpoint %" PRIu64 " was committed and is an intent again", record->number);
     if (was_committed && (record->state == MU_CKPT_DELETING || record->state == MU_CKPT_BAD))
@@ -403,6 +513,7 @@ void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, c
         checkpoint_durable(sim, record->checkpoint, before ? before->checkpoint : NULL);
         break;
     case MU_RECORD_TALLY:
+        mu_sim_pace_tally(sim, record->tally);
         tally_durable(sim, record->tally, before ? before->tally : NULL);
         break;
     case MU_RECORD_DEATH:

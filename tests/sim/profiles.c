@@ -5,6 +5,8 @@
 
 #define W(fault) weight[MU_SIM_FAULT_##fault]
 
+static void columns(struct mu_sim *sim, struct mu_sim_params *p, uint32_t tp, uint32_t pp);
+
 static void ordinary(struct mu_sim *sim, struct mu_sim_params *p)
 {
     p->workers = (uint32_t)mu_sim_between(sim, 2, 6);
@@ -27,6 +29,7 @@ static void ordinary(struct mu_sim *sim, struct mu_sim_params *p)
     p->stream_us = p->net_us;
     p->io_us = mu_sim_between(sim, 5, 300) * MU_SIM_MS;
     p->load_us = 60 * MU_SIM_MS;
+    p->stall_us = 2 * MU_SIM_MS;
     p->sync_us = mu_sim_below(sim, 4) ? 600 : 15 * MU_SIM_MS;
     p->clock_ppm = mu_sim_below(sim, 2) ? 100 : 20000;
     p->fault_mean_us = mu_sim_between(sim, 500, 4000) * MU_SIM_MS;
@@ -256,6 +259,57 @@ static void checkpoints(struct mu_sim *sim, struct mu_sim_params *p)
     p->W(STOP_WORKER) = 1;
 }
 
+/* Checkpoints that can be read and cannot be trained from, with and without other trouble. */
+static void poison(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    bool alone = mu_sim_below(sim, 3) == 0;
+    if (mu_sim_below(sim, 2))
+        ordinary(sim, p);
+    else
+        columns(sim, p, 1u << mu_sim_below(sim, 2), 1u << mu_sim_below(sim, 2));
+    for (int fault = 0; fault < MU_SIM_FAULT_COUNT; fault++)
+        p->weight[fault] = 0;
+    p->steps = mu_sim_between(sim, 40, 80);
+    p->checkpoints = true;
+    p->checkpoint_every = mu_sim_between(sim, 1, 5);
+    p->keep = mu_sim_between(sim, 2, 4);
+    p->keep_every = 0;
+    p->io_us = mu_sim_between(sim, 5, 60) * MU_SIM_MS;
+    p->restart_us = mu_sim_between(sim, 100, 1000) * MU_SIM_MS;
+    p->fault_mean_us = mu_sim_between(sim, 1500, 5000) * MU_SIM_MS;
+    p->W(POISON) = 4;
+    if (alone)
+        return;
+    p->W(KILL_WORKER) = 2;
+    p->W(KILL_COORD) = 3;
+    p->W(ADD_WORKER) = 2;
+    p->W(STOP_WORKER) = 1;
+    p->W(TERM_WORKER) = 1;
+    p->W(LOSE_STREAM) = 1;
+    p->sync_crash_ppm = mu_sim_below(sim, 2) ? 0 : (uint32_t)mu_sim_below(sim, 30000);
+}
+
+/* Checkpoints as often as it pays: workers die rarely or often, a snapshot takes long or not. */
+static void paced(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ordinary(sim, p);
+    p->checkpoints = p->every_auto = true;
+    p->keep_every = 0;
+    p->steps = mu_sim_between(sim, 100, 300);
+    p->leaf_us = mu_sim_between(sim, 50, 300) * MU_SIM_MS;
+    p->stall_us = mu_sim_between(sim, 5, 400) * MU_SIM_MS;
+    p->io_us = mu_sim_between(sim, 50, 3000) * MU_SIM_MS;
+    p->restart_us = mu_sim_between(sim, 300, 3000) * MU_SIM_MS;
+    p->fault_mean_us = mu_sim_between(sim, 4, 60) * MU_SIM_S;
+    p->faults_end_us = mu_sim_between(sim, 60, 300) * MU_SIM_S;
+    p->horizon_us = p->faults_end_us + 1200 * MU_SIM_S;
+    p->W(KILL_WORKER) = 6;
+    p->W(KILL_TWO) = 1;
+    p->W(KILL_ALL) = mu_sim_below(sim, 2) ? 0 : 2;
+    p->W(KILL_COORD) = 2;
+    p->W(ADD_WORKER) = 2;
+}
+
 static void cancels(struct mu_sim *sim, struct mu_sim_params *p)
 {
     ordinary(sim, p);
@@ -279,7 +333,7 @@ static void quarantine(struct mu_sim *sim, struct mu_sim_params *p)
 static void everything(struct mu_sim *sim, struct mu_sim_params *p)
 {
     ordinary(sim, p);
-    for (int fault = 0; fault < MU_SIM_FAULT_COUNT; fault++)
+    for (int fault = 0; fault < MU_SIM_FAULT_POISON; fault++)
         p->weight[fault] = (uint32_t)mu_sim_below(sim, 5);
     p->W(CANCEL) = p->W(CORRUPT) = p->W(HANG_ENGINE) = p->W(KILL_ALL) = 0;
     p->W(KILL_ALL) = mu_sim_below(sim, 8) == 0;
@@ -411,7 +465,7 @@ static void reshard(struct mu_sim *sim, struct mu_sim_params *p)
 static void grid_everything(struct mu_sim *sim, struct mu_sim_params *p)
 {
     columns(sim, p, 1u << mu_sim_below(sim, 2), 1u << mu_sim_below(sim, 2));
-    for (int fault = 0; fault < MU_SIM_FAULT_COUNT; fault++)
+    for (int fault = 0; fault < MU_SIM_FAULT_POISON; fault++)
         p->weight[fault] = (uint32_t)mu_sim_below(sim, 4);
     p->W(CANCEL) = p->W(CORRUPT) = p->W(HANG_ENGINE) = p->W(KILL_ALL) = 0;
     p->restless = mu_sim_below(sim, 2);
@@ -494,6 +548,27 @@ static void amended(struct mu_sim *sim, struct mu_sim_params *p)
     p->W(KILL_COORD) = 3;
     p->W(ADD_WORKER) = 4;
     p->W(DRAIN) = 1;
+    p->W(STOP_WORKER) = mu_sim_below(sim, 2) == 0;
+    p->W(CUT_STREAM) = mu_sim_below(sim, 2) == 0;
+}
+
+/* ... and goes back to a checkpoint, while others commit, generations prepare, state is fed, everybody dies. */
+static void rollbacks(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    static void (*const kinds[])(struct mu_sim *, struct mu_sim_params *) = {ordinary, grid, sharded, reshard, growth};
+    kinds[mu_sim_below(sim, sizeof kinds / sizeof kinds[0])](sim, p);
+    p->amends = p->rolls_back = p->checkpoints = true;
+    p->repeats = mu_sim_below(sim, 2);
+    p->checkpoint_every = mu_sim_between(sim, 2, 8);
+    p->keep = (uint32_t)mu_sim_between(sim, 2, 6);
+    p->keep_every = 0;
+    p->restart_us = mu_sim_between(sim, 100, 2000) * MU_SIM_MS;
+    p->sync_crash_ppm = mu_sim_below(sim, 2) ? 0 : (uint32_t)mu_sim_below(sim, 50000);
+    p->W(CHECKPOINT) = 8;
+    p->W(KILL_WORKER) = 3;
+    p->W(KILL_ALL) = mu_sim_below(sim, 3) == 0;
+    p->W(KILL_COORD) = 3;
+    p->W(ADD_WORKER) = 4;
     p->W(STOP_WORKER) = mu_sim_below(sim, 2) == 0;
     p->W(CUT_STREAM) = mu_sim_below(sim, 2) == 0;
 }
@@ -635,9 +710,12 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"growth", "workers come and go, some of them strangers", 8, growth},
     {"drains", "drains, SIGTERM, growth, coordinator crashes", 7, drains},
     {"checkpoints", "many checkpoints, full disk, I/O errors, deaths", 10, checkpoints},
+    {"poison", "checkpoints with values that are not finite, alone or in the middle of other trouble", 6, poison},
+    {"paced", "checkpoints as often as it pays, while workers die rarely or often", 4, paced},
     {"cancels", "the job is cancelled in the middle of trouble", 4, cancels},
     {"operators", "changes (checkpoints, drains, scaling) are asked for again and again, by their ids", 8, operators},
     {"amended", "the job is amended, over deaths, growth and coordinator crashes", 8, amended},
+    {"rollbacks", "the job is amended and rolled back, over deaths, growth and coordinator crashes", 6, rollbacks},
     {"quarantine", "workers crash too often and are kept out", 3, quarantine},
     {"everything", "all of it together", 12, everything},
     {"wide", "34 to 90 workers, tree exchange", 3, wide},

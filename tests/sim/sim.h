@@ -15,7 +15,7 @@
  *   engine_state.c      what the engine is made of: links, frames, snapshots
  *   shares.c            sets of chunks: shares, moves, what somebody holds
  *   oracle.c            the undisturbed run and the invariants of steps and held state; oracle_plan.c: of plans;
- *                       oracle_records.c: of what becomes durable
+ *                       oracle_records.c: of what becomes durable; oracle_pace.c: of how often checkpoints are taken
  *   choose.c            layouts that no cost model would choose
  *   profiles.c          what goes wrong in which history;  faults.c: makes it go wrong
  *   main.c              command line
@@ -43,6 +43,7 @@ enum {
     MU_SIM_FAILURE_SIZE = 640,
 };
 #define MU_SIM_NEVER UINT64_MAX
+#define MU_SIM_NAN   UINT64_MAX /* hash of what is not finite: whatever is mixed with it is not finite either */
 #define MU_SIM_MS    UINT64_C(1000)
 #define MU_SIM_S     UINT64_C(1000000)
 
@@ -85,6 +86,8 @@ enum mu_sim_fault {
     MU_SIM_FAULT_KILL_STAGE,  /* every rank of one stage */
     MU_SIM_FAULT_DRAIN_STAGE, /* the same leave: often the only holders */
     MU_SIM_FAULT_LOSE_DISK,   /* of one host, with its workers; once in a history */
+    MU_SIM_FAULT_POISON, /* the newest checkpoint has values that are not finite; kills everybody. The last one: only
+                            profiles that are made for it draw it */
     MU_SIM_FAULT_COUNT
 };
 
@@ -113,10 +116,13 @@ struct mu_sim_params {
     uint32_t workers, slots; /* at the start; most processes at one time */
     uint32_t min_workers, max_workers, spares, leaves;
     uint64_t steps, checkpoint_every, keep, keep_every, eval_every;
-    bool amends;  /* the job is amended now and then */
-    bool repeats; /* requests have ids, and come again after their answer */
+    bool every_auto; /* checkpoint.every: auto */
+    bool amends;     /* the job is amended now and then */
+    bool rolls_back; /* ... or rolled back to a checkpoint */
+    bool repeats;    /* requests have ids, and come again after their answer */
     bool checkpoints;
     uint64_t leaf_us, optimizer_us, io_us, load_us;
+    uint64_t stall_us;          /* of a snapshot, where it matters: every_auto */
     uint64_t net_us, stream_us; /* one way: between workers, to and from the coordinator */
     uint64_t sync_us;
     uint32_t slow_sync_ppm; /* a sync takes up to 2 s */
@@ -664,6 +670,7 @@ bool mu_sim_mask_covers(struct mu_sim_mask a, struct mu_sim_mask b); /* a has al
 bool mu_sim_mask_empty(struct mu_sim_mask a);
 struct mu_sim_mask mu_sim_move_mask(const struct mu_move *move);
 void mu_sim_state_take(struct mu_sim_state *to, const struct mu_sim_state *from, struct mu_sim_mask what);
+bool mu_sim_has_nan(const struct mu_sim_values *values, struct mu_sim_mask in);
 /* Newest step for which the added holders have everything, alone or together. */
 struct mu_sim_union {
     const struct mu_held **held;
@@ -707,6 +714,9 @@ void mu_sim_oracle_makes_room(struct mu_sim *sim, uint32_t slot, uint64_t genera
 void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, const struct mu_record *before);
 bool mu_sim_oracle_all_whole(struct mu_sim *sim); /* every checkpoint that is durably committed can be loaded */
 void mu_sim_oracle_damaged(struct mu_sim *sim);   /* a fault has damaged a checkpoint */
+/* The newest durably committed checkpoint, where an older one is sound; NULL: nothing to spoil. */
+struct mu_sim_directory *mu_sim_oracle_to_poison(struct mu_sim *sim);
+bool mu_sim_oracle_poisoned(const struct mu_sim *sim, uint32_t slot); /* what this worker holds is not finite */
 void mu_sim_oracle_deleted(struct mu_sim *sim, const char *path);
 void mu_sim_oracle_event(struct mu_sim *sim, const struct mu_event_record *event);
 /* Around the step in which the coordinator hears of an exit: it takes away that process and no other one. */

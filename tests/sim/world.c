@@ -294,7 +294,7 @@ static void fill_spec(struct mu_sim *sim)
     if (p->checkpoints)
         strcpy(spec->checkpoint.path, sim->params.local ? "/disk-%h/sim" : "/ckpt/sim");
     spec->checkpoint.kind = sim->params.local ? MU_CHECKPOINT_LOCAL : MU_CHECKPOINT_SHARED;
-    spec->checkpoint.every = p->checkpoints ? p->checkpoint_every : 0;
+    spec->checkpoint.every = !p->checkpoints ? 0 : p->every_auto ? MU_EVERY_AUTO : p->checkpoint_every;
     spec->checkpoint.keep = (uint32_t)p->keep;
     spec->checkpoint.keep_every = p->keep_every;
     spec->eval.every = p->eval_every;

@@ -39,9 +39,10 @@ struct node {
     struct mu_comm_group *group;
     struct mu_id incarnation;
     uint32_t rank;
+    bool encrypted;
 };
 
-enum transport { OVER_UNIX, OVER_TCP, OVER_TCP6 };
+enum transport { OVER_UNIX, OVER_TCP, OVER_TLS, OVER_TCP6 };
 
 static const uint8_t secret[MU_COMM_SECRET_SIZE] = "the secret of this generation..";
 
@@ -64,7 +65,7 @@ static inline void nodes_new(struct node *nodes, uint32_t world, enum transport 
     for (uint32_t i = 0; i < world; i++) {
         char host_id[16];
         snprintf(host_id, sizeof host_id, "host-%u", transport == OVER_UNIX ? 0 : i);
-        nodes[i] = (struct node){.rank = i, .incarnation = mu_id_random()};
+        nodes[i] = (struct node){.rank = i, .incarnation = mu_id_random(), .encrypted = transport == OVER_TLS};
         nodes[i].comm = comm_new(&(struct mu_comm_config){
             .host_id = host_id, .data_addr = transport == OVER_TCP6 ? "[::1]:0" : NULL, .limits = limits});
     }
@@ -85,7 +86,8 @@ static inline enum mu_status node_open(struct node *nodes, uint32_t world, uint3
                                           .world = world,
                                           .incarnation = nodes[rank].incarnation,
                                           .peers = peers,
-                                          .peer_count = count};
+                                          .peer_count = count,
+                                          .encrypted = nodes[rank].encrypted};
     memcpy(config.secret, secret, sizeof secret);
     return mu_comm_open(nodes[rank].comm, &config, deadline_us, &nodes[rank].group, err);
 }

@@ -63,6 +63,8 @@ struct box {
     uint32_t feeds_given;
     uint32_t leaves;       /* of the job */
     uint64_t memory_bytes; /* of each worker added from now on; 0: it does not say */
+    uint32_t nccl_version; /* likewise */
+    const char *gpu;       /* likewise; NULL: none */
     struct mu_coord_config config;
     struct mu_coord *coord; /* NULL: not running */
     uint64_t life, now_us, next_session, next_id;
@@ -85,6 +87,7 @@ struct box {
     uint32_t scrubs;
     uint32_t step_us, copy_us; /* of each step, and of a copy for a checkpoint; 0: one millisecond, none */
     bool unfinite;             /* what a step says of itself */
+    bool weights_unfinite;     /* what all ranks say at the end */
     bool fail_prepare;         /* everybody who is to start from a checkpoint, for a reason of his own */
     bool hold_scrubs;          /* re-reading takes for ever */
     char scrub_order[64];      /* numbers, "1 2 3 " */
@@ -567,6 +570,8 @@ static void box_add_worker(struct box *box, uint32_t index)
     snprintf(config.hello.address, sizeof config.hello.address, "10.0.0.%u:4000", index);
     strcpy(config.hello.backend, "cpu");
     config.hello.memory_bytes = box->memory_bytes;
+    config.hello.nccl_version = box->nccl_version;
+    snprintf(config.hello.gpu, sizeof config.hello.gpu, "%s", box->gpu ? box->gpu : "");
     config.incarnation = box_id(box);
     *worker = (struct box_worker){.exit_code = -1, .incarnation = config.incarnation};
     worker->core = mu_worker_new(&config);
@@ -738,6 +743,7 @@ static bool box_train(struct box *box, uint64_t steps)
         worker->running = false;
         struct mu_worker_event parked = box_parked(worker, finished ? MU_PARK_FINISHED : MU_PARK_COMMAND);
         memset(parked.parked.weights_sha256, finished && !idle && worker->rank == 0 ? 0xab : 0, 32);
+        parked.parked.weights_unfinite = finished && box->weights_unfinite;
         box_engine_later(box, i, &parked);
     }
     box_settle(box);

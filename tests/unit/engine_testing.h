@@ -97,8 +97,9 @@ struct fleet {
     struct ledger_line ledger[LEDGER_MAX];
     uint32_t ledger_count;
     double eval_loss[64];
-    uint32_t applied[64]; /* per step, how often by any worker */
-    double loss[64];      /* per step, as the first worker that reported it */
+    uint32_t applied[64];    /* per step, how often by any worker */
+    double loss[64];         /* per step, as the first worker that reported it */
+    uint32_t unfinite_count; /* ranks that have finished with weights that are not finite */
 };
 
 /* ---- callbacks: engine and writer threads ---- */
@@ -132,6 +133,8 @@ static inline void on_post(void *ctx, const struct mu_worker_event *event)
     worker->events[worker->event_count++] = *event;
     if (event->kind == MU_WE_PARKED || event->kind == MU_WE_PREPARED)
         worker->held = event->parked.held;
+    if (event->kind == MU_WE_FED && event->fed.state == MU_FEED_WHOLE)
+        worker->held = event->fed.held;
     if (event->kind == MU_WE_JOB_LOADED)
         snprintf(worker->text, sizeof worker->text, "%s", event->job_loaded.text);
     if (event->kind == MU_WE_EVAL)
@@ -675,6 +678,7 @@ static inline enum mu_park_reason wait_parked(struct fleet *fleet, uint8_t ret_s
         if (event->parked.reason == MU_PARK_FINISHED && ret_sha)
             memcpy(ret_sha, event->parked.weights_sha256, 32);
         reason = event->parked.reason;
+        fleet->unfinite_count += event->parked.weights_unfinite;
     }
     return reason;
 }

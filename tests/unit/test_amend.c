@@ -103,6 +103,39 @@ static void test_skipped_ranges_are_left_out_exactly(void **state)
     assert_int_equal(mu_amend_add(&spec, &past, 2, &err), MU_ERR_INVALID);
 }
 
+/* What takes effect up to the step stays, what is not settled goes; the newest roll back names the era. */
+static void test_a_roll_back_cuts_the_record_and_begins_an_era(void **state)
+{
+    (void)state;
+    struct mu_job_spec spec = sample();
+    add(&spec, (struct mu_amendment){.fields = MU_AMEND_LR, .at_step = 20, .terms.lr = 0.002}, 7);
+    add(&spec, (struct mu_amendment){.fields = MU_AMEND_LR, .at_step = 40, .terms.lr = 0.003}, 7);
+    mu_amend_settle(&spec);
+    add(&spec, (struct mu_amendment){.fields = MU_AMEND_LR, .at_step = 60, .terms.lr = 0.004}, 50);
+    assert_int_equal(mu_amend_era(&spec.amendments), 0);
+    for (uint32_t round = 0; round < 2; round++) { /* the second before the first is settled: both hold */
+        mu_amend_cut(&spec, 30);
+        add(&spec,
+            (struct mu_amendment){
+                .fields = MU_AMEND_ROLL_BACK | MU_AMEND_STEPS, .terms.steps = 90 + round, .back = {3, 8, 55}},
+            30);
+        assert_int_equal(spec.amendments.count, 2 + round);
+        assert_int_equal(mu_amend_era(&spec.amendments), 4 + round);
+        assert_true(mu_amend_rolls_back(&spec));
+        assert_int_equal(mu_job_end(&spec), 90 + round);
+    }
+    mu_amend_place(&spec, 30);
+    mu_amend_settle(&spec);
+    assert_false(mu_amend_rolls_back(&spec));
+    assert_int_equal(spec.amendments.list[1].at_step, 30);
+    assert_true(mu_job_terms(&spec, 99).lr == 0.002);
+    char text[MU_AMENDMENT_TEXT_SIZE];
+    mu_amend_describe(&spec.amendments.list[1], text);
+    assert_string_equal(text, "rolled back to checkpoint 3 from step 55, steps 90");
+    mu_amend_cut(&spec, 10);
+    assert_int_equal(spec.amendments.count, 0);
+}
+
 static void test_refusals_change_nothing(void **state)
 {
     (void)state;
@@ -134,6 +167,7 @@ int main(void)
         cmocka_unit_test(test_rate_and_end_are_functions_of_record_and_step),
         cmocka_unit_test(test_places_are_ascending_and_final_when_settled),
         cmocka_unit_test(test_skipped_ranges_are_left_out_exactly),
+        cmocka_unit_test(test_a_roll_back_cuts_the_record_and_begins_an_era),
         cmocka_unit_test(test_refusals_change_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

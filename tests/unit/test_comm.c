@@ -29,6 +29,10 @@ static void test_open_with_2_4_8_ranks_connects(void **state)
                 assert_int_equal(stats.accepted, stats.admitted);
                 for (uint32_t k = 0; k < world; k++) /* the intended way, not a fall-back */
                     assert_true(k == i || mu_comm_find_peer(nodes[i].group, k)->over_tcp == (transport != OVER_UNIX));
+                const char *kernel;
+                assert_int_equal(mu_comm_group_encrypted(nodes[i].group, &kernel),
+                                 transport == OVER_TLS ? world - 1 : 0);
+                assert_true((kernel[0] == 0) == (transport != OVER_TLS || world == 1));
             }
             nodes_free(nodes, world);
         }
@@ -93,6 +97,39 @@ static void test_open_to_a_dead_process_fails_at_once_as_refused(void **state)
         expect_failure(&nodes[1], 0, MU_COMM_FAIL_REFUSED, "nobody listens");
         mu_comm_free(nodes[1].comm);
     }
+}
+
+/* Between hosts nothing is sent in the clear by mistake: who wants TLS gets it, or no connection. */
+static void test_open_encrypted_to_a_peer_that_is_not_fails(void **state)
+{
+    (void)state;
+    for (int encrypted = 0; encrypted < 2; encrypted++) {
+        struct node nodes[2];
+        uint8_t byte = 7, got = 0;
+        struct mu_comm_request send, receive;
+        nodes_new(nodes, 2, OVER_TCP, (struct mu_comm_limits){0});
+        nodes[encrypted].encrypted = true;
+        nodes_open(nodes, 2, 1);
+        POST_SEND(&nodes[!encrypted], (uint32_t)encrypted, 1, &byte, 1, &send);
+        POST_RECV(&nodes[encrypted], (uint32_t)!encrypted, 1, &got, 1, &receive);
+        DRIVE_UNTIL(nodes, 2, failed(&nodes[encrypted]));
+        expect_failure(&nodes[encrypted], (uint32_t)!encrypted, MU_COMM_FAIL_PROTOCOL, "TLS hand-shake failed");
+        assert_int_equal(got, 0);
+        nodes_free(nodes, 2);
+    }
+}
+
+static void test_open_with_another_secret_fails_in_spite_of_tls(void **state)
+{
+    (void)state;
+    struct node nodes[2];
+    nodes_new(nodes, 2, OVER_TLS, (struct mu_comm_limits){0});
+    nodes_open(nodes, 2, 1);
+    nodes[1].group->secret[3] ^= 1;
+    for (int i = 0; i < 2000; i++)
+        mu_comm_progress(nodes[i % 2].comm);
+    assert_false(mu_comm_group_ready(nodes[0].group) || mu_comm_group_ready(nodes[1].group));
+    nodes_free(nodes, 2);
 }
 
 static void test_open_to_a_silent_peer_fails_at_the_deadline_with_its_rank(void **state)
@@ -327,11 +364,14 @@ static void test_open_of_a_stale_generation_is_told_so(void **state)
 
 int main(void)
 {
+    signal(SIGPIPE, SIG_IGN);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_open_with_2_4_8_ranks_connects),
         cmocka_unit_test(test_open_before_the_acceptor_knows_the_generation_waits_for_it),
         cmocka_unit_test(test_open_next_generation_keeps_the_old_one_working),
         cmocka_unit_test(test_open_to_a_dead_process_fails_at_once_as_refused),
+        cmocka_unit_test(test_open_encrypted_to_a_peer_that_is_not_fails),
+        cmocka_unit_test(test_open_with_another_secret_fails_in_spite_of_tls),
         cmocka_unit_test(test_open_to_a_silent_peer_fails_at_the_deadline_with_its_rank),
         cmocka_unit_test(test_open_of_bad_configurations_is_refused),
         cmocka_unit_test(test_new_with_bad_addresses_says_what_is_allowed),

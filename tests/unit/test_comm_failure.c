@@ -227,6 +227,7 @@ static void child_main(int to_parent, int from_parent, enum transport transport,
     struct mu_comm_peer peer = {.rank = 0, .incarnation = {.low = 10}, .address = address};
     struct mu_comm_group_config group = {
         .generation = 1, .rank = 1, .world = 2, .incarnation = nodes[1].incarnation, .peers = &peer, .peer_count = 1};
+    group.encrypted = transport == OVER_TLS;
     memcpy(group.secret, secret, sizeof secret);
     if (mu_comm_open(nodes[1].comm, &group, MU_COMM_FOREVER, &nodes[1].group, NULL) != MU_OK ||
         mu_comm_wait_ready(nodes[1].group, MU_COMM_FOREVER, NULL) != MU_OK)
@@ -260,6 +261,7 @@ static void killed_peer(enum transport transport, bool in_the_middle)
     struct mu_comm_peer peer = {.rank = 1, .incarnation = {.low = 11}, .address = address};
     struct mu_comm_group_config config = {
         .generation = 1, .rank = 0, .world = 2, .incarnation = {.low = 10}, .peers = &peer, .peer_count = 1};
+    config.encrypted = transport == OVER_TLS;
     memcpy(config.secret, secret, sizeof secret);
     assert_int_equal(mu_comm_open(node.comm, &config, MU_COMM_FOREVER, &node.group, NULL), MU_OK);
     assert_int_equal(mu_comm_wait_ready(node.group, soon(), NULL), MU_OK);
@@ -293,6 +295,7 @@ static void test_a_killed_peer_is_seen_at_once_with_its_rank(void **state)
     killed_peer(OVER_UNIX, true);
     killed_peer(OVER_TCP, false);
     killed_peer(OVER_TCP, true);
+    killed_peer(OVER_TLS, true);
 }
 
 /* ---- abort ---- */
@@ -353,7 +356,7 @@ static void test_abort_in_the_middle_leaves_buffers_untouched(void **state)
 {
     (void)state;
     enum { SIZE = 32 * 1024 * 1024 };
-    for (int transport = OVER_UNIX; transport <= OVER_TCP; transport++) {
+    for (int transport = OVER_UNIX; transport <= OVER_TLS; transport++) {
         struct node nodes[2];
         nodes_connect(nodes, 2, (enum transport)transport);
         uint8_t *from = malloc(SIZE), *to = calloc(1, SIZE);
@@ -479,6 +482,7 @@ static void test_generations_aborted_anywhere_do_not_disturb_the_next(void **sta
 
 int main(void)
 {
+    signal(SIGPIPE, SIG_IGN);
     const struct CMUnitTest tests[] = {
         /* First: it forks, and no thread has been started yet. */
         cmocka_unit_test(test_a_killed_peer_is_seen_at_once_with_its_rank),

@@ -319,6 +319,47 @@ static void test_without_an_older_checkpoint_the_job_fails_and_never_starts_anew
     box_fini(&box);
 }
 
+static void test_weights_that_are_not_finite_are_no_result(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin(&box, 5);
+    train(&box, 2);
+    save(&box);
+    while (box.workers[0].held.step < STEPS - 12)
+        assert_true(box_train(&box, STEPS));
+    save(&box);
+    load_again(&box);
+    assert_true(box_said(&box, "state from checkpoint 2"));
+    box.weights_unfinite = true;
+    while (box_all_run(&box))
+        assert_true(box_train(&box, STEPS)); /* after 11 steps, and from the older one again to the end */
+    assert_true(box_said(&box, "checkpoint 2 is bad (the final weights are not finite, "));
+    assert_true(box_said(&box, "state from checkpoint 1"));
+    struct mu_job_view view = box_view(&box);
+    assert_int_equal(view.record.state, MU_JOB_FAILED);
+    assert_string_equal(view.record.text, "the final weights are not finite, and no older checkpoint is left");
+    box_fini(&box);
+}
+
+/* It was committed, it is durable, and then the coordinator dies before anybody has heard of it. */
+static void test_condemned_state_counts_for_nothing_after_a_restart(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin_from_second(&box);
+    box.unfinite = true;
+    train(&box, MU_SUSPECT_REPORTS - 1);
+    assert_true(box_train(&box, STEPS));
+    box.unfinite = false;
+    box_kill_coord(&box);
+    box_start_coord(&box);
+    box_advance(&box, 6000);
+    expect_list(&box, "1v 2b ");
+    assert_true(box_said(&box, "state from checkpoint 1") && box_all_run(&box));
+    box_fini(&box);
+}
+
 static void test_checkpoint_that_nobody_can_start_from_is_given_up(void **state)
 {
     (void)state;
@@ -612,6 +653,8 @@ int main(void)
         cmocka_unit_test(test_a_generation_that_loaded_every_byte_verifies_too),
         cmocka_unit_test(test_state_that_is_not_finite_after_a_load_condemns_its_checkpoint),
         cmocka_unit_test(test_single_steps_that_are_not_finite_condemn_nothing),
+        cmocka_unit_test(test_weights_that_are_not_finite_are_no_result),
+        cmocka_unit_test(test_condemned_state_counts_for_nothing_after_a_restart),
         cmocka_unit_test(test_without_an_older_checkpoint_the_job_fails_and_never_starts_anew),
         cmocka_unit_test(test_checkpoint_that_nobody_can_start_from_is_given_up),
         cmocka_unit_test(test_interval_follows_what_was_measured),

@@ -205,8 +205,27 @@ static void test_layouts_updates_that_are_skipped_same_bits(void **state)
             assert_int_equal(wait_parked(fleet, sha[i > 0]), MU_PARK_FINISHED);
             assert_memory_equal(sha[0], sha[i > 0], 32);
             assert_true(isfinite(fleet->loss[5]) == 0);
+            assert_int_equal(fleet->unfinite_count, 0);
             fleet_free(fleet);
         }
+    }
+}
+
+/* An update that is infinite is not skipped, for its gradient is finite. Every rank knows at the end. */
+static void test_layouts_weights_that_are_not_finite_are_told(void **state)
+{
+    (void)state;
+    for (uint32_t degree = 1; degree <= 2; degree++) {
+        struct fleet *fleet = fleet_of_variant(&(struct variant){&gpt2, 2, MU_RECOMPUTE_NONE});
+        fleet->spec.eval.every = 0;
+        fleet->spec.optimizer.lr = 1e300;
+        fleet->spec.optimizer.warmup = 0;
+        want_layout(fleet, degree, degree, 1, 0);
+        start_workers(fleet, degree * degree);
+        start(fleet, first_members(fleet->count));
+        assert_int_equal(wait_parked(fleet, NULL), MU_PARK_FINISHED);
+        assert_int_equal(fleet->unfinite_count, fleet->count);
+        fleet_free(fleet);
     }
 }
 
@@ -218,6 +237,7 @@ int main(void)
         cmocka_unit_test(test_layouts_llama_same_bits),
         cmocka_unit_test(test_layouts_uneven_leaves_same_bits),
         cmocka_unit_test(test_layouts_updates_that_are_skipped_same_bits),
+        cmocka_unit_test(test_layouts_weights_that_are_not_finite_are_told),
         cmocka_unit_test(test_layouts_recompute_does_not_change_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

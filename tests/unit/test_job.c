@@ -412,6 +412,7 @@ static void test_job_hash_covers_the_numeric_part_and_only_it(void **state)
     SAME(s.parallel.pp = 2);
     SAME(s.parallel.dp = 2);
     SAME(s.parallel.optimizer_sharding = true);
+    SAME(s.data_tls = true);
     SAME(s.parallel.recompute = MU_RECOMPUTE_FULL);
     SAME(s.model.slices = 0); /* not given: 1 */
     SAME(mu_model_config_resolve(&s.model));

@@ -28,7 +28,8 @@ static const char good[] =
     "checkpoint: {path: ckpt, kind: shared, every: 100, keep: 7, keep_every: 500}\n"
     "eval:       {every: 50, sequences: 16}\n"
     "numerics:   fast\n"
-    "seed:       18446744073709551615\n";
+    "seed:       18446744073709551615\n"
+    "data_tls:   true\n";
 
 static const char llama[] =
     "job: a\n"
@@ -84,7 +85,7 @@ static void test_job_file_every_field_is_read(void **state)
     assert_int_equal(s.parallel.tp, 0);
     assert_int_equal(s.parallel.pp, 0);
     assert_int_equal(s.parallel.dp, 4);
-    assert_true(s.parallel.optimizer_sharding);
+    assert_true(s.parallel.optimizer_sharding && s.data_tls);
     assert_int_equal(s.parallel.recompute, MU_RECOMPUTE_FULL);
     assert_int_equal(s.parallel.redundancy, MU_REDUNDANCY_NONE);
     assert_int_equal(s.workers.min, 2);
@@ -134,7 +135,7 @@ static void test_job_file_llama_and_degrees_are_read(void **state)
     assert_int_equal(s.parallel.tp, 2);
     assert_int_equal(s.parallel.pp, 2);
     assert_int_equal(s.parallel.dp, 0);
-    assert_false(s.parallel.optimizer_sharding);
+    assert_false(s.parallel.optimizer_sharding || s.data_tls);
     assert_int_equal(s.parallel.recompute, MU_RECOMPUTE_SELECTIVE);
 }
 
@@ -228,6 +229,7 @@ static const struct bad bads[] = {
      ""},
     {"kind: adamw", "kind: sgd", "f.yaml:6: optimizer.kind: value sgd is not allowed: adamw", ""},
     {"numerics:   fast", "numerics: Exact", "f.yaml:12: numerics: value Exact is not allowed: exact or fast", ""},
+    {"data_tls:   true", "data_tls: on", "f.yaml:14: data_tls: value on is not allowed: true or false", ""},
     {"kind: shared", "kind: s3", "f.yaml:10: checkpoint.kind: value s3 is not allowed: shared or local", ""},
     {"every: 100", "every: automatic", "f.yaml:10: checkpoint.every: value automatic is not allowed: a whole number",
      ""},
@@ -575,6 +577,7 @@ static void test_job_file_every_field_is_documented(void **state)
                                          "eval.every",
                                          "eval.sequences",
                                          "numerics",
+                                         "data_tls",
                                          "seed"};
     char path[512], row[64];
     project_path("docs/job-file.md", path, sizeof path);

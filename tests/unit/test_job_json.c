@@ -25,6 +25,7 @@ static struct mu_job_spec sample(void)
     mu_model_config_resolve(&s.model);
     s.parallel.dp = 2;
     s.parallel.optimizer_sharding = true;
+    s.data_tls = true;
     s.parallel.recompute = MU_RECOMPUTE_SELECTIVE;
     s.parallel.redundancy = MU_REDUNDANCY_NONE;
     strcpy(s.data.path, "/data/\xc3\xa9t\xc3\xa9 \"quoted\" \\ kjv.txt");
@@ -176,7 +177,7 @@ static void test_job_json_records_of_earlier_versions_have_the_old_defaults(void
     assert_int_equal(s.model.slices, 1);
     assert_true(s.model.rope_base == 0);
     assert_int_equal(s.parallel.tp + s.parallel.pp + s.parallel.dp, 0);
-    assert_false(s.parallel.optimizer_sharding);
+    assert_false(s.parallel.optimizer_sharding || s.data_tls);
     assert_int_equal(s.parallel.recompute, MU_RECOMPUTE_NONE);
     assert_int_equal(s.parallel.redundancy, d.parallel.redundancy);
     assert_int_equal(s.init.path[0] + s.init.sha256[0], 0);
@@ -186,6 +187,7 @@ static void test_job_json_records_of_earlier_versions_have_the_old_defaults(void
 static bool is_bool(size_t offset)
 {
     return offset == offsetof(struct mu_job_spec, parallel.optimizer_sharding) ||
+           offset == offsetof(struct mu_job_spec, data_tls) ||
            offset == offsetof(struct mu_job_spec, amendments.list[0].settled) ||
            offset == offsetof(struct mu_job_spec, amendments.list[1].settled);
 }

@@ -1,5 +1,6 @@
 /* links: mu_state */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -101,7 +102,7 @@ static struct mu_layout layout_of(void)
     return layout;
 }
 
-static void set_up(struct fixture *f)
+static void set_up_with(struct fixture *f, bool data_tls)
 {
     char name[MU_CATALOG_NAME_SIZE];
     struct mu_layout layout = layout_of();
@@ -119,6 +120,7 @@ static void set_up(struct fixture *f)
     strcpy(f->spec.data.path, "/data/text");
     f->spec.batch.sequences = 8, f->spec.batch.micro = 1, f->spec.batch.length = 32;
     f->spec.steps = 100;
+    f->spec.data_tls = data_tls;
     f->spec.checkpoint.kind = MU_CHECKPOINT_LOCAL;
     snprintf(f->spec.checkpoint.path, sizeof f->spec.checkpoint.path, "%s/%%h", f->root);
     mu_model_spec_init(&f->model, &f->spec.model);
@@ -135,6 +137,11 @@ static void set_up(struct fixture *f)
             .spec = &f->spec, .host = HOST[i], .ip = "127.0.0.1", .done = on_done, .ctx = &sides[i]};
         assert_int_equal(mu_keeper_new(&config, &f->keepers[i], NULL), MU_OK);
     }
+}
+
+static void set_up(struct fixture *f)
+{
+    set_up_with(f, false);
 }
 
 static void stop_keeper(struct fixture *f, uint32_t host)
@@ -250,13 +257,12 @@ static enum mu_status count_bytes(void *ctx, uint64_t size_bytes, const void *bl
     return MU_OK;
 }
 
-static void test_files_go_only_to_who_knows_the_secret_and_only_from_checkpoints(void **state)
+static void files_go_only_to_who_knows_the_secret(bool data_tls)
 {
-    (void)state;
     struct fixture f;
     struct mu_error err;
     uint64_t bytes = 0;
-    set_up(&f);
+    set_up_with(&f, data_tls);
     struct mu_holder from = holder(&f, 0);
     const char *name = strrchr(f.dir, '/') + 1;
     assert_int_equal(mu_files_fetch(&from, name, f.pieces[0].file, count_bytes, &bytes, NULL, &err), MU_OK);
@@ -274,7 +280,7 @@ static void test_files_go_only_to_who_knows_the_secret_and_only_from_checkpoints
     from.secret[5] ^= 1;
     assert_int_equal(mu_files_fetch(&from, name, f.pieces[0].file, count_bytes, &bytes, NULL, &err),
                      MU_ERR_UNAVAILABLE);
-    assert_non_null(strstr(err.text, "denied"));
+    assert_non_null(strstr(err.text, data_tls ? "Protocol error" : "denied"));
     from.address[0] = 0;
     assert_int_equal(mu_files_fetch(&from, name, f.pieces[0].file, count_bytes, &bytes, NULL, &err),
                      MU_ERR_UNAVAILABLE);
@@ -282,8 +288,15 @@ static void test_files_go_only_to_who_knows_the_secret_and_only_from_checkpoints
     stop_keeper(&f, 0);
     assert_int_equal(mu_files_fetch(&from, name, f.pieces[0].file, count_bytes, &bytes, NULL, &err),
                      MU_ERR_UNAVAILABLE);
-    assert_non_null(strstr(err.text, "host a at 127.0.0.1:"));
+    assert_non_null(strstr(err.text, data_tls ? "host a at tls:127.0.0.1:" : "host a at 127.0.0.1:"));
     tear_down(&f);
+}
+
+static void test_files_go_only_to_who_knows_the_secret_and_only_from_checkpoints(void **state)
+{
+    (void)state;
+    files_go_only_to_who_knows_the_secret(false);
+    files_go_only_to_who_knows_the_secret(true);
 }
 
 /* ---- orders ---- */
@@ -454,6 +467,7 @@ static void test_any_host_loads_with_one_gone_and_copies_damaged(void **state)
 
 int main(void)
 {
+    signal(SIGPIPE, SIG_IGN);
     mu_log_init("test", MU_LOG_ERROR);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_paths_and_names),

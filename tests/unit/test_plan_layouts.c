@@ -372,6 +372,31 @@ static void test_workers_of_one_host_share_its_memory(void **state)
     teardown(&f);
 }
 
+/* Fresh workers of hosts in an order for which no rotation parts all. */
+static void test_buddies_of_mixed_hosts_are_apart(void **state)
+{
+    (void)state;
+    static const uint32_t hosts[6] = {1, 1, 2, 1, 2, 2};
+    struct fixture f;
+    setup(&f, 6, 12, 1, 6);
+    f.spec.parallel.optimizer_sharding = true;
+    f.spec.parallel.redundancy = MU_REDUNDANCY_BUDDY;
+    uint32_t together = 0;
+    struct mu_layout given = {.tp = 1, .pp = 1, .dp = 6, .sharded = true};
+    (void)mu_layout_buddy_shift(&given, hosts, hosts, &together);
+    assert_int_not_equal(together, 6);
+    for (uint32_t i = 0; i < 6; i++)
+        f.members[i].host = f.members[i].domain = hosts[i];
+    make(&f);
+    assert_int_equal(f.plan.status, MU_OK);
+    assert_int_equal(f.plan.layout.dp, 6);
+    for (uint32_t rank = 0; rank < 6; rank++) {
+        uint32_t buddy = mu_layout_buddy(&f.plan.layout, rank);
+        assert_int_not_equal(f.members[f.ranks[rank].member].host, f.members[f.ranks[buddy].member].host);
+    }
+    teardown(&f);
+}
+
 /* One leaf of a small model on four workers: at the default speed its products count and are divided by tensor
  * parallelism; when they turn out to be fast, stages with their fewer exchanges are better. */
 static void test_the_measured_speed_decides_between_layouts(void **state)
@@ -511,6 +536,7 @@ int main(void)
         cmocka_unit_test(test_workers_of_one_host_share_its_memory),
         cmocka_unit_test(test_the_measured_speed_decides_between_layouts),
         cmocka_unit_test(test_tensor_groups_stay_on_one_host),
+        cmocka_unit_test(test_buddies_of_mixed_hosts_are_apart),
         cmocka_unit_test(test_layers_follow_the_speeds_of_stages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -241,9 +241,37 @@ static double seconds_now(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
+/* What is asked of the heap; not counted under sanitizers, which have their own. */
+static size_t asked_for;
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+void *__libc_malloc(size_t size);
+void *__libc_calloc(size_t count, size_t size);
+void *__libc_realloc(void *block, size_t size);
+
+void *malloc(size_t size)
+{
+    asked_for += size;
+    return __libc_malloc(size);
+}
+
+void *calloc(size_t count, size_t size)
+{
+    asked_for += count * size;
+    return __libc_calloc(count, size);
+}
+
+void *realloc(void *block, size_t size)
+{
+    asked_for += size;
+    return __libc_realloc(block, size);
+}
+#endif
+
+/* Twice: the plan is the same, and so is the memory that it takes. */
 static void plan_large(const char *what, struct mu_layout old, uint32_t tp, uint32_t pp, uint32_t lost)
 {
-    enum { LARGE = 16384 };
+    enum { LARGE = 16384, LARGE_MEMORY = 1 << 28 };
     struct fixture f;
     setup(&f, 0, LARGE, 1, LARGE);
     f.spec.model = (struct mu_model_config){.family = MU_FAMILY_LLAMA,
@@ -259,6 +287,8 @@ static void plan_large(const char *what, struct mu_layout old, uint32_t tp, uint
     f.spec.parallel.tp = tp;
     f.spec.parallel.pp = pp;
     f.spec.parallel.optimizer_sharding = old.sharded;
+    f.spec.parallel.redundancy = strstr(what, "buddies") ? MU_REDUNDANCY_BUDDY : MU_REDUNDANCY_NONE;
+    old.buddy_shift = f.spec.parallel.redundancy == MU_REDUNDANCY_BUDDY;
     f.input.may_initialise = false;
     f.input.has_old_layout = true;
     f.input.old_layout = old;
@@ -272,13 +302,26 @@ static void plan_large(const char *what, struct mu_layout old, uint32_t tp, uint
     }
     f.input.members = members;
     f.input.member_count = LARGE;
-    double start = seconds_now();
-    mu_plan_make(&f.input, &f.plan);
-    double seconds = seconds_now() - start;
-    print_message("%s: %.3f s, tp %u x pp %u x dp %u, %u moves, %.3f TB\n", what, seconds, f.plan.layout.tp,
-                  f.plan.layout.pp, f.plan.layout.dp, f.plan.reshard.move_count, (double)f.plan.reshard.bytes * 1e-12);
-    assert_int_equal(f.plan.status, MU_OK);
-    assert_int_equal(f.plan.start_step, 10);
+    size_t memory[2];
+    uint64_t bytes[2];
+    double seconds = 0;
+    for (int round = 0; round < 2; round++) {
+        mu_plan_fini(&f.plan);
+        asked_for = 0;
+        double start = seconds_now();
+        mu_plan_make(&f.input, &f.plan);
+        seconds = round == 0 || seconds_now() - start < seconds ? seconds_now() - start : seconds;
+        memory[round] = asked_for;
+        bytes[round] = f.plan.reshard.bytes;
+        assert_int_equal(f.plan.status, MU_OK);
+        assert_int_equal(f.plan.start_step, 10);
+    }
+    print_message("%s: %.3f s, %.1f MB of memory, tp %u x pp %u x dp %u, %u moves, %.3f TB\n", what, seconds,
+                  (double)memory[0] * 1e-6, f.plan.layout.tp, f.plan.layout.pp, f.plan.layout.dp,
+                  f.plan.reshard.move_count, (double)f.plan.reshard.bytes * 1e-12);
+    assert_int_equal(memory[0], memory[1]);
+    assert_int_equal(bytes[0], bytes[1]);
+    assert_true(memory[0] < LARGE_MEMORY);
     teardown(&f);
     free(members);
     free(f.plan.ranks);
@@ -302,6 +345,7 @@ static void test_large_worlds_are_planned_quickly(void **state)
     plan_large("pp 1, as they are", large_layout(8, 1, 2048, false), 8, 1, 4711);
     plan_large("sharded, as they are", large_layout(8, 64, 32, true), 8, 64, UINT32_MAX);
     plan_large("sharded, pp 64 to 128", large_layout(8, 64, 32, true), 8, 128, UINT32_MAX);
+    plan_large("sharded, one replaced, with buddies", large_layout(8, 64, 32, true), 8, 64, 4711);
 }
 
 int main(void)

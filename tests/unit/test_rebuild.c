@@ -4,6 +4,7 @@
 
 #include "coordinator/rebuild.h"
 #include "coordinator/snapshot.h"
+#include "plan/amend.h"
 #include "storage/catalog.h"
 #include "storage/job_json.h"
 #include "storage/manifest.h"
@@ -130,6 +131,35 @@ static void test_job_is_what_its_newest_manifest_says(void **state)
 }
 
 /* Damaged manifests are told, and the next older one serves. */
+/* Kept for a branch, or not deleted in time: a later manifest tells that it was undone. */
+static void test_what_a_roll_back_made_void_is_left_out(void **state)
+{
+    (void)state;
+    struct scratch scratch = scratch_make();
+    struct mu_store *store = mu_store_memory_new();
+    struct mu_rebuild_report report;
+    struct mu_error err;
+    struct mu_job_spec spec;
+    char path[MU_PATH_SIZE];
+    for (uint64_t number = 1; number <= 3; number++)
+        commit_spec(scratch.path, number, 10 * number, 1, 4);
+    make_spec(&spec, 4);
+    const struct mu_amendment back = {.fields = MU_AMEND_ROLL_BACK, .back = {1, 4, 35}};
+    assert_ok(mu_amend_add(&spec, &back, 10, &err), &err);
+    mu_amend_settle(&spec);
+    char *text = mu_job_spec_to_text(&spec);
+    commit(scratch.path, 4, 40, 2, text, path);
+    free(text);
+    assert_ok(mu_rebuild_job(scratch.path, ROOT_JOB, WALL_US, store, &report, &err), &err);
+    struct found *found = load(store);
+    assert_true(report.checkpoints == 2 && found->count == 2);
+    assert_true(found->checkpoints[0].number == 1 && found->checkpoints[1].number == 4);
+    assert_int_equal(mu_amend_era(&found->job.spec.amendments), 1);
+    free(found);
+    mu_store_free(store);
+    scratch_remove(&scratch);
+}
+
 static void test_what_cannot_be_read_is_told_and_left_out(void **state)
 {
     (void)state;
@@ -182,6 +212,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_job_is_what_its_newest_manifest_says),
+        cmocka_unit_test(test_what_a_roll_back_made_void_is_left_out),
         cmocka_unit_test(test_what_cannot_be_read_is_told_and_left_out),
         cmocka_unit_test(test_of_many_checkpoints_the_newest_are_taken),
     };

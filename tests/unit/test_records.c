@@ -379,10 +379,10 @@ static void test_foreign_or_newer_database_is_refused(void **state)
     assert_non_null(strstr(err.text, "not a coordinator's"));
     mu_store_free(store);
     store = mu_store_memory_new();
-    put_raw(store, "m/format", "muster 5", 8);
+    put_raw(store, "m/format", "muster 6", 8);
     assert_int_equal(mu_records_load(store, note, &seen, &err), MU_ERR_CORRUPT);
-    assert_string_equal(err.text, "data directory: its format is 'muster 5', this program reads 'muster 1' to "
-                                  "'muster 4'; use the version that wrote it");
+    assert_string_equal(err.text, "data directory: its format is 'muster 6', this program reads 'muster 1' to "
+                                  "'muster 5'; use the version that wrote it");
     mu_store_free(store);
 }
 
@@ -403,7 +403,7 @@ static void test_older_store_is_read_and_raised(void **state)
     assert_int_equal(seen.count, 1);
     assert_int_equal(mu_store_get(store, "m/format", 8, &value, &value_bytes, &err), MU_OK);
     assert_int_equal(value_bytes, 8);
-    assert_memory_equal(value, "muster 4", 8);
+    assert_memory_equal(value, "muster 5", 8);
     free(value);
     mu_store_free(store);
 }

@@ -121,6 +121,68 @@ static void test_they_ride_on_any_message(void **state)
     mu_wire_arena_fini(&arena);
 }
 
+static void test_a_gpu_rides_along(void **state)
+{
+    (void)state;
+    struct mu_gpu_sample gpu = {.watch = MU_GPU_WATCHED, .age_us = 3, .known = 1ull << MU_GPU_READINGS | 5};
+    struct mu_vitals vitals = {.mono_us = 7, .gpu = &gpu};
+    struct mu_worker_message message = {.kind = MU_WM_STATUS, .vitals = &vitals}, decoded = {0};
+    struct mu_wire_arena arena;
+    struct mu_error err;
+    const void *data;
+    size_t size_bytes;
+    for (int i = 0; i < MU_GPU_READINGS; i++)
+        gpu.values[i] = 10u + (uint64_t)i;
+    gpu.xid_count = 4;
+    gpu.last_xid = 79;
+    gpu.unhealthy = true;
+    strcpy(gpu.driver, "580.82.07");
+    strcpy(gpu.text, "fell");
+    mu_wire_arena_init(&arena);
+    assert_int_equal(mu_wire_encode_worker(&arena, &message, &data, &size_bytes, &err), MU_OK);
+    assert_int_equal(mu_wire_decode_worker(&arena, data, size_bytes, &decoded, &err), MU_OK);
+    const struct mu_gpu_sample *heard = decoded.vitals->gpu;
+    assert_non_null(heard);
+    assert_memory_equal(heard->values, gpu.values, sizeof gpu.values);
+    assert_int_equal(heard->known, 5); /* no more than there are */
+    assert_int_equal(heard->watch, MU_GPU_WATCHED);
+    assert_true(heard->age_us == 3 && heard->xid_count == 4 && heard->last_xid == 79 && heard->unhealthy);
+    assert_string_equal(heard->driver, "580.82.07");
+    assert_string_equal(heard->text, "fell");
+    gpu.watch = (enum mu_gpu_watch)7;
+    assert_int_equal(mu_wire_encode_worker(&arena, &message, &data, &size_bytes, &err), MU_OK);
+    assert_int_equal(mu_wire_decode_worker(&arena, data, size_bytes, &decoded, &err), MU_ERR_INVALID);
+    mu_wire_arena_fini(&arena);
+}
+
+static void test_news_of_a_gpu_are_counted_once(void **state)
+{
+    (void)state;
+    struct mu_vitals_heard *heard = NULL;
+    struct mu_gpu_sample gpu = {.watch = MU_GPU_WATCHED};
+    struct mu_vitals vitals = {.mono_us = 1000000};
+    vitals.values[MU_VITAL_CPU_US] = 5000000;
+    assert_int_equal(mu_vitals_hear(&heard, &vitals, 1).gpu_xids, 0);
+    assert_null(heard->newest.gpu);
+    vitals.gpu = &gpu; /* the first that is told of it */
+    vitals.mono_us += 1000000;
+    vitals.values[MU_VITAL_CPU_US] += 500000;
+    gpu.xid_count = 2;
+    assert_int_equal(mu_vitals_hear(&heard, &vitals, 2).gpu_xids, 2);
+    gpu.xid_count = 3;
+    gpu.unhealthy = true;
+    struct mu_vitals_news news = mu_vitals_hear(&heard, &vitals, 3); /* the same once more, for the GPU's sake */
+    assert_true(news.gpu_xids == 1 && news.gpu_failures == 1 && news.network_errors == 0);
+    assert_true(heard->newest.gpu->xid_count == 3 && fabs(heard->signs[MU_VITAL_CPU_US] - 0.5) < 1e-12);
+    news = mu_vitals_hear(&heard, &vitals, 4);
+    assert_true(news.gpu_xids == 0 && news.gpu_failures == 0);
+    vitals.gpu = NULL;
+    vitals.mono_us += 1000000;
+    mu_vitals_hear(&heard, &vitals, 5);
+    assert_int_equal(heard->newest.gpu->xid_count, 3); /* what was last heard */
+    free(heard);
+}
+
 static void test_counters_become_rates_and_the_first_report_has_none(void **state)
 {
     (void)state;
@@ -129,17 +191,17 @@ static void test_counters_become_rates_and_the_first_report_has_none(void **stat
     vitals.values[MU_VITAL_NETWORK_ERRORS] = 100;
     vitals.values[MU_VITAL_CPU_US] = 5000000;
     vitals.values[MU_VITAL_HOST_MEMORY_PPM] = 500000;
-    assert_int_equal(mu_vitals_hear(&heard, &vitals, 1), 0);
+    assert_int_equal(mu_vitals_hear(&heard, &vitals, 1).network_errors, 0);
     assert_true(isnan(heard->signs[MU_VITAL_CPU_US]) && fabs(heard->signs[MU_VITAL_HOST_MEMORY_PPM] - 0.5) < 1e-12);
     vitals.mono_us += 4000000;
     vitals.values[MU_VITAL_NETWORK_ERRORS] += 12;
     vitals.values[MU_VITAL_CPU_US] += 6000000;
-    assert_int_equal(mu_vitals_hear(&heard, &vitals, 2), 12);
+    assert_int_equal(mu_vitals_hear(&heard, &vitals, 2).network_errors, 12);
     assert_true(fabs(heard->signs[MU_VITAL_CPU_US] - 1.5) < 1e-12);
     assert_true(fabs(heard->signs[MU_VITAL_NETWORK_ERRORS] - 3) < 1e-12);
     vitals.mono_us += 1000000;
     vitals.values[MU_VITAL_NETWORK_ERRORS] = 0; /* the interface has gone */
-    assert_int_equal(mu_vitals_hear(&heard, &vitals, 3), 0);
+    assert_int_equal(mu_vitals_hear(&heard, &vitals, 3).network_errors, 0);
     assert_true(isnan(heard->signs[MU_VITAL_NETWORK_ERRORS]));
     assert_string_equal(mu_vital_name(MU_VITAL_CPU_US), "cpus");
     assert_string_equal(mu_vital_name(MU_VITAL_LATENCY_US), "latency_seconds");
@@ -152,6 +214,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_files_of_a_host_become_numbers, make_host, drop_host),
         cmocka_unit_test(test_a_host_that_tells_nothing_is_all_zero),
         cmocka_unit_test(test_they_ride_on_any_message),
+        cmocka_unit_test(test_a_gpu_rides_along),
+        cmocka_unit_test(test_news_of_a_gpu_are_counted_once),
         cmocka_unit_test(test_counters_become_rates_and_the_first_report_has_none),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -21,6 +21,8 @@ struct fixture {
     struct mu_worker_message sent[SENT_MAX]; /* newest last */
     uint32_t sent_count;
     uint32_t connects, prepares, runs, aborts, snapshots;
+    uint32_t exits;
+    int exit_code;
     struct mu_snapshot snapshot;
     struct mu_layout prepared;
 };
@@ -48,6 +50,10 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
     case MU_WA_SNAPSHOT:
         f->snapshots++;
         f->snapshot = action->snapshot.snapshot;
+        break;
+    case MU_WA_EXIT:
+        f->exits++;
+        f->exit_code = action->exit.code;
         break;
     default:
         break;
@@ -318,6 +324,32 @@ static void test_backoff_leaves_room_in_what_the_coordinator_waits(void **state)
     mu_worker_free(f.worker);
 }
 
+static void test_a_broken_device_is_told_and_the_worker_leaves(void **state)
+{
+    (void)state;
+    static struct fixture f;
+    struct mu_worker_event broken = {.kind = MU_WE_BROKEN, .text = "GPU 0: Xid 79"};
+    start(&f);
+    run(&f, 3, 2);
+    give(&f, &broken);
+    const struct mu_worker_message *said = last(&f);
+    assert_true(said->kind == MU_WM_STATUS && said->generation == 3);
+    assert_true(said->status.phase == MU_PHASE_PARKED && said->status.park_reason == MU_PARK_ENGINE);
+    assert_false(said->status.held.has_state || said->status.held.has_gradient); /* who could trust it? */
+    assert_string_equal(said->status.text, "GPU 0: Xid 79");
+    assert_true(f.exits == 1 && f.exit_code == 1);
+    give(&f, &broken);
+    assert_int_equal(f.exits, 1);
+    mu_worker_free(f.worker);
+
+    start(&f); /* a spare */
+    give(&f, &broken);
+    assert_int_equal(last(&f)->kind, MU_WM_GOODBYE);
+    assert_string_equal(last(&f)->goodbye.reason, "GPU 0: Xid 79");
+    assert_true(f.exits == 1 && f.exit_code == 1);
+    mu_worker_free(f.worker);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -327,6 +359,7 @@ int main(void)
         cmocka_unit_test(test_assign_that_does_not_fit_the_job_is_refused),
         cmocka_unit_test(test_a_second_piece_of_a_checkpoint_is_taken_once),
         cmocka_unit_test(test_a_rank_without_a_piece_executes_the_command_all_the_same),
+        cmocka_unit_test(test_a_broken_device_is_told_and_the_worker_leaves),
         cmocka_unit_test(test_backoff_leaves_room_in_what_the_coordinator_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

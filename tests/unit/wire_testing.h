@@ -138,6 +138,7 @@ static void some_status(struct mu_worker_status *status)
     status->command_received = any();
     status->command_executed = any();
     status->checkpoint_taken = any();
+    status->era = (uint32_t)any();
     status->park_reason = (enum mu_park_reason)below(MU_PARK_ENGINE + 1);
     status->peer_rank = below(MU_WORKERS_MAX);
     status->peer_failure = (enum mu_peer_failure)below(MU_PEER_FAILURE_PROTOCOL + 1);
@@ -147,6 +148,7 @@ static void some_status(struct mu_worker_status *status)
     some_text(status->text, sizeof status->text);
     for (int i = 0; i < 32; i++)
         status->weights_sha256[i] = (uint8_t)any();
+    status->weights_unfinite = any() & 1;
 }
 
 /* Of an address; without one there is none. */
@@ -286,6 +288,7 @@ static void good_spec(struct mu_job_spec *spec)
     spec->eval.every = 7;
     spec->eval.sequences = 5;
     spec->numerics = MU_NUMERICS_EXACT;
+    spec->data_tls = flip();
     spec->seed = flip() ? 0 : any();
 }
 
@@ -405,6 +408,11 @@ static void some_amendments(struct mu_amendments *all)
         one->terms.keep_every = one->fields & MU_AMEND_KEEP_EVERY ? (uint64_t)below(9) : 0;
         one->skip_first = one->fields & MU_AMEND_SKIP ? 100 * i + (uint64_t)below(50) : 0;
         one->skip_count = one->fields & MU_AMEND_SKIP ? 1 + (uint64_t)below(50) : 0;
+        if (!(one->fields & MU_AMEND_ROLL_BACK))
+            continue;
+        one->back.checkpoint = 1 + (uint64_t)below(50);
+        one->back.void_before = one->back.checkpoint + 1 + (uint64_t)below(50);
+        one->back.from_step = (uint64_t)below(900);
     }
 }
 
@@ -433,6 +441,8 @@ static void some_assign(struct mu_assign *assign, struct pointed *pointed)
         some_result(&assign->roll_forward);
     assign->checkpoint = any();
     some_path(assign->checkpoint_dir, sizeof assign->checkpoint_dir);
+    if (flip())
+        some_name(assign->checkpoint_job, sizeof assign->checkpoint_job);
     assign->command_base = any();
     assign->nccl = any() % 2;
     some_amendments(&pointed->amendments);

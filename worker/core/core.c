@@ -5,6 +5,8 @@
 
 #include "common/mutant.h"
 #include "common/rng.h"
+#include "plan/amend.h"
+#include "worker/core/judge.h"
 #include "worker/core/report.h"
 #include "worker/core/taking.h"
 
@@ -296,41 +298,28 @@ static void on_reject(struct mu_worker *worker, const struct mu_worker_event *ev
 
 /* ---- generations ---- */
 
-/* The wire has judged it as far as one can without the job. */
-/* The job as it is amended now. */
-static enum mu_status take_amendments(struct mu_worker *worker, const struct mu_amendments *amendments,
-                                      struct mu_error *err)
-{
-    const struct mu_amendments before = worker->spec.amendments, none = {0};
-    worker->spec.amendments = amendments ? *amendments : none;
-    enum mu_status status = mu_job_spec_check(&worker->spec, err);
-    if (status)
-        worker->spec.amendments = before;
-    return status;
-}
-
-static enum mu_status judge_assign(struct mu_worker *worker, const struct mu_assign *assign, struct mu_error *err)
-{
-    enum mu_status status = mu_layout_check(&assign->layout, &worker->spec, err);
-    if (status == MU_OK)
-        status = take_amendments(worker, assign->amendments, err);
-    for (uint32_t i = 0; i < assign->move_count && status == MU_OK; i++) {
-        const struct mu_chunk_run *run = &assign->moves[i].run;
-        if (run->count == 0 || run->first >= worker->chunk_count || run->count > worker->chunk_count - run->first)
-            status = mu_fail(err, MU_ERR_INVALID, "a move of chunks %u to %u: the model has %u", run->first,
-                             run->first + run->count, worker->chunk_count);
-    }
-    return status;
-}
-
-static void refuse_assign(struct mu_worker *worker, const struct mu_error *err, const struct mu_worker_sink *sink)
+/* It parks without being told to, and says why. */
+static void park_by_itself(struct mu_worker *worker, enum mu_park_reason reason, const char *text,
+                           const struct mu_worker_sink *sink)
 {
     worker->status.phase = MU_PHASE_PARKED;
-    worker->status.park_reason = MU_PARK_PREPARE;
+    worker->status.park_reason = reason;
     worker->status.peer_failure = MU_PEER_FAILURE_NONE;
     worker->status.bad_checkpoint = 0;
-    copy_text(worker->status.text, sizeof worker->status.text, err->text);
+    copy_text(worker->status.text, sizeof worker->status.text, text);
     send_status(worker, sink);
+}
+
+/* It can do no more: whoever counts on it is told so, in words. */
+static void leave_broken(struct mu_worker *worker, const char *text, const struct mu_worker_sink *sink)
+{
+    copy_text(worker->terminate_text, sizeof worker->terminate_text, text);
+    worker->status.held = (struct mu_held){.step = 0};
+    if (in_a_generation(worker))
+        park_by_itself(worker, MU_PARK_ENGINE, text, sink);
+    else
+        send_goodbye(worker, sink);
+    emit_exit(worker, sink, 1, worker->terminate_text);
 }
 
 static bool is_still(const struct mu_worker_status *status)
@@ -345,12 +334,14 @@ static void on_feed(struct mu_worker *worker, const struct mu_coord_message *mes
     bool gives = order->role == MU_FEED_GIVE;
     if (!worker->loaded || mu_layout_check(&order->layout, &worker->spec, &err) != MU_OK ||
         mu_layout_check(&order->next, &worker->spec, &err) != MU_OK ||
-        take_amendments(worker, order->amendments, &err) != MU_OK)
+        take_amendments(&worker->spec, order->amendments, &err) != MU_OK)
         return;
     if (gives ? message->generation == worker->status.generation
-              : taking_begins(&worker->status, &worker->layout, message->generation, order))
+              : taking_begins(&worker->status, &worker->layout, message->generation, order)) {
+        holding_enters_era(&worker->status, mu_amend_era(&worker->spec.amendments));
         emit(sink, &(struct mu_worker_action){.kind = MU_WA_FEED,
                                               .feed = {.generation = message->generation, .order = order}});
+    }
 }
 
 static void on_fed(struct mu_worker *worker, const struct mu_worker_event *event, const struct mu_worker_sink *sink)
@@ -381,10 +372,11 @@ static void on_assign(struct mu_worker *worker, const struct mu_coord_message *m
     worker->layout = message->assign.layout;
     worker->start_step = message->assign.start_step;
     struct mu_error err;
-    if (judge_assign(worker, &message->assign, &err) != MU_OK) {
-        refuse_assign(worker, &err, sink);
+    if (judge_assign(&worker->spec, worker->chunk_count, &message->assign, &err) != MU_OK) {
+        park_by_itself(worker, MU_PARK_PREPARE, err.text, sink);
         return;
     }
+    holding_enters_era(status, mu_amend_era(&worker->spec.amendments));
     emit(sink,
          &(struct mu_worker_action){.kind = MU_WA_PREPARE,
                                     .generation = {.generation = message->generation, .assign = &message->assign}});
@@ -544,9 +536,7 @@ static void on_job_loaded(struct mu_worker *worker, const struct mu_worker_event
 {
     worker->loading = false;
     if (event->job_loaded.status != MU_OK) {
-        copy_text(worker->terminate_text, sizeof worker->terminate_text, event->job_loaded.text);
-        send_goodbye(worker, sink);
-        emit_exit(worker, sink, 1, worker->terminate_text);
+        leave_broken(worker, event->job_loaded.text, sink);
         return;
     }
     worker->loaded = true;
@@ -586,6 +576,7 @@ static void on_parked(struct mu_worker *worker, const struct mu_parked *parked, 
     status->bad_checkpoint = parked->bad_checkpoint;
     memcpy(status->text, parked->text, sizeof status->text);
     memcpy(status->weights_sha256, parked->weights_sha256, sizeof status->weights_sha256);
+    status->weights_unfinite = parked->weights_unfinite;
     send_step_report(worker, sink);
     send_status(worker, sink);
 }
@@ -705,6 +696,9 @@ void mu_worker_step(struct mu_worker *worker, const struct mu_worker_event *even
         break;
     case MU_WE_TERMINATE:
         on_terminate(worker, event->text, sink);
+        break;
+    case MU_WE_BROKEN:
+        leave_broken(worker, event->text, sink);
         break;
     }
 }

@@ -45,6 +45,7 @@ enum mu_worker_event_kind {
     MU_WE_KEPT,      /* an order to keep is done, or could not be */
     MU_WE_FED,       /* a feed that is taken has come further, or is over */
     MU_WE_TERMINATE, /* SIGTERM: leave in good order */
+    MU_WE_BROKEN,    /* its device can be trusted no more: what it holds is worth nothing, it leaves at once */
 };
 
 struct mu_parked {
@@ -56,6 +57,7 @@ struct mu_parked {
     uint64_t bad_checkpoint;
     char text[MU_TEXT_SIZE];
     uint8_t weights_sha256[32]; /* MU_PARK_FINISHED */
+    bool weights_unfinite;      /* likewise */
 };
 
 struct mu_worker_event {
@@ -63,7 +65,7 @@ struct mu_worker_event {
     uint64_t now_us;
     struct mu_id random; /* a new incarnation, when one is needed */
     union {
-        const char *text; /* DISCONNECTED, TERMINATE */
+        const char *text; /* DISCONNECTED, TERMINATE, BROKEN */
         const struct mu_coord_message *message;
         struct {
             enum mu_status status;

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "common/mutant.h"
+
 static bool is_still(const struct mu_worker_status *status)
 {
     return status->phase == MU_PHASE_SPARE || status->phase == MU_PHASE_PARKED;
@@ -47,4 +49,11 @@ void taking_is_over(struct mu_worker_status *status)
 {
     status->feed = 0;
     status->feed_state = MU_FEED_NONE;
+}
+
+void holding_enters_era(struct mu_worker_status *status, uint32_t era)
+{
+    if (era != status->era && !MU_MUTANT(MU_MUT_KEEP_VOID_STATE))
+        memset(&status->held, 0, sizeof status->held);
+    status->era = era;
 }

@@ -15,4 +15,7 @@ bool taking_goes_on(struct mu_worker_status *status, uint64_t number, enum mu_fe
 /* An Assign ends it. */
 void taking_is_over(struct mu_worker_status *status);
 
+/* It was assigned, or is fed, by members of this era: what was computed before the job was rolled back is not held. */
+void holding_enters_era(struct mu_worker_status *status, uint32_t era);
+
 #endif

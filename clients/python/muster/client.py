@@ -133,6 +133,22 @@ class Client:
         request = service_pb2.AmendJobRequest(job=job, amendment=job_pb2.Amendment(**fields), expected_revision=expected_revision)
         return self._change("AmendJob", request, request_id).job
 
+    def roll_back(self, job: str, checkpoint: int, by: str = "", expected_revision: int = 0, request_id: Optional[bytes] = None,
+                  **fields) -> job_pb2.Job:
+        """Sets a job back to a checkpoint: what was done after it is undone. Fields as for amend(), from its step on. Returns the job."""
+        amendment = job_pb2.Amendment(roll_back_to=checkpoint, **fields)
+        request = service_pb2.AmendJobRequest(job=job, amendment=amendment, by=by, expected_revision=expected_revision)
+        return self._change("AmendJob", request, request_id).job
+
+    def branch(self, job: str, checkpoint: int, name: str, checkpoint_path: str = "", by: str = "", expected_revision: int = 0,
+               request_id: Optional[bytes] = None, **fields) -> job_pb2.Job:
+        """Begins the job `name` with a checkpoint of `job`. Fields as for amend(). Returns the new job."""
+        request = service_pb2.BranchJobRequest(job=job, checkpoint=checkpoint, name=name, checkpoint_path=checkpoint_path, by=by,
+                                               expected_revision=expected_revision)
+        if fields:
+            request.amendment.CopyFrom(job_pb2.Amendment(**fields))
+        return self._change("BranchJob", request, request_id).job
+
     def wait(self, job: str, timeout: Optional[float] = None) -> job_pb2.Job:
         """Waits until the job is over, and returns it. TimeoutError after `timeout` seconds (None: never)."""
         deadline, after = _deadline(timeout), 0
@@ -148,13 +164,36 @@ class Client:
     def workers(self, job: str = "") -> List[job_pb2.Worker]:
         return list(self._pages("ListWorkers", service_pb2.ListWorkersRequest(job=job, page_size=_PAGE), "workers"))
 
-    def drain(self, worker: str, reason: str, request_id: Optional[bytes] = None) -> None:
+    def drain(self, worker: str, reason: str, request_id: Optional[bytes] = None, expected_revision: Optional[int] = None) -> None:
         """The worker leaves at the next boundary and may not come back before undrain()."""
-        self._change("DrainWorker", service_pb2.DrainWorkerRequest(worker=worker, reason=reason), request_id)
+        request = service_pb2.DrainWorkerRequest(worker=worker, reason=reason, expected_revision=expected_revision)
+        self._change("DrainWorker", request, request_id)
 
-    def undrain(self, worker: str, request_id: Optional[bytes] = None) -> None:
+    def undrain(self, worker: str, request_id: Optional[bytes] = None, expected_revision: Optional[int] = None) -> None:
         """Lifts a drain or a quarantine."""
-        self._change("UndrainWorker", service_pb2.UndrainWorkerRequest(worker=worker), request_id)
+        self._change("UndrainWorker", service_pb2.UndrainWorkerRequest(worker=worker, expected_revision=expected_revision), request_id)
+
+    # ---- nodes: expected_revision is Node.revision; 0: nothing is ordered of it; None: whatever is ----
+
+    def nodes(self) -> List[job_pb2.Node]:
+        return list(self._pages("ListNodes", service_pb2.ListNodesRequest(page_size=_PAGE), "nodes"))
+
+    def cordon(self, node: str, reason: str, by: str = "", expected_revision: Optional[int] = None, request_id: Optional[bytes] = None) -> None:
+        """Workers of the host that hold nothing get no rank."""
+        self._order(job_pb2.NODE_ORDER_CORDON, request_id, node=node, reason=reason, by=by, expected_revision=expected_revision)
+
+    def drain_node(self, node: str, reason: str, by: str = "", deadline_s: int = 0, expected_revision: Optional[int] = None,
+                   request_id: Optional[bytes] = None) -> None:
+        """All workers of the host leave at the next boundary, or are given up after `deadline_s`."""
+        self._order(job_pb2.NODE_ORDER_DRAIN, request_id, node=node, reason=reason, by=by, deadline_s=deadline_s,
+                    expected_revision=expected_revision)
+
+    def resume(self, node: str, by: str = "", expected_revision: Optional[int] = None, request_id: Optional[bytes] = None) -> None:
+        """Lifts what is ordered of a host."""
+        self._order(job_pb2.NODE_ORDER_RESUME, request_id, node=node, by=by, expected_revision=expected_revision)
+
+    def _order(self, order: int, request_id: Optional[bytes], **fields: Any) -> None:
+        self._change("OrderNode", service_pb2.OrderNodeRequest(order=order, **fields), request_id)
 
     # ---- checkpoints and timings ----
 

@@ -1,0 +1,226 @@
+/* links: mu_coordinator mu_worker_core mu_wire mu_plan */
+/* Rolling back and branching, as the coordinator alone sees it: which checkpoints stay, what of workers counts. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "core_testing.h"
+
+enum { STEPS = 1000 };
+
+static struct mu_coord_event request(struct box *box, enum mu_coord_event_kind kind)
+{
+    struct mu_coord_event event = {.kind = kind};
+    event.request.cookie = 5;
+    event.request.job = box->name;
+    event.request.reason = "test";
+    event.request.by = "somebody";
+    event.request.path = "";
+    return event;
+}
+
+static void expect(struct box *box, struct mu_coord_event event, enum mu_status status)
+{
+    box_step(box, &event);
+    if (box->reply != status)
+        fail_msg("status %d: %s", (int)box->reply, box->reply_text);
+    box_settle(box);
+}
+
+static void begin(struct box *box, uint32_t keep)
+{
+    struct mu_job_spec spec;
+    box_spec(&spec, 1, 1);
+    strcpy(spec.checkpoint.path, "/ckpt");
+    spec.checkpoint.keep = keep;
+    box_init(box, &spec);
+    for (uint32_t i = 0; i < 2; i++)
+        box_add_worker(box, i);
+    box_settle(box);
+    box_advance(box, 300);
+    assert_true(box_train(box, STEPS));
+}
+
+static void save(struct box *box)
+{
+    uint64_t before = box->published;
+    expect(box, request(box, MU_CE_CHECKPOINT), MU_OK);
+    for (int i = 0; i < 5 && box->published == before; i++)
+        assert_true(box_train(box, STEPS));
+    assert_true(box->published > before);
+    box_settle(box);
+}
+
+/* "1c 2v 3d ": committed, void, being deleted. */
+static void expect_list(struct box *box, const char *job, const char *wanted)
+{
+    static const char letters[] = {'i', 'c', 'd', 'b', 'v'};
+    char text[256] = "";
+    struct mu_checkpoint_record record;
+    for (uint32_t i = 0; mu_coord_checkpoint_view(box->coord, job, i, &record); i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%u%c ", (unsigned)record.number,
+                 letters[record.state]);
+    assert_string_equal(text, wanted);
+}
+
+static void restart(struct box *box)
+{
+    box_kill_coord(box);
+    box_start_coord(box);
+    box_advance(box, 2500);
+}
+
+static void roll_back(struct box *box, uint64_t checkpoint, enum mu_status status)
+{
+    const struct mu_amendment amendment = {
+        .fields = MU_AMEND_ROLL_BACK | MU_AMEND_LR, .terms.lr = 0.001, .back.checkpoint = checkpoint};
+    struct mu_coord_event event = request(box, MU_CE_AMEND);
+    event.request.amendment = &amendment;
+    expect(box, event, status);
+}
+
+static struct mu_coord_event branch_of(struct box *box, uint64_t checkpoint, const char *name)
+{
+    struct mu_coord_event event = request(box, MU_CE_BRANCH);
+    event.request.new_job = name;
+    event.request.checkpoint = checkpoint;
+    return event;
+}
+
+static void test_what_is_borrowed_is_kept_until_the_branch_ends(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin(&box, 1);
+    save(&box);
+    expect(&box, branch_of(&box, 1, "twin"), MU_OK);
+    expect_list(&box, "twin", "1c ");
+    for (int i = 0; i < 3; i++)
+        save(&box);
+    expect_list(&box, box.name, "1c 4c ");
+    restart(&box);
+    assert_true(box_train(&box, STEPS));
+    save(&box);
+    expect_list(&box, box.name, "1c 5c ");
+    expect_list(&box, "twin", "1c ");
+    uint32_t deletes = box.deletes;
+    struct mu_coord_event cancel = request(&box, MU_CE_CANCEL);
+    cancel.request.job = "twin";
+    expect(&box, cancel, MU_OK);
+    expect_list(&box, "twin", "");
+    expect_list(&box, box.name, "5c ");
+    assert_int_equal(box.deletes, deletes + 1);
+    box_fini(&box);
+}
+
+static void test_a_branch_outlives_its_origin(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct mu_job_spec spec;
+    begin(&box, 3);
+    save(&box);
+    expect(&box, request(&box, MU_CE_CANCEL), MU_OK);
+    expect(&box, branch_of(&box, 1, "twin"), MU_OK);
+    uint32_t deletes = box.deletes;
+    box_spec(&spec, 1, 1);
+    strcpy(spec.checkpoint.path, "/elsewhere");
+    struct mu_coord_event submit = {.kind = MU_CE_SUBMIT, .submit = {.cookie = 9, .spec = &spec}};
+    expect(&box, submit, MU_OK); /* another job of the origin's name */
+    expect_list(&box, box.name, "");
+    expect_list(&box, "twin", "1c ");
+    struct mu_coord_event cancel = request(&box, MU_CE_CANCEL);
+    cancel.request.job = "twin";
+    expect(&box, cancel, MU_OK);
+    assert_int_equal(box.deletes, deletes); /* its files belong to nobody here */
+    box_fini(&box);
+}
+
+static void test_a_branch_of_a_branch_borrows_from_the_first(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin(&box, 1);
+    save(&box);
+    expect(&box, branch_of(&box, 1, "twin"), MU_OK);
+    struct mu_coord_event again = branch_of(&box, 1, "third");
+    again.request.job = "twin";
+    expect(&box, again, MU_OK);
+    struct mu_coord_event cancel = request(&box, MU_CE_CANCEL);
+    cancel.request.job = "twin";
+    expect(&box, cancel, MU_OK);
+    save(&box);
+    expect_list(&box, box.name, "1c 2c ");
+    cancel.request.job = "third";
+    expect(&box, cancel, MU_OK);
+    expect_list(&box, box.name, "2c ");
+    box_fini(&box);
+}
+
+static void test_later_checkpoints_are_void_and_go_with_the_next_generation(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin(&box, 10);
+    for (int i = 0; i < 3; i++)
+        save(&box);
+    struct mu_checkpoint_record first;
+    assert_true(mu_coord_checkpoint_view(box.coord, box.name, 0, &first));
+    expect(&box, branch_of(&box, 3, "twin"), MU_OK);
+    box.workers[0].hold_prepared = true;
+    uint32_t deletes = box.deletes;
+    roll_back(&box, 1, MU_OK);
+    expect_list(&box, box.name, "1c 2v 3v ");
+    assert_int_equal(box_view(&box).steps_done, first.step);
+    roll_back(&box, 2, MU_ERR_NOT_FOUND);
+    box_kill_coord(&box); /* in the middle: nobody steps, nothing is deleted */
+    box.workers[0].hold_prepared = false;
+    box_start_coord(&box);
+    expect_list(&box, box.name, "1c 2v 3v ");
+    assert_int_equal(box.deletes, deletes);
+    box_advance(&box, 3000);
+    expect_list(&box, box.name, "1c 3v "); /* that one is borrowed */
+    assert_true(box_said(&box, "rolled back to checkpoint 1"));
+    assert_int_equal(box_view(&box).phase, MU_JP_STEPPING);
+    assert_true(box_train(&box, STEPS));
+    struct mu_coord_event cancel = request(&box, MU_CE_CANCEL);
+    cancel.request.job = "twin";
+    expect(&box, cancel, MU_OK);
+    expect_list(&box, box.name, "1c ");
+    save(&box);
+    expect_list(&box, box.name, "1c 4c ");
+    box_fini(&box);
+}
+
+static void test_an_open_checkpoint_is_given_up(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin(&box, 10);
+    save(&box);
+    box.workers[0].hold_pieces = true;
+    expect(&box, request(&box, MU_CE_CHECKPOINT), MU_OK);
+    assert_true(box_train(&box, 100));
+    roll_back(&box, 1, MU_OK);
+    box_advance(&box, 1000);
+    expect_list(&box, box.name, "1c ");
+    box.workers[0].hold_pieces = false;
+    save(&box);
+    box_fini(&box);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_what_is_borrowed_is_kept_until_the_branch_ends),
+        cmocka_unit_test(test_a_branch_outlives_its_origin),
+        cmocka_unit_test(test_a_branch_of_a_branch_borrows_from_the_first),
+        cmocka_unit_test(test_later_checkpoints_are_void_and_go_with_the_next_generation),
+        cmocka_unit_test(test_an_open_checkpoint_is_given_up),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
