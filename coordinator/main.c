@@ -112,7 +112,7 @@ enum {
     OPT_VERSION,
     OPT_HELP
 };
-enum { NUMBER_OPTIONS = 22, TEXT_OPTIONS = 16, MS_MAX = 24 * 3600 * 1000 };
+enum { NUMBER_OPTIONS = 22, TEXT_OPTIONS = 17, MS_MAX = 24 * 3600 * 1000 };
 
 static void print_usage(const struct options *options, FILE *to)
 {
