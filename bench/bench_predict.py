@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """Predicted against measured: the model of costs with the rates of muster probe, before the job has run, against the steps of real workers.
 
-    MU_BUILD=build/release bench/bench_predict.py [--channels 320] [--layers 6] [--sequences 32] [--length 64] [--vocab 512] [--realtime]
+    MU_BUILD=build/release bench/bench_predict.py [--channels 384] [--layers 6] [--sequences 32] [--length 64] [--vocab 512] [--realtime]
 
 Two workers of one thread in 12 layouts: tp 2, pp 2, dp 2, dp 2 with sharded moments, each with micro-batches of 1, 2 and 4 sequences. First
 `muster probe --threads 1 --workers 2` measures this host, with none of the job's shapes; then a coordinator with `--rates` predicts each layout, and its
