@@ -297,12 +297,14 @@ static void paced(struct mu_sim *sim, struct mu_sim_params *p)
     p->keep_every = 0;
     p->steps = mu_sim_between(sim, 100, 300);
     p->leaf_us = mu_sim_between(sim, 50, 300) * MU_SIM_MS;
+    if (p->leaf_us > 2 * MU_SIM_S / p->leaves) /* ten times as long as usual, a step is still no hang */
+        p->leaf_us = 2 * MU_SIM_S / p->leaves;
     p->stall_us = mu_sim_between(sim, 5, 400) * MU_SIM_MS;
     p->io_us = mu_sim_between(sim, 50, 3000) * MU_SIM_MS;
     p->restart_us = mu_sim_between(sim, 300, 3000) * MU_SIM_MS;
     p->fault_mean_us = mu_sim_between(sim, 4, 60) * MU_SIM_S;
     p->faults_end_us = mu_sim_between(sim, 60, 300) * MU_SIM_S;
-    p->horizon_us = p->faults_end_us + 1200 * MU_SIM_S;
+    p->horizon_us = p->faults_end_us + 2400 * MU_SIM_S;
     p->W(KILL_WORKER) = 6;
     p->W(KILL_TWO) = 1;
     p->W(KILL_ALL) = mu_sim_below(sim, 2) ? 0 : 2;
