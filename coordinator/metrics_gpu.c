@@ -130,7 +130,7 @@ int mu_metrics_worker_gpus(FILE *out, const struct mu_told *told, uint32_t count
     for (uint32_t i = 0; i < count; i++)
         gpus += told[i].heard->newest.gpu != NULL;
     for (size_t m = 0; m < sizeof worker_metrics / sizeof worker_metrics[0]; m++) {
-        bool fits = count <= most && (size_t)ftello(out) + gpus * LINE_BYTES <= bytes_max;
+        bool fits = gpus == 0 || (count <= most && (size_t)ftello(out) + gpus * LINE_BYTES <= bytes_max);
         write_worker_metric(out, &worker_metrics[m], told, fits ? count : 0);
         left_out += !fits;
     }
