@@ -364,11 +364,14 @@ static void check_votes(struct mu_sim *sim, const struct mu_sim_generation *gene
 /* Where nothing else goes wrong, nobody goes on for long with values that came with a checkpoint and are not finite. */
 static void check_unfinite(struct mu_sim *sim, const struct mu_step_result *result)
 {
-    enum { HEARD_US = 3000000 }; /* reports and orders travel, records become durable */
+    enum {
+        HEARD_US = 3000000, /* reports and orders travel, records become durable */
+        UNHEARD = 2,        /* steps whose reports a change of generation swallows */
+    };
     struct mu_sim_oracle *oracle = sim->oracle;
     uint64_t weights = 0;
     oracle->nan_steps = result->loss == mu_sim_step_result(0, MU_SIM_NAN, 0).loss ? oracle->nan_steps + 1 : 0;
-    if (oracle->nan_steps <= MU_SUSPECT_REPORTS)
+    if (oracle->nan_steps <= MU_SUSPECT_REPORTS + UNHEARD)
         oracle->nan_since_us = sim->now_us;
     for (int fault = 0; fault < MU_SIM_FAULT_COUNT; fault++)
         weights += sim->params.weight[fault];
