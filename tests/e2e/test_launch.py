@@ -95,10 +95,22 @@ Match LocalPort {self.bare_port}
         return subprocess.run(["ssh", "-F", self.config, "-o", "BatchMode=yes", "-o", "ConnectTimeout=5", host, *command], capture_output=True,
                               text=True)
 
+    def kill_launched(self):
+        """Workers that were launched outlive their ssh and their coordinator, for whose return they wait."""
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/environ", "rb") as f:
+                    launched = f"HOME={self.dir}".encode() in f.read().split(b"\0")
+                if launched:
+                    os.kill(int(pid), signal.SIGKILL)
+            except OSError:
+                pass  # gone, or somebody else's
+
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
+        self.kill_launched()
         self.sshd.send_signal(signal.SIGTERM)
         self.sshd.wait()
         self.mute.close()

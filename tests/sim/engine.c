@@ -660,22 +660,27 @@ static void enter_vote(struct mu_sim *sim, uint32_t slot)
         cast_vote(sim, slot);
 }
 
-/* A hash that an idle rank has to take from others: the result carries it. */
-static uint64_t gradient_of(struct mu_sim *sim, const struct mu_sim_engine *engine)
+/* An idle rank has no gradient: it is told the result, by peers of which some may be further by now. */
+static struct mu_step_result result_of(struct mu_sim *sim, uint32_t slot, uint64_t command)
 {
+    const struct mu_sim_engine *engine = engine_of(sim, slot);
+    uint64_t step = engine->held.step, gradient = engine->gradient;
+    const struct mu_step_result *known = engine->working ? NULL : mu_sim_oracle_decision(sim, slot, step);
+    if (known)
+        return *known;
     for (uint32_t other = 0; other < sim->params.slots && !engine->working; other++) {
         const struct mu_sim_engine *peer = &sim->workers[other].engine;
         if (peer->generation == engine->generation && peer->working && peer->held.has_gradient &&
-            peer->held.step == engine->held.step)
-            return peer->gradient; /* which may be one that is not finite */
+            peer->held.step == step)
+            gradient = peer->gradient; /* which may be one that is not finite */
     }
-    return engine->working ? engine->gradient : mu_sim_oracle_gradient(sim, engine->held.step);
+    return mu_sim_step_result(step, gradient, command);
 }
 
 static void decided(struct mu_sim *sim, uint32_t slot, uint64_t command)
 {
     struct mu_sim_engine *engine = engine_of(sim, slot);
-    engine->held.result = mu_sim_step_result(engine->held.step, gradient_of(sim, engine), command);
+    engine->held.result = result_of(sim, slot, command);
     engine->held.has_result = true;
     engine->phase = MU_SIM_OPTIMIZING;
     engine->progress++;

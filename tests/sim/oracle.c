@@ -380,6 +380,13 @@ static void check_unfinite(struct mu_sim *sim, const struct mu_step_result *resu
                        oracle->nan_steps);
 }
 
+const struct mu_step_result *mu_sim_oracle_decision(struct mu_sim *sim, uint32_t slot, uint64_t step)
+{
+    const struct mu_sim_generation *generation = generation_of(sim, slot);
+    const struct mu_sim_decision *decision = generation ? &generation->decisions[step & 1] : NULL;
+    return decision && decision->set && decision->result.step == step ? &decision->result : NULL;
+}
+
 void mu_sim_oracle_decided(struct mu_sim *sim, uint32_t slot, const struct mu_step_result *result)
 {
     struct mu_sim_generation *generation = generation_of(sim, slot);

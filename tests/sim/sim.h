@@ -698,6 +698,8 @@ uint64_t mu_sim_oracle_gradient(struct mu_sim *sim, uint64_t step);
 /* Invariants. Each is called where the fact arises. */
 void mu_sim_oracle_holds(struct mu_sim *sim, uint32_t slot); /* after its held state has changed */
 void mu_sim_oracle_reduced(struct mu_sim *sim, uint32_t slot, uint64_t step, uint64_t gradient);
+/* What the generation of a worker decided of a step. NULL: not known (any more). */
+const struct mu_step_result *mu_sim_oracle_decision(struct mu_sim *sim, uint32_t slot, uint64_t step);
 void mu_sim_oracle_decided(struct mu_sim *sim, uint32_t slot, const struct mu_step_result *result);
 void mu_sim_oracle_boundary(struct mu_sim *sim, uint32_t slot, uint64_t steps_done, const struct mu_boundary *boundary);
 void mu_sim_oracle_tiles(struct mu_sim *sim, uint32_t slot, const struct mu_sim_root *roots, uint32_t count);

@@ -39,6 +39,38 @@ static void box_init(struct box *box, const struct mu_job_spec *spec)
     box_settle(box);
 }
 
+/* Two workers train a job that keeps so many checkpoints, and takes one when it is asked to. */
+static inline void box_begin(struct box *box, uint32_t keep)
+{
+    struct mu_job_spec spec;
+    box_spec(&spec, 1, 1);
+    strcpy(spec.checkpoint.path, "/ckpt");
+    spec.checkpoint.keep = keep;
+    box_init(box, &spec);
+    box_add_worker(box, 0);
+    box_add_worker(box, 1);
+    box_settle(box);
+    box_advance(box, 300);
+    assert_true(box_train(box, 1000));
+}
+
+/* Orders one and trains until it is committed. */
+static inline void box_save(struct box *box)
+{
+    struct mu_coord_event event = {.kind = MU_CE_CHECKPOINT};
+    uint64_t before = box->published;
+    event.request.cookie = 5;
+    event.request.job = box->name;
+    box_step(box, &event);
+    if (box->reply != MU_OK)
+        fail_msg("%s", box->reply_text);
+    box_settle(box);
+    for (int i = 0; i < 5 && box->published == before; i++)
+        assert_true(box_train(box, 1000));
+    assert_true(box->published > before);
+    box_settle(box);
+}
+
 static void box_fini(struct box *box)
 {
     while (box->first) {

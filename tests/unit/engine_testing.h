@@ -30,7 +30,17 @@
 #include "tests/lib/sanitized.h"
 #include "worker/engine.h"
 
-enum { WORKERS_MAX = 8, EVENTS_MAX = 4096, LEDGER_MAX = 8192, PATIENCE_S = 120 };
+enum { WORKERS_MAX = 8, EVENTS_MAX = 4096, LEDGER_MAX = 8192, PATIENCE_S = 120, LAYERS = 4 };
+
+/* What most of them train: small, and still every kind of column that a layout divides. */
+static const struct mu_model_config small_gpt2 = {.family = MU_FAMILY_GPT2,
+                                                  .layers = LAYERS,
+                                                  .heads = 4,
+                                                  .channels = 32,
+                                                  .context = 16,
+                                                  .vocab = 259,
+                                                  .dropout = 0.1f,
+                                                  .slices = 4};
 
 /* When a point of some worker is reached for the `hit`-th time, every worker's generation is aborted: a revoke at that
  * instant. */

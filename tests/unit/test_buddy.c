@@ -4,22 +4,11 @@
 /* Engines whose state has one holder, with buddies: whoever vanishes at whatever instant, the others go on from the
  * newest step that anybody has reached, with the same weights. */
 
-enum { LAYERS = 4 };
-
-static const struct mu_model_config gpt2 = {.family = MU_FAMILY_GPT2,
-                                            .layers = LAYERS,
-                                            .heads = 4,
-                                            .channels = 32,
-                                            .context = 16,
-                                            .vocab = 259,
-                                            .dropout = 0.1f,
-                                            .slices = 4};
-
 static uint8_t reference_sha[32];
 
 static struct fleet *new_fleet(bool sharded, bool buddies)
 {
-    struct fleet *fleet = fleet_of(&gpt2);
+    struct fleet *fleet = fleet_of(&small_gpt2);
     fleet->spec.parallel.optimizer_sharding = sharded;
     fleet->spec.parallel.redundancy = buddies ? MU_REDUNDANCY_BUDDY : MU_REDUNDANCY_NONE;
     return fleet;

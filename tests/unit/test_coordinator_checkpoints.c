@@ -20,34 +20,6 @@ static void add_workers(struct box *box, uint32_t first, uint32_t count)
     box_advance(box, 300);
 }
 
-static void begin(struct box *box, uint32_t keep)
-{
-    struct mu_job_spec spec;
-    box_spec(&spec, 1, 1);
-    strcpy(spec.checkpoint.path, "/ckpt");
-    spec.checkpoint.keep = keep;
-    box_init(box, &spec);
-    add_workers(box, 0, 2);
-    assert_true(box_train(box, STEPS));
-}
-
-/* Orders one and trains until it is committed. */
-static void save(struct box *box)
-{
-    struct mu_coord_event event = {.kind = MU_CE_CHECKPOINT};
-    uint64_t before = box->published;
-    event.request.cookie = 5;
-    event.request.job = box->name;
-    box_step(box, &event);
-    if (box->reply != MU_OK)
-        fail_msg("%s", box->reply_text);
-    box_settle(box);
-    for (int i = 0; i < 5 && box->published == before; i++)
-        assert_true(box_train(box, STEPS));
-    assert_int_equal(box->published, before + 1);
-    box_settle(box);
-}
-
 /* "1c 2v 3b ": committed, verified, bad. */
 static void expect_list(struct box *box, const char *wanted)
 {
@@ -80,10 +52,10 @@ static void test_each_checkpoint_is_re_read_after_its_commit(void **state)
 {
     (void)state;
     static struct box box;
-    begin(&box, 3);
-    save(&box);
+    box_begin(&box, 3);
+    box_save(&box);
     expect_list(&box, "1v ");
-    save(&box);
+    box_save(&box);
     expect_list(&box, "1v 2v ");
     assert_string_equal(box.scrub_order, "1 2 ");
     box_kill_coord(&box); /* what is verified stays so, and is not read again at once */
@@ -98,10 +70,10 @@ static void test_oldest_unverified_comes_first_one_at_a_time(void **state)
 {
     (void)state;
     static struct box box;
-    begin(&box, 10);
+    box_begin(&box, 10);
     box.hold_scrubs = true;
     for (int i = 0; i < 3; i++)
-        save(&box);
+        box_save(&box);
     assert_string_equal(box.scrub_order, "1 ");
     expect_list(&box, "1c 2c 3c ");
     scrubbed(&box, 3, MU_OK); /* not the one that is being read: it proves nothing */
@@ -123,12 +95,12 @@ static void test_last_verified_one_is_kept_until_another_is(void **state)
 {
     (void)state;
     static struct box box;
-    begin(&box, 1);
-    save(&box);
+    box_begin(&box, 1);
+    box_save(&box);
     expect_list(&box, "1v ");
     box.hold_scrubs = true;
-    save(&box);
-    save(&box);
+    box_save(&box);
+    box_save(&box);
     expect_list(&box, "1v 3c "); /* 2 was never verified; it was being re-read when it went */
     scrubbed(&box, 2, MU_ERR_NOT_FOUND);
     expect_list(&box, "1v 3c ");
@@ -142,10 +114,10 @@ static void test_bad_newest_one_is_told_and_replaced(void **state)
 {
     (void)state;
     static struct box box;
-    begin(&box, 3);
-    save(&box);
+    box_begin(&box, 3);
+    box_save(&box);
     box.scrub_result = MU_ERR_CORRUPT;
-    save(&box);
+    box_save(&box);
     box.scrub_result = MU_OK;
     expect_list(&box, "1v 2b ");
     assert_true(box_said(&box, "checkpoint_bad: checkpoint 2 is bad (found by re-reading it: piece 0 has another "));
@@ -161,9 +133,9 @@ static void test_one_that_cannot_be_read_is_not_bad_and_tried_again(void **state
 {
     (void)state;
     static struct box box;
-    begin(&box, 3);
+    box_begin(&box, 3);
     box.scrub_result = MU_ERR_IO;
-    save(&box);
+    box_save(&box);
     expect_list(&box, "1c ");
     assert_true(box_said(&box, "checkpoint_unreadable: checkpoint 1 could not be re-read"));
     box_advance(&box, 590000);
@@ -183,9 +155,9 @@ static void test_verified_ones_are_read_again_long_after(void **state)
 {
     (void)state;
     static struct box box;
-    begin(&box, 3);
-    save(&box);
-    save(&box);
+    box_begin(&box, 3);
+    box_save(&box);
+    box_save(&box);
     assert_string_equal(box.scrub_order, "1 2 ");
     box.config.scrub_again_s = 100;
     box_kill_coord(&box);
@@ -205,9 +177,9 @@ static void test_a_generation_that_loaded_every_byte_verifies_too(void **state)
 {
     (void)state;
     static struct box box;
-    begin(&box, 3);
+    box_begin(&box, 3);
     box.hold_scrubs = true;
-    save(&box);
+    box_save(&box);
     expect_list(&box, "1c ");
     for (uint32_t i = 0; i < 2; i++)
         box_kill_worker(&box, i);
@@ -244,11 +216,11 @@ static void train(struct box *box, int steps)
 /* Two checkpoints, the newer of which was just loaded. */
 static void begin_from_second(struct box *box)
 {
-    begin(box, 5);
+    box_begin(box, 5);
     train(box, 2);
-    save(box);
+    box_save(box);
     train(box, 3);
-    save(box);
+    box_save(box);
     train(box, 2);
     load_again(box);
     assert_true(box_all_run(box) && box_said(box, "state from checkpoint 2"));
@@ -265,7 +237,7 @@ static void test_state_that_is_not_finite_after_a_load_condemns_its_checkpoint(v
     assert_true(mu_coord_checkpoint_view(box.coord, box.name, 0, &record));
     first_step = record.step;
     train(&box, 2); /* a corrupt moment takes a few updates */
-    save(&box);     /* of the same state */
+    box_save(&box); /* of the same state */
     box.unfinite = true;
     train(&box, MU_SUSPECT_REPORTS - 1);
     expect_list(&box, "1v 2v 3v ");
@@ -305,8 +277,8 @@ static void test_without_an_older_checkpoint_the_job_fails_and_never_starts_anew
 {
     (void)state;
     static struct box box;
-    begin(&box, 5);
-    save(&box);
+    box_begin(&box, 5);
+    box_save(&box);
     load_again(&box);
     assert_true(box_said(&box, "state from checkpoint 1"));
     box.unfinite = true;
@@ -323,12 +295,12 @@ static void test_weights_that_are_not_finite_are_no_result(void **state)
 {
     (void)state;
     static struct box box;
-    begin(&box, 5);
+    box_begin(&box, 5);
     train(&box, 2);
-    save(&box);
+    box_save(&box);
     while (box.workers[0].held.step < STEPS - 12)
         assert_true(box_train(&box, STEPS));
-    save(&box);
+    box_save(&box);
     load_again(&box);
     assert_true(box_said(&box, "state from checkpoint 2"));
     box.weights_unfinite = true;
@@ -478,7 +450,7 @@ static void test_losses_make_the_interval_shorter(void **state)
         box_train(&box, 100000);
         box_advance(&box, 1000);
     }
-    save(&box);
+    box_save(&box);
     for (int i = 0; i < 3; i++)
         step(&box);
     struct mu_job_view view = box_view(&box);
@@ -626,7 +598,7 @@ static void test_crash_budget_outlives_restarts(void **state)
 {
     (void)state;
     static struct box box;
-    begin(&box, 5);
+    box_begin(&box, 5);
     box.config.crash_limit = 3;
     box.config.crash_window_ms = 60000;
     restart(&box);
@@ -634,7 +606,7 @@ static void test_crash_budget_outlives_restarts(void **state)
     assert_true(dies_too_often(&box, 1, 1500));
     assert_true(box_said(&box, "lost 4 times within 60 s"));
     box_fini(&box);
-    begin(&box, 5);
+    box_begin(&box, 5);
     box.config.crash_limit = 3;
     box.config.crash_window_ms = 60000;
     restart(&box);

@@ -31,30 +31,6 @@ static void expect(struct box *box, struct mu_coord_event event, enum mu_status 
     box_settle(box);
 }
 
-static void begin(struct box *box, uint32_t keep)
-{
-    struct mu_job_spec spec;
-    box_spec(&spec, 1, 1);
-    strcpy(spec.checkpoint.path, "/ckpt");
-    spec.checkpoint.keep = keep;
-    box_init(box, &spec);
-    for (uint32_t i = 0; i < 2; i++)
-        box_add_worker(box, i);
-    box_settle(box);
-    box_advance(box, 300);
-    assert_true(box_train(box, STEPS));
-}
-
-static void save(struct box *box)
-{
-    uint64_t before = box->published;
-    expect(box, request(box, MU_CE_CHECKPOINT), MU_OK);
-    for (int i = 0; i < 5 && box->published == before; i++)
-        assert_true(box_train(box, STEPS));
-    assert_true(box->published > before);
-    box_settle(box);
-}
-
 /* "1c 2v 3d ": committed, void, being deleted. */
 static void expect_list(struct box *box, const char *job, const char *wanted)
 {
@@ -95,16 +71,16 @@ static void test_what_is_borrowed_is_kept_until_the_branch_ends(void **state)
 {
     (void)state;
     static struct box box;
-    begin(&box, 1);
-    save(&box);
+    box_begin(&box, 1);
+    box_save(&box);
     expect(&box, branch_of(&box, 1, "twin"), MU_OK);
     expect_list(&box, "twin", "1c ");
     for (int i = 0; i < 3; i++)
-        save(&box);
+        box_save(&box);
     expect_list(&box, box.name, "1c 4c ");
     restart(&box);
     assert_true(box_train(&box, STEPS));
-    save(&box);
+    box_save(&box);
     expect_list(&box, box.name, "1c 5c ");
     expect_list(&box, "twin", "1c ");
     uint32_t deletes = box.deletes;
@@ -122,8 +98,8 @@ static void test_a_branch_outlives_its_origin(void **state)
     (void)state;
     static struct box box;
     struct mu_job_spec spec;
-    begin(&box, 3);
-    save(&box);
+    box_begin(&box, 3);
+    box_save(&box);
     expect(&box, request(&box, MU_CE_CANCEL), MU_OK);
     expect(&box, branch_of(&box, 1, "twin"), MU_OK);
     uint32_t deletes = box.deletes;
@@ -144,8 +120,8 @@ static void test_a_branch_of_a_branch_borrows_from_the_first(void **state)
 {
     (void)state;
     static struct box box;
-    begin(&box, 1);
-    save(&box);
+    box_begin(&box, 1);
+    box_save(&box);
     expect(&box, branch_of(&box, 1, "twin"), MU_OK);
     struct mu_coord_event again = branch_of(&box, 1, "third");
     again.request.job = "twin";
@@ -153,7 +129,7 @@ static void test_a_branch_of_a_branch_borrows_from_the_first(void **state)
     struct mu_coord_event cancel = request(&box, MU_CE_CANCEL);
     cancel.request.job = "twin";
     expect(&box, cancel, MU_OK);
-    save(&box);
+    box_save(&box);
     expect_list(&box, box.name, "1c 2c ");
     cancel.request.job = "third";
     expect(&box, cancel, MU_OK);
@@ -165,9 +141,9 @@ static void test_later_checkpoints_are_void_and_go_with_the_next_generation(void
 {
     (void)state;
     static struct box box;
-    begin(&box, 10);
+    box_begin(&box, 10);
     for (int i = 0; i < 3; i++)
-        save(&box);
+        box_save(&box);
     struct mu_checkpoint_record first;
     assert_true(mu_coord_checkpoint_view(box.coord, box.name, 0, &first));
     expect(&box, branch_of(&box, 3, "twin"), MU_OK);
@@ -191,7 +167,7 @@ static void test_later_checkpoints_are_void_and_go_with_the_next_generation(void
     cancel.request.job = "twin";
     expect(&box, cancel, MU_OK);
     expect_list(&box, box.name, "1c ");
-    save(&box);
+    box_save(&box);
     expect_list(&box, box.name, "1c 4c ");
     box_fini(&box);
 }
@@ -200,8 +176,8 @@ static void test_an_open_checkpoint_is_given_up(void **state)
 {
     (void)state;
     static struct box box;
-    begin(&box, 10);
-    save(&box);
+    box_begin(&box, 10);
+    box_save(&box);
     box.workers[0].hold_pieces = true;
     expect(&box, request(&box, MU_CE_CHECKPOINT), MU_OK);
     assert_true(box_train(&box, 100));
@@ -209,7 +185,7 @@ static void test_an_open_checkpoint_is_given_up(void **state)
     box_advance(&box, 1000);
     expect_list(&box, box.name, "1c ");
     box.workers[0].hold_pieces = false;
-    save(&box);
+    box_save(&box);
     box_fini(&box);
 }
 

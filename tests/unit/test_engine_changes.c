@@ -6,22 +6,11 @@
 /* Jobs that change their layout on the way, in good order or cut short anywhere, give the same weights.
  * MU_TEST_ALL_LAYOUTS=1: many more of them. */
 
-enum { LAYERS = 4 };
-
-static const struct mu_model_config gpt2 = {.family = MU_FAMILY_GPT2,
-                                            .layers = LAYERS,
-                                            .heads = 4,
-                                            .channels = 32,
-                                            .context = 16,
-                                            .vocab = 259,
-                                            .dropout = 0.1f,
-                                            .slices = 4};
-
 static uint8_t reference_sha[32];
 
 static struct fleet *new_fleet(bool sharded)
 {
-    struct fleet *fleet = fleet_of(&gpt2);
+    struct fleet *fleet = fleet_of(&small_gpt2);
     fleet->spec.parallel.optimizer_sharding = sharded;
     return fleet;
 }

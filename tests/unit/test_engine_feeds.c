@@ -6,20 +6,11 @@
 /* A spare that was a member of an earlier generation gets the state of the present one while that steps: what it holds
  * makes room, in whatever layout it held it, and nobody hears of it again. */
 
-enum { LAYERS = 4, SPARE = 3 };
-
-static const struct mu_model_config gpt2 = {.family = MU_FAMILY_GPT2,
-                                            .layers = LAYERS,
-                                            .heads = 4,
-                                            .channels = 32,
-                                            .context = 16,
-                                            .vocab = 259,
-                                            .dropout = 0.1f,
-                                            .slices = 4};
+enum { SPARE = 3 };
 
 static void reference(uint8_t ret_sha[32])
 {
-    struct fleet *fleet = fleet_of(&gpt2);
+    struct fleet *fleet = fleet_of(&small_gpt2);
     worker_start_on_cpu(fleet);
     start(fleet, 1);
     assert_int_equal(wait_parked(fleet, ret_sha), MU_PARK_FINISHED);
@@ -103,7 +94,7 @@ struct history {
 
 static void feed_over_older(const struct history *history, const uint8_t sha256[32])
 {
-    struct fleet *fleet = fleet_of(&gpt2);
+    struct fleet *fleet = fleet_of(&small_gpt2);
     for (uint32_t i = 0; i <= SPARE; i++)
         worker_start(fleet);
     want_layout(fleet, history->held[0], history->held[1], history->held[2], 0);

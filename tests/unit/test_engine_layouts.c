@@ -6,8 +6,6 @@
 /* Every layout of a job gives the same weights. With four slices each one up to eight ranks is run, by one of the two
  * families; with fewer slices a sample. MU_TEST_ALL_LAYOUTS=1: all of them for all. */
 
-enum { LAYERS = 4 };
-
 static const struct mu_model_config gpt2 = {.family = MU_FAMILY_GPT2,
                                             .layers = LAYERS,
                                             .heads = 4,
