@@ -30,6 +30,36 @@ def expect_refusal(code, words, *args):
     check(all(word in err for word in words), f"musterd {' '.join(args)} says '{err.strip()}', not {words}")
 
 
+def test_rates_that_were_probed_are_predicted_by():
+    """A file that cannot be taken ends musterd with one line that says where; a good one is what steps are predicted by, from the first on."""
+    def predicted():
+        return cluster.call("GetGoodput", api.GetGoodputRequest(job="tiny"), api.GetGoodputResponse).prediction.predicted
+
+    with Cluster() as cluster:
+        path = os.path.join(cluster.dir, "probed.yaml")
+        device = "device: {type: h100-sxm}\nnodes: 1\n"
+        for text, words in ((device, [path, "worker is missing"]), (device + "worker: {flops: -1}\n", [f"{path}:3", "flops", "-1"]),
+                            (device + "worker: {flops: 0}\n", [f"{path}:3", "flops", "above 0"]),
+                            (device + "worker: {link_rate: nan}\n", [f"{path}:3", "link_rate", "nan"]),
+                            (device + "worker: {rows_rate: .inf}\n", [f"{path}:3", "rows_rate", ".inf"]),
+                            (device + "worker: {latency_s: 1e19}\n", [f"{path}:3", "latency_s", "1e19"]),
+                            (device + "worker: {speed: 1}\n", [f"{path}:3", "speed"]), ("]", [path])):
+            with open(path, "w") as file:
+                file.write(text)
+            code, _, err = run("--volatile", "--listen", "127.0.0.1:0", "--rates", path)
+            check(code == 1 and len(err.splitlines()) == 1 and all(word in err for word in words), f"for {text!r}: {code}, {err!r}, not {words}")
+        code, _, err = run("--volatile", "--listen", "127.0.0.1:0", "--rates", path + "x")
+        check(code == 1 and len(err.splitlines()) == 1 and path + "x" in err, err)
+        with open(path, "w") as file:
+            file.write(device + "worker: {fixed_s: 1000}\n")  # no worker is so slow: only the file can say it
+        cluster.start_coordinator(flags=[*FAST, "--rates", path])
+        cluster.start_worker(name="w0")
+        cluster.submit(tiny_job(cluster, steps=1000000, eval__every=0))
+        cluster.wait_step(1)
+        terms = predicted()
+        check(sum(getattr(terms, field.name) for field in terms.DESCRIPTOR.fields) > 1000, f"predicted by other rates: {terms}")
+
+
 def test_options_are_judged():
     code, out, _ = run("--version")
     check(code == 0 and out.startswith("musterd "), "--version")
@@ -296,7 +326,8 @@ def test_a_lost_job_is_rebuilt_from_its_checkpoints():
 
 
 if __name__ == "__main__":
-    main([test_options_are_judged, test_port_and_directory_in_use_are_told, test_sigkill_loses_nothing_that_was_acknowledged,
+    main([test_options_are_judged, test_rates_that_were_probed_are_predicted_by, test_port_and_directory_in_use_are_told,
+          test_sigkill_loses_nothing_that_was_acknowledged,
           test_sigterm_ends_in_good_order_and_workers_go_on, test_idle_connections_do_not_keep_others_out,
           test_unknown_method_and_malformed_request_are_answered_at_once, test_example_client_runs_a_job,
           test_a_snapshot_that_is_broken_off_harms_nothing, test_the_wall_clock_is_set_by_an_hour,
