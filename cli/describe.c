@@ -110,6 +110,26 @@ static void print_spec(const Muster__V1__Job *job)
                job->checkpoint_every_reason[0] ? ", every " : "", job->checkpoint_every_reason);
 }
 
+static void print_identity(const ProtobufCBinaryData *identity)
+{
+    for (size_t i = 0; i < identity->len; i++)
+        printf("%02x", identity->data[i]);
+}
+
+static void print_origin(const Muster__V1__Job *job)
+{
+    const Muster__V1__Origin *origin = job->origin;
+    printf("origin       checkpoint %" PRIu64 " of job %s, step %" PRIu64 "\n", origin->checkpoint, origin->job,
+           origin->step);
+    if (!origin->rebased_from.len)
+        return;
+    printf("rebased      from step %" PRIu64 ", by %s: from numeric identity ", origin->step, origin->rebased_by);
+    print_identity(&origin->rebased_from);
+    printf(" to ");
+    print_identity(&origin->rebased_to);
+    printf("%s\n", origin->rebased_to.len ? "" : "that of its first worker, which has not come yet");
+}
+
 static int describe_job(struct mu_cli *cli, char *name)
 {
     int code = mu_cmd_status(cli, 1, (char *[]){name});
@@ -125,8 +145,7 @@ static int describe_job(struct mu_cli *cli, char *name)
     printf("\n");
     print_spec(reply->job);
     if (reply->job->origin)
-        printf("origin       checkpoint %" PRIu64 " of job %s, step %" PRIu64 "\n", reply->job->origin->checkpoint,
-               reply->job->origin->job, reply->job->origin->step);
+        print_origin(reply->job);
     if (reply->job->spec)
         mu_cli_print_amendments(reply->job->spec);
     if (goodput->total_seconds > 0)

@@ -153,24 +153,27 @@ static int amend(struct mu_cli *cli, int argc, char **argv)
     return MU_EXIT_OK;
 }
 
-static int branch(struct mu_cli *cli, int argc, char **argv)
+/* Also `rebase`: a branch that leaves the origin's numeric identity. */
+static int branch(struct mu_cli *cli, int argc, char **argv, bool rebase)
 {
+    const char *command = rebase ? "job rebase" : "job branch";
     Muster__V1__BranchJobRequest request = MUSTER__V1__BRANCH_JOB_REQUEST__INIT;
     Muster__V1__Amendment amendment = MUSTER__V1__AMENDMENT__INIT;
-    struct terms terms = {.command = "job branch"};
+    struct terms terms = {.command = command};
     const char *checkpoint = NULL, *path = "";
     char by[192];
     const struct mu_cli_option own[OWN_OPTIONS] = {{"--checkpoint", &checkpoint, NULL}, {"--path", &path, NULL}};
     if (!read_terms(&terms, argc, argv, own, 2, 2, &amendment, &request.expected_revision))
         return MU_EXIT_USAGE;
     if (!checkpoint)
-        return mu_cli_usage("job branch", "--checkpoint K is required: a number as in: muster checkpoints JOB");
+        return mu_cli_usage(command, "--checkpoint K is required: a number as in: muster checkpoints JOB");
     if (!number(&terms, "--checkpoint", checkpoint, 1, INT64_MAX, &request.checkpoint))
         return MU_EXIT_USAGE;
     mu_cli_whoami(by, sizeof by);
     request.job = argv[0];
     request.name = argv[1];
     request.amendment = changes(&terms) ? &amendment : NULL;
+    request.rebase = rebase;
     request.checkpoint_path = (char *)(uintptr_t)path;
     request.by = by;
     const Muster__V1__BranchJobResponse *reply;
@@ -181,9 +184,10 @@ static int branch(struct mu_cli *cli, int argc, char **argv)
     if (cli->json)
         mu_cli_print_json(&reply->job->base, false);
     else if (reply->job->origin)
-        printf("job %s begins at step %" PRIu64 " with checkpoint %s of job %s (revision %" PRIu64
+        printf("job %s begins at step %" PRIu64 " with checkpoint %s of job %s%s (revision %" PRIu64
                "); start workers for it: muster-worker --job %s\n",
-               argv[1], reply->job->origin->step, checkpoint, argv[0], reply->job->revision, argv[1]);
+               argv[1], reply->job->origin->step, checkpoint, argv[0],
+               rebase ? ", under the numeric identity of its first worker" : "", reply->job->revision, argv[1]);
     return MU_EXIT_OK;
 }
 
@@ -202,10 +206,10 @@ void mu_cli_print_amendments(const Muster__V1__JobSpec *spec)
 int mu_cmd_job(struct mu_cli *cli, int argc, char **argv)
 {
     if (argc < 1)
-        return mu_cli_usage("job", "which verb? amend or branch");
+        return mu_cli_usage("job", "which verb? amend, branch or rebase");
     if (strcmp(argv[0], "amend") == 0)
         return amend(cli, argc - 1, argv + 1);
-    if (strcmp(argv[0], "branch") == 0)
-        return branch(cli, argc - 1, argv + 1);
-    return mu_cli_usage("job", "'%s' is not a verb: amend or branch", argv[0]);
+    if (strcmp(argv[0], "branch") == 0 || strcmp(argv[0], "rebase") == 0)
+        return branch(cli, argc - 1, argv + 1, argv[0][0] == 'r');
+    return mu_cli_usage("job", "'%s' is not a verb: amend, branch or rebase", argv[0]);
 }

@@ -40,10 +40,12 @@ static const struct command commands[] = {
     {"scale", mu_cmd_scale, "JOB [--min N] [--max N] [--spares N] [--expected-revision N]",
      "how many workers a job takes, from now on"},
     {"job", mu_cmd_job,
-     "amend JOB [--roll-back K] [CHANGE..] [--expected-revision N] | branch JOB --checkpoint K NEWNAME [--path DIR] "
+     "amend JOB [--roll-back K] [CHANGE..] [--expected-revision N] | branch|rebase JOB --checkpoint K NEWNAME [--path "
+     "DIR] "
      "[CHANGE..] [--expected-revision N]; CHANGE: --lr X, --min-lr X, --warmup N, --steps N, --every N|auto, --keep N, "
      "--keep-every N, --skip FIRST:COUNT, --at-step N",
-     "change a job that runs, from a step on or back from a checkpoint; begin a new job with one of its checkpoints"},
+     "change a job that runs, from a step on or back from a checkpoint; begin a new job with one of its checkpoints, "
+     "under its numeric identity or another"},
     {"cancel", mu_cmd_cancel, "JOB [--reason TEXT] [--expected-revision N]", "end a job"},
     {"snapshot", mu_cmd_snapshot, "save FILE | restore FILE --data-dir DIR [--epoch N]",
      "the coordinator's records: to a file, or (with the coordinator stopped) from one"},

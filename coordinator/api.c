@@ -496,7 +496,8 @@ static enum mu_status make_change(struct mu_api *api, struct mu_rpc_call *call, 
                                                .amendment = change.has_amendment ? &change.amendment : NULL,
                                                .new_job = new_job,
                                                .path = path,
-                                               .checkpoint = change.checkpoint}};
+                                               .checkpoint = change.checkpoint,
+                                               .rebase = change.rebase}};
     const char *why = change.reason && change.reason[0] ? change.reason : "by request";
     if ((status = get_name(change.name, change.field, name, err)) ||
         (branches && (status = get_name(change.new_job, "name", new_job, err))) ||

@@ -88,7 +88,8 @@ static void read_branch(const Muster__V1__BranchJobRequest *request, struct api_
                                .expected_revision = request->expected_revision,
                                .new_job = request->name,
                                .path = request->checkpoint_path,
-                               .checkpoint = request->checkpoint};
+                               .checkpoint = request->checkpoint,
+                               .rebase = request->rebase};
     read_amendment(request->amendment, out);
 }
 

@@ -17,6 +17,7 @@ struct api_change {
     struct mu_amendment amendment; /* AMEND, BRANCH */
     const char *new_job, *path;    /* BRANCH */
     uint64_t checkpoint;           /* BRANCH */
+    bool rebase;                   /* BRANCH */
 };
 
 /* Of a worker or node, where 0 is a revision, too. */

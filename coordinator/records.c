@@ -112,6 +112,12 @@ Muster__V1__Origin *mu_origin_to_pb(struct mu_wire_arena *arena, const struct mu
     pb->uid = mu_wire_put_id(arena, job->origin.uid);
     pb->checkpoint = job->origin.checkpoint;
     pb->step = job->origin.step;
+    if (job->origin.rebased) {
+        pb->rebased_from = mu_wire_put_hash(arena, job->origin.rebased_from);
+        pb->rebased_by = mu_wire_put_text(arena, job->origin.rebased_by, sizeof job->origin.rebased_by);
+        if (job->identity_set)
+            pb->rebased_to = mu_wire_put_hash(arena, job->numeric_identity);
+    }
     return pb;
 }
 
@@ -123,7 +129,15 @@ static enum mu_status get_origin(const Muster__V1__Origin *pb, struct mu_job_rec
     out->origin.step = pb->step;
     enum mu_status status =
         mu_wire_get_string(pb->job, MU_WIRE_NAME, "Origin.job", out->origin.job, sizeof out->origin.job, err);
-    return status ? status : mu_wire_get_id(pb->uid, "Origin.uid", &out->origin.uid, err);
+    if (status == MU_OK)
+        status = mu_wire_get_id(pb->uid, "Origin.uid", &out->origin.uid, err);
+    out->origin.rebased = pb->rebased_from.len > 0;
+    if (status || !out->origin.rebased)
+        return status;
+    status = mu_wire_get_hash(pb->rebased_from, "Origin.rebased_from", &out->origin.rebased_from, err);
+    return status ? status
+                  : mu_wire_get_string(pb->rebased_by, MU_WIRE_TEXT, "Origin.rebased_by", out->origin.rebased_by,
+                                       sizeof out->origin.rebased_by, err);
 }
 
 static enum mu_status put_job(struct mu_wire_arena *arena, const struct mu_job_record *job,

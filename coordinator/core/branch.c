@@ -48,6 +48,12 @@ static bool may_branch(const struct job *origin, const struct checkpoint *from, 
                "checkpoint: those of job '%s' are on its hosts' own disks (checkpoint.kind local): bring one together, "
                "and submit a job with init.path",
                name);
+    else if (request->request.rebase && !origin->record.identity_set)
+        refuse(
+            answer, MU_ERR_INVALID, MU_REASON_FIELD_INVALID,
+            "rebase: is not allowed: no worker has given job '%s' a numeric identity yet, so there is none to leave; "
+            "start its workers",
+            name);
     else if (!from || from->record.state != MU_CKPT_COMMITTED)
         refuse(answer, MU_ERR_NOT_FOUND, MU_REASON_CHECKPOINT_UNKNOWN,
                "job '%s' has no committed checkpoint %llu (see: muster checkpoints %s)", name,
@@ -87,7 +93,8 @@ static bool branch_spec(const struct job *origin, uint64_t step, const struct mu
 }
 
 /* Numbers go on from the origin's, so that the one that is borrowed is older than all its own. */
-static void borrow(struct job *job, const struct mu_job_record *origin, const struct mu_checkpoint_record *from)
+static void borrow(struct job *job, const struct mu_job_record *origin, const struct mu_checkpoint_record *from,
+                   const struct mu_coord_event *request)
 {
     struct checkpoint *checkpoint = &job->checkpoints[job->checkpoint_count++];
     struct mu_checkpoint_record *record = &checkpoint->record;
@@ -108,10 +115,16 @@ static void borrow(struct job *job, const struct mu_job_record *origin, const st
     job->record.origin.uid = origin->uid;
     job->record.origin.checkpoint = record->number;
     job->record.origin.step = record->step;
+    job->record.data_hash = origin->data_hash;
+    if (request->request.rebase) {
+        job->record.origin.rebased = true;
+        job->record.origin.rebased_from = origin->numeric_identity;
+        copy_text(job->record.origin.rebased_by, sizeof job->record.origin.rebased_by, request->request.by);
+        return;
+    }
     job->record.identity_set = origin->identity_set;
     job->record.numeric_identity = origin->numeric_identity;
     job->record.identity_parts = origin->identity_parts;
-    job->record.data_hash = origin->data_hash;
 }
 
 void branch_job(struct mu_coord *coord, struct job *from_job, const struct mu_coord_event *request,
@@ -135,14 +148,15 @@ void branch_job(struct mu_coord *coord, struct job *from_job, const struct mu_co
     job = new_job(coord, job, &spec, answer);
     if (!job)
         return;
-    borrow(job, &origin, &from);
+    borrow(job, &origin, &from, request);
     revise(coord, job);
     persist_job(coord, job);
     persist_checkpoint(coord, &job->checkpoints[0].record);
     if (request->request.amendment)
         mu_amend_describe(request->request.amendment, what);
     event(coord, MU_EVENT_INFO, "job_branched", job, NULL,
-          "job %s is branched from checkpoint %llu of job %s at step %llu by %s%s%s", spec.name,
+          "job %s is branched from checkpoint %llu of job %s at step %llu by %s%s%s%s", spec.name,
           (unsigned long long)from.number, origin.spec.name, (unsigned long long)from.step, request->request.by,
+          request->request.rebase ? ", to go on under the numeric identity of its first worker" : "",
           what[0] ? ": " : "", what);
 }

@@ -113,6 +113,9 @@ struct mu_job_record {
         char job[MU_JOB_NAME_SIZE]; /* empty: it began by itself */
         struct mu_id uid;
         uint64_t checkpoint, step;
+        bool rebased; /* it left the origin's numeric identity there: its first worker's binds it */
+        struct mu_hash128 rebased_from;
+        char rebased_by[MU_TEXT_SIZE];
     } origin; /* where it was branched from */
 };
 
@@ -416,6 +419,7 @@ struct mu_coord_event {
             const struct mu_amendment *amendment; /* AMEND; BRANCH: NULL: none */
             const char *new_job, *path;           /* BRANCH: its name, and where its checkpoints go; empty: as before */
             uint64_t checkpoint;                  /* BRANCH: from which */
+            bool rebase;                          /* BRANCH: under the numeric identity of its first worker */
             const char *node;                     /* NODE */
             const char *by;                       /* NODE, AMEND, BRANCH: who orders it */
             enum mu_node_order order;

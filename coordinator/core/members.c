@@ -196,20 +196,32 @@ static bool same_hash(const struct mu_hash128 *a, const struct mu_hash128 *b)
     return a->low == b->low && a->high == b->high;
 }
 
-/* The first worker's kernels and data bind the job; every later one must agree. */
-static bool accept_identity(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session)
+/* The first worker's kernels bind the job. */
+static void bind_identity(struct mu_coord *coord, struct job *job, const struct mu_hello *hello)
 {
     struct mu_job_record *record = &job->record;
-    if (!record->identity_set) {
-        record->identity_set = true;
-        record->numeric_identity = hello->numeric_identity;
-        record->identity_parts = hello->identity_parts;
-        record->data_hash = hello->data_hash;
-        persist_job(coord, job);
-        return true;
-    }
+    const struct mu_hash128 *from = &record->origin.rebased_from, *to = &hello->numeric_identity;
+    record->identity_set = true;
+    record->numeric_identity = hello->numeric_identity;
+    record->identity_parts = hello->identity_parts;
+    record->data_hash = hello->data_hash;
+    persist_job(coord, job);
+    if (record->origin.rebased)
+        event(coord, MU_EVENT_INFO, "job_rebased", job, NULL,
+              "job %s goes on from step %llu under numeric identity %016llx%016llx, that of worker '%s' on %s; before: "
+              "%016llx%016llx%s",
+              record->spec.name, (unsigned long long)record->origin.step, (unsigned long long)to->high,
+              (unsigned long long)to->low, hello->name, hello->host, (unsigned long long)from->high,
+              (unsigned long long)from->low, same_hash(from, to) ? ", the same" : "");
+}
+
+/* The first worker's kernels and data bind the job; every later one must agree. A job that was branched has its
+ * origin's data from the beginning, and its kernels unless it was rebased. */
+static bool accept_identity(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session)
+{
+    const struct mu_job_record *record = &job->record;
     const struct mu_hash128 *a = &record->numeric_identity, *b = &hello->numeric_identity;
-    if (!same_hash(a, b)) {
+    if (record->identity_set && !same_hash(a, b)) {
         char kernels[96];
         name_differing_kernels(&record->identity_parts, &hello->identity_parts, kernels, sizeof kernels);
         reject(coord, session, MU_REJECT_IDENTITY,
@@ -220,7 +232,7 @@ static bool accept_identity(struct mu_coord *coord, struct job *job, const struc
     }
     a = &record->data_hash;
     b = &hello->data_hash;
-    if (!same_hash(a, b)) {
+    if ((record->identity_set || a->low || a->high) && !same_hash(a, b)) {
         reject(coord, session, MU_REJECT_IDENTITY,
                "data %s has content hash %016llx%016llx on %s, but the job's is %016llx%016llx: give this host the "
                "same file",
@@ -228,6 +240,8 @@ static bool accept_identity(struct mu_coord *coord, struct job *job, const struc
                (unsigned long long)a->high, (unsigned long long)a->low);
         return false;
     }
+    if (!record->identity_set)
+        bind_identity(coord, job, hello);
     return true;
 }
 

@@ -54,6 +54,32 @@ def test_a_killed_worker_is_survived():
         expect_equal(cluster, steps=30)
 
 
+def test_a_job_is_rebased_from_cpu_to_gpu_and_back():
+    """Each goes on from the first checkpoint of the one before, by order, and the record says so. The emulated GPU has the CPU's bits."""
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1, "steps": 8, "checkpoint__keep": 100}))
+        cluster.start_worker()
+        whole = cluster.wait_finished()
+        on_gpu = dict(program=SIM, flags=("--device", "cuda:0"), env={"CUDASIM_DELAY_US": "100"})
+        for job, name, where in (("tiny", "gpu", on_gpu), ("gpu", "back", {})):
+            own = [one for one in cluster.checkpoints(job) if one.state == pb.CHECKPOINT_STATE_COMMITTED and not one.borrowed_from]
+            first = min(own, key=lambda one: one.step)
+            said = run(cluster, "job", "rebase", job, "--checkpoint", str(first.number), name, code=0)
+            check(f"job {name} begins at step {first.step}" in said and "numeric identity of its first worker" in said, said)
+            cluster.coordinator.kill()  # the order is in the records
+            cluster.coordinator.wait()
+            cluster.start_coordinator()
+            shown = run(cluster, "describe", "job", name, code=0)
+            check(f"rebased      from step {first.step}, by" in shown and "first worker, which has not come yet" in shown, shown)
+            cluster.start_worker(job=name, **where)
+            check(cluster.wait_finished(name) == whole, f"job {name} has other weights")
+            origin = cluster.job(name).origin
+            shown = run(cluster, "describe", "job", name, code=0)
+            check(origin.rebased_to and f"from numeric identity {origin.rebased_from.hex()} to {origin.rebased_to.hex()}" in shown, shown)
+            check("goes on from step" in shown, shown)
+
+
 def has_nccl():
     """Where nccl.h was found, the emulation has NCCL."""
     with open(os.path.join(BUILD, SIM), "rb") as file:
@@ -265,7 +291,8 @@ def test_what_cannot_compute_says_why_in_one_line():
         check(worker.wait() in (1, 2) and "cuda:1" in log_of(worker), log_of(worker))
 
 
-main([test_layouts_have_the_bits_of_the_cpu, test_a_killed_worker_is_survived, test_exchanges_between_gpus_go_over_nccl,
+main([test_layouts_have_the_bits_of_the_cpu, test_a_killed_worker_is_survived, test_a_job_is_rebased_from_cpu_to_gpu_and_back,
+      test_exchanges_between_gpus_go_over_nccl,
       test_growth_and_a_hang_over_nccl, test_an_error_of_nccl_loses_nobody, test_versions_of_nccl_must_be_the_same, test_a_gpu_that_fails_takes_only_its_worker_along, test_a_gpu_is_one_workers, test_all_gpus_of_a_host,
       test_health_of_a_gpu_is_told_and_one_that_failed_is_left, test_a_driver_that_hangs_harms_nobody,
       test_checkpoints_pass_between_cpu_and_gpu, test_what_cannot_compute_says_why_in_one_line])

@@ -93,6 +93,58 @@ static void test_what_is_borrowed_is_kept_until_the_branch_ends(void **state)
     box_fini(&box);
 }
 
+/* A worker that has prepared the job and computes otherwise than the box's own. True: it was let in. */
+static bool offer(struct box *box, const char *name, uint64_t numeric, uint64_t data)
+{
+    static uint64_t session = 1000;
+    struct mu_job_view view;
+    struct mu_worker_message hello = {.kind = MU_WM_HELLO};
+    assert_true(mu_coord_job_find(box->coord, name, &view));
+    hello.hello.protocol_version = MU_PROTOCOL_VERSION;
+    hello.hello.incarnation = (struct mu_id){.high = 5, .low = ++session};
+    snprintf(hello.hello.job, sizeof hello.hello.job, "%s", name);
+    snprintf(hello.hello.name, sizeof hello.hello.name, "w%u", (unsigned)session);
+    strcpy(hello.hello.host, "there");
+    strcpy(hello.hello.address, "10.0.0.9:4000");
+    hello.hello.prepared_job = true;
+    hello.hello.job_uid = view.record.uid;
+    hello.hello.numeric_identity = (struct mu_hash128){.high = 1, .low = numeric};
+    hello.hello.data_hash = (struct mu_hash128){.high = 3, .low = data};
+    box->reject.seen = false;
+    box_step(box, &(struct mu_coord_event){.kind = MU_CE_MESSAGE, .message = {.session = session, .message = &hello}});
+    return !box->reject.seen;
+}
+
+static void test_a_rebased_job_is_bound_by_its_first_worker(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct mu_job_view view;
+    box_begin(&box, 1);
+    box_save(&box);
+    expect(&box, branch_of(&box, 1, "twin"), MU_OK);
+    struct mu_coord_event rebase = branch_of(&box, 1, "moved");
+    rebase.request.rebase = true;
+    expect(&box, rebase, MU_OK);
+    restart(&box);
+    assert_false(offer(&box, "twin", 9, 4)); /* a branch keeps its origin's identity */
+    assert_int_equal(box.reject.reason, MU_REJECT_IDENTITY);
+    rebase.request.job = "moved"; /* none yet to leave */
+    rebase.request.new_job = "again";
+    expect(&box, rebase, MU_ERR_INVALID);
+    assert_false(offer(&box, "moved", 9, 5));
+    assert_non_null(strstr(box.reject.text, "content hash"));
+    assert_true(offer(&box, "moved", 9, 4));
+    assert_true(box_said(&box, "under numeric identity 00000000000000010000000000000009"));
+    restart(&box);
+    assert_false(offer(&box, "moved", 2, 4)); /* its origin's, which no longer counts */
+    assert_true(offer(&box, "moved", 9, 4));
+    assert_true(mu_coord_job_find(box.coord, "moved", &view));
+    assert_true(view.record.origin.rebased && view.record.origin.rebased_from.low == 2);
+    assert_string_equal(view.record.origin.rebased_by, "somebody");
+    box_fini(&box);
+}
+
 static void test_a_branch_outlives_its_origin(void **state)
 {
     (void)state;
@@ -193,6 +245,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_borrowed_is_kept_until_the_branch_ends),
+        cmocka_unit_test(test_a_rebased_job_is_bound_by_its_first_worker),
         cmocka_unit_test(test_a_branch_outlives_its_origin),
         cmocka_unit_test(test_a_branch_of_a_branch_borrows_from_the_first),
         cmocka_unit_test(test_later_checkpoints_are_void_and_go_with_the_next_generation),
