@@ -11,13 +11,19 @@ struct mu_histogram {
     uint64_t sum_us;
 };
 
-static inline void mu_histogram_add(struct mu_histogram *histogram, uint64_t us)
+/* `count` things that took `us` each. */
+static inline void mu_histogram_add_many(struct mu_histogram *histogram, uint64_t us, uint64_t count)
 {
     int at = 0;
     while (at < MU_HISTOGRAM_BOUNDS && us > (UINT64_C(1000) << at))
         at++;
-    histogram->counts[at]++;
-    histogram->sum_us += us;
+    histogram->counts[at] += count;
+    histogram->sum_us += us * count;
+}
+
+static inline void mu_histogram_add(struct mu_histogram *histogram, uint64_t us)
+{
+    mu_histogram_add_many(histogram, us, 1);
 }
 
 #endif

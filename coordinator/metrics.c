@@ -274,6 +274,38 @@ static void write_workers(FILE *out, const struct mu_coord *coord)
     free(list);
 }
 
+static void write_step_histograms(FILE *out, const struct mu_coord *coord)
+{
+    static const char name[] = "muster_job_step_phase_duration_seconds";
+    const struct mu_step_phases *steps;
+    struct mu_job_view *view = malloc(sizeof *view);
+    if (!view)
+        return;
+    mu_metrics_head(out, name, "histogram", "Where the time of the members' steps went.");
+    for (uint32_t j = 0; mu_coord_job_view(coord, j, view) && (steps = mu_coord_step_phases(coord, j)) != NULL; j++)
+        for (int p = 0; p < PHASES && steps->wall_us; p++) {
+            const struct mu_histogram *histogram = &steps->of[p];
+            const char *job = view->record.spec.name;
+            uint64_t below = 0;
+            for (int i = 0; i <= MU_HISTOGRAM_BOUNDS; i++) {
+                char bound[16] = "+Inf";
+                below += histogram->counts[i];
+                if (i < MU_HISTOGRAM_BOUNDS)
+                    snprintf(bound, sizeof bound, "%.3f", 0.001 * (1 << i));
+                fprintf(out, "%s_bucket{job=\"%s\",phase=\"%s\",le=\"%s\"} %" PRIu64 "\n", name, job, phases[p], bound,
+                        below);
+            }
+            fprintf(out, "%s_sum{job=\"%s\",phase=\"%s\"} %.17g\n%s_count{job=\"%s\",phase=\"%s\"} %" PRIu64 "\n", name,
+                    job, phases[p], (double)histogram->sum_us * 1e-6, name, job, phases[p], below);
+        }
+    mu_metrics_head(out, "muster_job_step_timestamp_seconds", "gauge",
+                    "When a member last told of a step; 0: not since the coordinator's start.");
+    for (uint32_t j = 0; mu_coord_job_view(coord, j, view) && (steps = mu_coord_step_phases(coord, j)) != NULL; j++)
+        fprintf(out, "muster_job_step_timestamp_seconds{job=\"%s\"} %.17g\n", view->record.spec.name,
+                (double)steps->wall_us * 1e-6);
+    free(view);
+}
+
 static void write_refusals(FILE *out, struct mu_rpc_server *server)
 {
     struct mu_rpc_refusals refusals = mu_rpc_server_refusals(server);
@@ -441,6 +473,7 @@ void mu_metrics_write(FILE *out, const struct mu_question_sources *sources)
     mu_metrics_head(out, "muster_build_info", "gauge", "Always 1; the label is the program's version.");
     fprintf(out, "muster_build_info{version=\"%s\"} 1\n", MU_VERSION);
     write_workers(out, coord);
+    write_step_histograms(out, coord);
     write_jobs(out, coord);
     write_predictions(out, coord);
     write_refusals(out, sources->server);

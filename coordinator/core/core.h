@@ -26,6 +26,7 @@
 
 #include <string.h>
 
+#include "common/histogram.h"
 #include "common/reason.h"
 #include "coordinator/core/goodput.h"
 #include "coordinator/core/prediction.h"
@@ -585,6 +586,16 @@ struct mu_timing_view {
     uint32_t rank;
     struct mu_step_report report;
 };
+
+/* Where the time of steps went, by what members told since the coordinator's start: every step of every member counts
+ * once, with the mean of the report that it came in. */
+enum { MU_STEP_PHASES = 7 };
+struct mu_step_phases {
+    struct mu_histogram of[MU_STEP_PHASES]; /* data, forward, backward, communicate, wait, optimizer, snapshot */
+    uint64_t wall_us;                       /* when the newest step was told; 0: none since the start */
+};
+/* Of job `index`, as mu_coord_job_view counts them; NULL: there is none. Valid until the next event. */
+const struct mu_step_phases *mu_coord_step_phases(const struct mu_coord *coord, uint32_t index);
 
 uint32_t mu_coord_job_count(const struct mu_coord *coord);
 bool mu_coord_job_view(const struct mu_coord *coord, uint32_t index, struct mu_job_view *ret); /* ascending by name */

@@ -213,6 +213,7 @@ struct job {
     struct mu_step_result result;
     bool has_result;
     double tokens_per_second, seconds_per_step;
+    struct mu_step_phases step_phases;
     uint64_t eval_step;
     double eval_loss;
     uint64_t workers_lost, generations;

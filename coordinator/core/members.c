@@ -489,6 +489,18 @@ static void note_accusation(struct mu_coord *coord, const struct worker *worker)
         target->accuser = (uint32_t)(worker - coord->workers);
 }
 
+static void count_phases(struct mu_coord *coord, struct job *job, const struct mu_step_report *report)
+{
+    const uint64_t us[MU_STEP_PHASES] = {report->data_us,        report->forward_us, report->backward_us,
+                                         report->communicate_us, report->wait_us,    report->optimizer_us,
+                                         report->snapshot_us};
+    if (report->step_count == 0)
+        return;
+    for (int i = 0; i < MU_STEP_PHASES; i++)
+        mu_histogram_add_many(&job->step_phases.of[i], us[i] / report->step_count, report->step_count);
+    job->step_phases.wall_us = coord->wall_us;
+}
+
 static void on_step(struct mu_coord *coord, struct worker *worker, const struct mu_step_report *report)
 {
     struct job *job = job_of(coord, worker);
@@ -512,6 +524,7 @@ static void on_step(struct mu_coord *coord, struct worker *worker, const struct 
         job->tokens_per_second = job->tokens_per_second > 0 ? 0.7 * job->tokens_per_second + 0.3 * rate : rate;
         job->seconds_per_step = (double)report->total_us * 1e-6 / report->step_count;
     }
+    count_phases(coord, job, report);
     goodput_report(coord, job, worker, report);
     interval_report(coord, job, worker, report);
     prediction_report(coord, job, worker, report);

@@ -83,6 +83,11 @@ bool mu_coord_job_view(const struct mu_coord *coord, uint32_t index, struct mu_j
     return true;
 }
 
+const struct mu_step_phases *mu_coord_step_phases(const struct mu_coord *coord, uint32_t index)
+{
+    return index < coord->job_count ? &coord->jobs[coord->job_order[index]].step_phases : NULL;
+}
+
 bool mu_coord_job_find(const struct mu_coord *coord, const char *name, struct mu_job_view *ret)
 {
     const struct job *job = find_job((struct mu_coord *)(uintptr_t)coord, name);
