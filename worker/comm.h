@@ -33,6 +33,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/hash.h"
 #include "common/id.h"
 #include "common/status.h"
 #include "kernels/device.h"
@@ -138,8 +139,9 @@ struct mu_comm_request {
     struct mu_comm_group *group;
     uint32_t peer_rank;
     uint8_t kind, state;
-    bool far;      /* the buffer is the device's */
-    uint64_t mark; /* of the device: what must be done before the buffer is touched */
+    bool far;                    /* the buffer is the device's */
+    uint64_t mark;               /* of the device: what must be done before the buffer is touched */
+    struct mu_hash128 *ret_hash; /* NULL, or where the XXH3-128 of what came goes */
 };
 
 struct mu_comm_traffic {
@@ -212,6 +214,10 @@ enum mu_status mu_comm_send(struct mu_comm_group *group, uint32_t peer_rank, uin
                             size_t size, struct mu_comm_request *request, struct mu_error *err) MU_WARN_UNUSED;
 enum mu_status mu_comm_recv(struct mu_comm_group *group, uint32_t peer_rank, uint64_t exchange, void *into, size_t size,
                             struct mu_comm_request *request, struct mu_error *err) MU_WARN_UNUSED;
+
+/* Right after mu_comm_recv into host memory: *ret_hash gets the XXH3-128 of the message before it counts as done, while
+ * it is still in the cache. It must stay until then. */
+void mu_comm_recv_hash(struct mu_comm_request *request, struct mu_hash128 *ret_hash);
 
 bool mu_comm_done(const struct mu_comm_request *request);
 

@@ -70,6 +70,8 @@ static struct mu_comm_request *queue_pop(struct queue *queue)
 static void request_done(struct peer *peer, struct mu_comm_request *request)
 {
     mu_comm_table_remove(request->kind == REQUEST_SEND ? &peer->sends : &peer->receives, &request->link);
+    if (request->ret_hash)
+        *request->ret_hash = mu_xxh3_128(request->data, request->size);
     request->state = REQUEST_DONE;
     peer->group->outstanding--;
     mu_flight_note(request->kind == REQUEST_SEND ? MU_FLIGHT_SEND : MU_FLIGHT_RECEIVE, true, request->peer_rank,
