@@ -37,3 +37,23 @@ uint32_t mu_probe_partner(uint32_t workers, uint32_t round, uint32_t i)
     uint32_t other = (place + circle - i) % circle;
     return other == i && circle < workers ? circle : other;
 }
+
+uint32_t mu_probe_neighbours(uint32_t workers, uint32_t i, uint32_t ret_ranks[MU_PROBE_NEIGHBOURS_MAX])
+{
+    uint32_t count = 0;
+    MU_ASSERT(i < workers && workers <= MU_PROBE_MEMBERS_MAX);
+    for (uint32_t far = 1; far < workers; far *= 2) {
+        const uint32_t both[2] = {(i + far) % workers, (i + workers - far) % workers};
+        for (int k = 0; k < 2; k++) {
+            uint32_t at = 0, known = 0;
+            while (at < count && ret_ranks[at] < both[k])
+                at++;
+            known = at < count && ret_ranks[at] == both[k];
+            for (uint32_t move = count; !known && move > at; move--)
+                ret_ranks[move] = ret_ranks[move - 1];
+            ret_ranks[at] = both[k];
+            count += !known;
+        }
+    }
+    return count;
+}

@@ -18,8 +18,9 @@
 enum {
     MU_PROBE_MEMBERS_MAX = 1024,
     MU_PROBE_ALL_PAIRS_MAX = 16, /* so many workers are measured in all pairs; more in 2 ceil(log2 n) rounds */
-    MU_PROBE_SIZES = 5,          /* of square products, ... */
-    MU_PROBE_SIZE_FIRST = 64,    /* ... each twice the one before */
+    MU_PROBE_NEIGHBOURS_MAX = 20,
+    MU_PROBE_SIZES = 5,       /* of square products, ... */
+    MU_PROBE_SIZE_FIRST = 64, /* ... each twice the one before */
     MU_PROBE_TEXT_SIZE = 128,
     MU_PROBE_FINDING_SIZE = 400,
     MU_PROBE_NAME_SIZE = 64,
@@ -52,6 +53,9 @@ double mu_probe_flops(const struct mu_probe_alone *alone);
 uint32_t mu_probe_rounds(uint32_t workers);
 /* Whom worker i measures with; i itself: nobody. */
 uint32_t mu_probe_partner(uint32_t workers, uint32_t round, uint32_t i);
+/* TOGETHER: whom rank i of so many is connected to: those 1, 2, 4, ... further and before, ascending. Returns how many.
+ */
+uint32_t mu_probe_neighbours(uint32_t workers, uint32_t i, uint32_t ret_ranks[MU_PROBE_NEIGHBOURS_MAX]);
 
 /* ---- what came of it ---- */
 

@@ -68,6 +68,24 @@ static void test_rounds_of_many_workers_grow_with_their_logarithm(void **state)
     check_rounds(MU_PROBE_MEMBERS_MAX);
 }
 
+static void test_neighbours_are_mutual_and_ascending(void **state)
+{
+    (void)state;
+    for (uint32_t workers = 1; workers <= MU_PROBE_MEMBERS_MAX; workers += workers < 40 ? 1 : 123)
+        for (uint32_t i = 0; i < workers; i++) {
+            uint32_t ranks[MU_PROBE_NEIGHBOURS_MAX], count = mu_probe_neighbours(workers, i, ranks), others;
+            assert_true(workers == 1 ? count == 0 : count >= 1 && count <= MU_PROBE_NEIGHBOURS_MAX);
+            for (uint32_t k = 0; k < count; k++) {
+                uint32_t back[MU_PROBE_NEIGHBOURS_MAX], at = 0;
+                assert_true(ranks[k] < workers && ranks[k] != i && (k == 0 || ranks[k] > ranks[k - 1]));
+                others = mu_probe_neighbours(workers, ranks[k], back);
+                while (at < others && back[at] != i)
+                    at++;
+                assert_true(at < others);
+            }
+        }
+}
+
 /* ---- statistics ---- */
 
 /* Workers whose links are what the slower end gives, in all pairs of the rounds. */
@@ -299,6 +317,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rounds_of_few_workers_are_all_pairs_once),
         cmocka_unit_test(test_rounds_of_many_workers_grow_with_their_logarithm),
+        cmocka_unit_test(test_neighbours_are_mutual_and_ascending),
         cmocka_unit_test(test_nothing_stands_out_among_equals_however_they_scatter),
         cmocka_unit_test(test_one_slow_link_is_named_and_not_its_ends),
         cmocka_unit_test(test_a_worker_slow_on_all_its_links_is_named_and_none_of_them),
