@@ -89,7 +89,8 @@ enum mu_status mu_tensor_comm_all_gather(struct mu_tensor_comm *comm, void *bloc
 {
     const struct mu_nccl_link *link = mu_nccl_link_open(comm->config.link);
     if (link)
-        return link->ops->all_gather(link->nccl, MU_NCCL_TENSOR, blocks, block_bytes, link->streams[MU_TRACK_MAIN], &comm->error);
+        return link->ops->all_gather(link->nccl, MU_NCCL_TENSOR, blocks, block_bytes, link->streams[MU_TRACK_MAIN],
+                                     &comm->error);
     const uint8_t *own = (const uint8_t *)blocks + comm->config.index * block_bytes;
     return exchange(comm, own, 0, blocks, block_bytes);
 }
@@ -98,7 +99,8 @@ enum mu_status mu_tensor_comm_all_to_all(struct mu_tensor_comm *comm, const void
 {
     const struct mu_nccl_link *link = mu_nccl_link_open(comm->config.link);
     if (link)
-        return link->ops->all_to_all(link->nccl, MU_NCCL_TENSOR, send, recv, block_bytes, link->streams[MU_TRACK_MAIN], &comm->error);
+        return link->ops->all_to_all(link->nccl, MU_NCCL_TENSOR, send, recv, block_bytes, link->streams[MU_TRACK_MAIN],
+                                     &comm->error);
     size_t own = comm->config.index * block_bytes;
     enum mu_status status =
         mu_device_copy(comm->config.device, (uint8_t *)recv + own, (const uint8_t *)send + own, block_bytes);
