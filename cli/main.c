@@ -32,7 +32,7 @@ static const struct command commands[] = {
     {"checkpoints", mu_cmd_checkpoints, "JOB", "checkpoints of a job"},
     {"drain", mu_cmd_drain, "WORKER --reason TEXT [--expected-revision N]",
      "a worker leaves at the next boundary, for good"},
-    {"undrain", mu_cmd_undrain, "WORKER [--expected-revision N]", "lift a drain or a quarantine"},
+    {"undrain", mu_cmd_undrain, "WORKER [--expected-revision N]", "lift a drain, a quarantine or a demotion"},
     {"node", mu_cmd_node,
      "ls | describe NODE | cordon NODE --reason TEXT | drain NODE --reason TEXT [--deadline 30m] | uncordon|resume "
      "NODE [--expected-revision N]",
