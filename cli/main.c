@@ -42,7 +42,8 @@ static const struct command commands[] = {
     {"job", mu_cmd_job,
      "amend JOB [--roll-back K] [CHANGE..] [--expected-revision N] | branch|rebase JOB --checkpoint K NEWNAME [--path "
      "DIR] "
-     "[CHANGE..] [--expected-revision N]; CHANGE: --lr X, --min-lr X, --warmup N, --steps N, --every N|auto, --keep N, "
+     "[CHANGE..] [--expected-revision N]; rebase also --compute fp32|bf16; CHANGE: --lr X, --min-lr X, --warmup N, "
+     "--steps N, --every N|auto, --keep N, "
      "--keep-every N, --skip FIRST:COUNT, --at-step N",
      "change a job that runs, from a step on or back from a checkpoint; begin a new job with one of its checkpoints, "
      "under its numeric identity or another"},

@@ -679,6 +679,7 @@ static enum mu_status start_core(struct agent *agent, const struct mu_agent_conf
     hello->pid = (uint64_t)getpid();
     hello->threads = mu_engine_threads(agent->engine);
     mu_device_memory(config->device, &free_bytes, &hello->memory_bytes);
+    hello->computes_bf16 = config->device && config->device->bf16;
     hello->nccl_version = mu_device_is_host(config->device) || !mu_nccl_ops() ? 0 : mu_nccl_ops()->version();
     worker.incarnation = mu_id_random();
     worker.jitter_seed = mu_id_random().low;

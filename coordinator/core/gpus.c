@@ -3,8 +3,20 @@
 
 #include <string.h>
 
+/* Known before the worker has loaded anything. */
+bool accept_compute(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session)
+{
+    if (job->record.spec.compute != MU_COMPUTE_BF16 || hello->computes_bf16)
+        return true;
+    refuse_worker(coord, job, hello, session,
+                  "compute: job '%s' is in bf16, which the device of worker '%s' on %s (%s) cannot: give it a GPU "
+                  "(--device cuda:N), or rebase the job with --compute fp32",
+                  job->record.spec.name, hello->name, hello->host, hello->backend);
+    return false;
+}
+
 /* Ranks with different versions of NCCL cannot exchange: who is there binds those that come. */
-bool accept_nccl(struct mu_coord *coord, const struct job *job, const struct mu_hello *hello, uint64_t session)
+bool accept_nccl(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session)
 {
     uint32_t own = hello->nccl_version;
     for (uint32_t rank = 0; own && rank < job->world; rank++) {
@@ -12,11 +24,12 @@ bool accept_nccl(struct mu_coord *coord, const struct job *job, const struct mu_
         uint32_t other = member && !member->lost ? member->nccl_version : 0;
         if (other == 0 || other == own || strcmp(member->name, hello->name) == 0)
             continue;
-        reject(coord, session, MU_REJECT_IDENTITY,
-               "worker '%s' on %s has NCCL %u.%u.%u, but %s on %s has %u.%u.%u: install the same libnccl.so.2 on all "
-               "hosts",
-               hello->name, hello->host, own / 10000, own / 100 % 100, own % 100, member->name, member->host,
-               other / 10000, other / 100 % 100, other % 100);
+        refuse_worker(
+            coord, job, hello, session,
+            "worker '%s' on %s has NCCL %u.%u.%u, but %s on %s has %u.%u.%u: install the same libnccl.so.2 on all "
+            "hosts",
+            hello->name, hello->host, own / 10000, own / 100 % 100, own % 100, member->name, member->host,
+            other / 10000, other / 100 % 100, other % 100);
         return false;
     }
     return true;

@@ -215,6 +215,23 @@ static void bind_identity(struct mu_coord *coord, struct job *job, const struct 
               (unsigned long long)from->low, same_hash(from, to) ? ", the same" : "");
 }
 
+void refuse_worker(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session,
+                   const char *fmt, ...)
+{
+    char text[MU_TEXT_SIZE];
+    __builtin_va_list args;
+    __builtin_va_start(args, fmt);
+    __builtin_vsnprintf(text, sizeof text, fmt, args);
+    __builtin_va_end(args);
+    reject(coord, session, MU_REJECT_IDENTITY, "%s", text);
+    uint64_t hash = mu_xxh3_64(text, strlen(text), 1);
+    for (uint32_t i = 0; i < job->refusal_count && i < MU_REFUSALS_KEPT; i++)
+        if (job->refusals[i] == hash)
+            return; /* whoever starts it again and again is no news */
+    job->refusals[job->refusal_count++ % MU_REFUSALS_KEPT] = hash;
+    event_of_name(coord, MU_EVENT_WARNING, "worker_refused", job, hello->name, "%s", text);
+}
+
 /* The first worker's kernels and data bind the job; every later one must agree. A job that was branched has its
  * origin's data from the beginning, and its kernels unless it was rebased. */
 static bool accept_identity(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session)
@@ -224,20 +241,21 @@ static bool accept_identity(struct mu_coord *coord, struct job *job, const struc
     if (record->identity_set && !same_hash(a, b)) {
         char kernels[96];
         name_differing_kernels(&record->identity_parts, &hello->identity_parts, kernels, sizeof kernels);
-        reject(coord, session, MU_REJECT_IDENTITY,
-               "numeric identity %016llx%016llx of worker '%s' on %s differs from the job's%s: its bits would differ; "
-               "use the build and instruction set of the others",
-               (unsigned long long)b->high, (unsigned long long)b->low, hello->name, hello->host, kernels);
+        refuse_worker(
+            coord, job, hello, session,
+            "numeric identity %016llx%016llx of worker '%s' on %s differs from the job's%s: its bits would differ; "
+            "use the build and instruction set of the others",
+            (unsigned long long)b->high, (unsigned long long)b->low, hello->name, hello->host, kernels);
         return false;
     }
     a = &record->data_hash;
     b = &hello->data_hash;
     if ((record->identity_set || a->low || a->high) && !same_hash(a, b)) {
-        reject(coord, session, MU_REJECT_IDENTITY,
-               "data %s has content hash %016llx%016llx on %s, but the job's is %016llx%016llx: give this host the "
-               "same file",
-               record->spec.data.path, (unsigned long long)b->high, (unsigned long long)b->low, hello->host,
-               (unsigned long long)a->high, (unsigned long long)a->low);
+        refuse_worker(coord, job, hello, session,
+                      "data %s has content hash %016llx%016llx on %s, but the job's is %016llx%016llx: give this host "
+                      "the same file",
+                      record->spec.data.path, (unsigned long long)b->high, (unsigned long long)b->low, hello->host,
+                      (unsigned long long)a->high, (unsigned long long)a->low);
         return false;
     }
     if (!record->identity_set)
@@ -325,7 +343,7 @@ static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const s
                "Hello.status: it holds a share of a layout that the job cannot have: %s", err.text);
         return NULL;
     }
-    return is_kept_out(coord, job, session, hello) ? NULL : job;
+    return !accept_compute(coord, job, hello, session) || is_kept_out(coord, job, session, hello) ? NULL : job;
 }
 
 /* A worker that was declared lost, but holds state: in its old slot while that is there, else as a spare. Another

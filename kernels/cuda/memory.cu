@@ -290,10 +290,10 @@ static void gpu_memory(struct mu_device *, uint64_t *ret_free_bytes, uint64_t *r
     *ret_total_bytes = total_bytes;
 }
 
-static const struct mu_device_ops gpu_ops = {gpu_enter,   gpu_close,   gpu_memory,    mu_cuda_identity, gpu_allocate,
-                                             gpu_release, gpu_reserve, gpu_unreserve, gpu_back,         gpu_unback,
-                                             gpu_copy,    gpu_read,    gpu_peek,      gpu_move,         gpu_holds,
-                                             gpu_mark,    gpu_passed,  gpu_await};
+static const struct mu_device_ops gpu_ops = {
+    gpu_enter,   gpu_close,     mu_cuda_compute, gpu_memory, mu_cuda_identity, gpu_allocate, gpu_release,
+    gpu_reserve, gpu_unreserve, gpu_back,        gpu_unback, gpu_copy,         gpu_read,     gpu_peek,
+    gpu_move,    gpu_holds,     gpu_mark,        gpu_passed, gpu_await};
 
 cudaError_t mu_cuda_memory_init(struct mu_cuda *cuda)
 {
@@ -310,7 +310,7 @@ cudaError_t mu_cuda_memory_init(struct mu_cuda *cuda)
     if (error == cudaSuccess)
         error = cudaHostAlloc(&cuda->view, MU_DEVICE_READ_MAX, cudaHostAllocDefault);
     cuda->base.ops = &gpu_ops;
-    cuda->base.kernels = cuda->dtype == MU_CUDA_BF16 ? &mu_cuda_bf16_ops : &mu_cuda_ops;
+    cuda->base.kernels = &mu_cuda_ops;
     cuda->base.page_bytes = granularity;
     cuda->base.error = &cuda->error;
     (void)snprintf(cuda->base.name, sizeof cuda->base.name, "cuda:%d", cuda->device);

@@ -80,6 +80,66 @@ def test_a_job_is_rebased_from_cpu_to_gpu_and_back():
             check("goes on from step" in shown, shown)
 
 
+BF16 = dict(SMALL, compute=pb.COMPUTE_BF16, steps=6)
+
+
+def test_a_bf16_job_has_one_result_in_every_layout():
+    """Stages, slices and replicas; then two workers, one of which is killed, which is another layout on the way."""
+    found = {}
+    for workers, changes in ((1, {}), (2, {"parallel__tp": 2}), (2, {"parallel__pp": 2}), (2, {"parallel__optimizer_sharding": True})):
+        with Cluster() as cluster:
+            start(cluster, workers, **{**BF16, **changes})
+            found[str(changes)] = cluster.wait_finished()
+    alone = found["{}"]
+    check(set(found.values()) == {alone}, f"layouts have different weights: {found}")
+    check(alone != undisturbed({**BF16, "compute": pb.COMPUTE_FP32}), "bf16 has the bits of fp32")
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **BF16))
+        with cluster.slowed():
+            workers = [start_gpu_worker(cluster) for _ in range(2)]
+            cluster.wait_until(lambda: cluster.job().world == 2 and cluster.job().steps_done >= 1, 30, "two workers did not step together")
+            workers[0].kill()
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "lost" in e.text)
+        sha = cluster.wait_finished()
+        check(sha == alone, f"weights {sha} after a loss differ from {alone}")
+
+
+def test_a_bf16_job_is_not_given_to_a_cpu():
+    """It is refused in one line, told once, before it has loaded anything; a GPU then does the job, and a rebase to fp32 lets a CPU go on."""
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **{**BF16, "steps": 4}))
+        for name in ("cpu", "cpu"):
+            worker = cluster.start_worker(name=name)
+            refused_worker(worker, "compute: job 'tiny' is in bf16", "'cpu'", "--device cuda:N", "--compute fp32")
+            check("loading data" not in log_of(worker), log_of(worker))
+        cluster.wait_event(lambda e: e.kind == "worker_refused" and e.worker == "cpu" and "bf16" in e.text)
+        start_gpu_worker(cluster)
+        cluster.wait_finished()
+        check(len([e for e in cluster.events if e.kind == "worker_refused"]) == 1, "the same refusal is told twice")
+        check("bf16, by GPUs alone" in run(cluster, "describe", "job", "tiny", code=0), "describe does not say bf16")
+        first = str(min(cluster.checkpoints(), key=lambda one: one.step).number)
+        said = run(cluster, "job", "branch", "tiny", "--checkpoint", first, "same", "--compute", "fp32", code=2)
+        check("--compute" in said, said)
+        said = run(cluster, "job", "rebase", "tiny", "--checkpoint", first, "moved", "--compute", "half", code=2)
+        check("fp32 or bf16" in said, said)
+        run(cluster, "job", "rebase", "tiny", "--checkpoint", first, "moved", "--compute", "fp32", code=0)
+        check("bf16" not in run(cluster, "describe", "job", "moved", code=0), "still bf16")
+        cluster.start_worker(job="moved")
+        cluster.wait_finished("moved")
+        check([e for e in cluster.events if e.kind == "job_branched" and "in fp32" in e.text], "the event does not say fp32")
+
+
+def test_bf16_on_another_class_of_gpu_is_another_identity():
+    with Cluster() as cluster:
+        start(cluster, 1, **{**BF16, "steps": 100000})
+        cluster.wait_until(lambda: cluster.job().steps_done >= 1, 30, "no step")
+        older = start_gpu_worker(cluster, "cuda:1", env={"CUDASIM_DEVICES": "2:NVIDIA A100-SIM:8.0"})
+        refused_worker(older, "numeric identity", "differs from the job's")
+        cluster.wait_event(lambda e: e.kind == "worker_refused" and "numeric identity" in e.text)
+
+
 def has_nccl():
     """Where nccl.h was found, the emulation has NCCL."""
     with open(os.path.join(BUILD, SIM), "rb") as file:
@@ -292,6 +352,7 @@ def test_what_cannot_compute_says_why_in_one_line():
 
 
 main([test_layouts_have_the_bits_of_the_cpu, test_a_killed_worker_is_survived, test_a_job_is_rebased_from_cpu_to_gpu_and_back,
+      test_a_bf16_job_has_one_result_in_every_layout, test_a_bf16_job_is_not_given_to_a_cpu, test_bf16_on_another_class_of_gpu_is_another_identity,
       test_exchanges_between_gpus_go_over_nccl,
       test_growth_and_a_hang_over_nccl, test_an_error_of_nccl_loses_nobody, test_versions_of_nccl_must_be_the_same, test_a_gpu_that_fails_takes_only_its_worker_along, test_a_gpu_is_one_workers, test_all_gpus_of_a_host,
       test_health_of_a_gpu_is_told_and_one_that_failed_is_left, test_a_driver_that_hangs_harms_nobody,
