@@ -19,7 +19,7 @@ static const struct command commands[] = {
     {"workers", mu_cmd_workers, "[--job JOB]", "workers that are attached or expected back"},
     {"events", mu_cmd_events, "[-f] [--job JOB] [--after N] [--newest N]", "what happened; -f goes on as it happens"},
     {"timings", mu_cmd_timings, "JOB [--worker W] [--last N]", "where the time of the newest steps went, per worker"},
-    {"report", mu_cmd_report, "JOB [--workers N] | hang [REPORT]",
+    {"report", mu_cmd_report, "JOB [--workers N] | hang [REPORT [--threads]]",
      "where the time of a job's workers went, and who lost most; or reports of hangs"},
     {"describe", mu_cmd_describe, "job JOB | worker WORKER", "everything that is known of one"},
     {"diagnose", mu_cmd_diagnose, "JOB", "who of a job waits for whom, and who holds the others up"},

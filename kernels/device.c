@@ -160,6 +160,19 @@ static enum mu_status host_passed(struct mu_device *device, uint64_t mark)
     return MU_OK;
 }
 
+static void host_use(struct mu_device *device, enum mu_track track)
+{
+    (void)device;
+    (void)track;
+}
+
+static void host_join(struct mu_device *device, enum mu_track track, uint32_t point)
+{
+    (void)device;
+    (void)track;
+    (void)point;
+}
+
 static const struct mu_device_ops host_ops = {.enter = host_enter,
                                               .close = host_close,
                                               .compute = host_compute,
@@ -178,7 +191,10 @@ static const struct mu_device_ops host_ops = {.enter = host_enter,
                                               .holds = host_holds,
                                               .mark = host_mark,
                                               .passed = host_passed,
-                                              .await = host_passed};
+                                              .await = host_passed,
+                                              .use = host_use,
+                                              .signal = host_join,
+                                              .follow = host_join};
 
 static const struct mu_error no_error;
 static struct mu_device host = {.ops = &host_ops, .kernels = &mu_cpu_ops, .name = "cpu", .error = &no_error};
@@ -272,4 +288,21 @@ enum mu_status mu_device_passed(struct mu_device *device, uint64_t mark)
 enum mu_status mu_device_await(struct mu_device *device, uint64_t mark)
 {
     return or_host(device)->ops->await(device, mark);
+}
+
+void mu_device_use(struct mu_device *device, enum mu_track track)
+{
+    or_host(device)->ops->use(device, track);
+}
+
+void mu_device_signal(struct mu_device *device, enum mu_track track, uint32_t point)
+{
+    MU_ASSERT(point < MU_DEVICE_POINTS);
+    or_host(device)->ops->signal(device, track, point);
+}
+
+void mu_device_follow(struct mu_device *device, enum mu_track track, uint32_t point)
+{
+    MU_ASSERT(point < MU_DEVICE_POINTS);
+    or_host(device)->ops->follow(device, track, point);
 }

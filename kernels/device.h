@@ -7,7 +7,8 @@
  * What is written for a GPU is right for the host too. Memory comes in two kinds, and as spaces and arenas of them
  * (kernels/arena.h). Order: an operation or a mu_device_copy sees what those before it have left; mu_pool_wait
  * (kernels/pool.h) waits for all of them. Beside that order stand mu_device_move and mu_device_peek, for what no
- * operation under way touches: marks tell when that is so.
+ * operation under way touches: marks tell when that is so. And so do tracks, which are orders of their own: what goes
+ * between GPUs stands there, so that it moves while the operations of the main one run; points join them.
  *
  * One thread at a time uses a device, the owner of its pool. A device that failed stays so: every call returns the
  * failure, and mu_device_trouble says what it was. Where a device may be NULL, that is the host. */
@@ -28,7 +29,15 @@ enum mu_memory {
 /* What operands of matrix products and of attention are rounded to; all else is fp32. */
 enum mu_dtype { MU_DTYPE_FP32, MU_DTYPE_BF16 };
 
-enum { MU_DEVICE_READ_MAX = 1 << 20, MU_DEVICE_NAME_SIZE = 16, MU_DEVICE_UUID_SIZE = 48 };
+/* Orders of operations: the one of all that compute, and those of exchanges beside it (worker/comm_nccl.h). */
+enum mu_track { MU_TRACK_MAIN, MU_TRACK_REPLICAS, MU_TRACK_STAGES, MU_TRACK_TIED, MU_TRACKS };
+
+enum {
+    MU_DEVICE_READ_MAX = 1 << 20,
+    MU_DEVICE_NAME_SIZE = 16,
+    MU_DEVICE_UUID_SIZE = 48,
+    MU_DEVICE_POINTS = 32,
+};
 
 struct mu_device;
 struct mu_kernel_ops;
@@ -59,6 +68,9 @@ struct mu_device_ops {
     uint64_t (*mark)(struct mu_device *device);
     enum mu_status (*passed)(struct mu_device *device, uint64_t mark);
     enum mu_status (*await)(struct mu_device *device, uint64_t mark);
+    void (*use)(struct mu_device *device, enum mu_track track);
+    void (*signal)(struct mu_device *device, enum mu_track track, uint32_t point);
+    void (*follow)(struct mu_device *device, enum mu_track track, uint32_t point);
 };
 
 struct mu_device {
@@ -129,5 +141,16 @@ uint64_t mu_device_mark(struct mu_device *device);
 /* Is everything before the mark done? MU_ERR_BUSY: not yet. */
 enum mu_status mu_device_passed(struct mu_device *device, uint64_t mark) MU_WARN_UNUSED;
 enum mu_status mu_device_await(struct mu_device *device, uint64_t mark) MU_WARN_UNUSED;
+
+/* ---- tracks: the host waits for nothing here; a failure shows with the next operation ---- */
+
+/* Operations and copies that are given from now on stand on this track. Of another one than the main only those that
+ * need no workspace (mu_kernel_add, mu_device_copy), and nothing that waits or marks: that is of the main one. */
+void mu_device_use(struct mu_device *device, enum mu_track track);
+/* Point number `point` (below MU_DEVICE_POINTS; the caller shares them out) is reached when all is done that the track
+ * was given so far: signalled again, it forgets where it was. What a track is given after `follow` begins when the
+ * point, as it stands at that time, is reached; at once if it was never signalled. */
+void mu_device_signal(struct mu_device *device, enum mu_track track, uint32_t point);
+void mu_device_follow(struct mu_device *device, enum mu_track track, uint32_t point);
 
 #endif

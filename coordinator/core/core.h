@@ -546,6 +546,7 @@ struct mu_job_view {
     double tokens_per_second; /* over the last reports */
     uint64_t last_checkpoint, last_checkpoint_step, last_checkpoint_wall_us;
     uint64_t checkpoint_every; /* chosen where the job leaves it to the coordinator; 0: not (yet) */
+    uint64_t checkpoint_steps; /* between two, chosen or as the job says; 0: none by policy, or not known yet */
     double checkpoint_stall_s, checkpoint_write_s, checkpoint_failure_s;
     char checkpoint_every_reason[MU_TEXT_SIZE];
     uint64_t eval_step;

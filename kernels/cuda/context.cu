@@ -39,6 +39,18 @@ static enum mu_status take_memory(struct mu_cuda *cuda, struct mu_error *err)
     return MU_OK;
 }
 
+/* Exchanges have few blocks and others wait for them: theirs go first where the GPU has a choice. */
+static cudaError_t make_tracks(struct mu_cuda *cuda)
+{
+    int least = 0, greatest = 0;
+    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    for (int i = 0; i < MU_TRACKS && error == cudaSuccess; i++)
+        error = cudaStreamCreateWithPriority(&cuda->tracks[i], cudaStreamNonBlocking,
+                                             i == MU_TRACK_MAIN ? least : greatest);
+    cuda->stream = cuda->tracks[MU_TRACK_MAIN];
+    return error;
+}
+
 enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_dtype dtype, size_t workspace_bytes,
                             struct mu_error *err)
 {
@@ -55,9 +67,12 @@ enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_dtype dtyp
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (error == cudaSuccess)
-        error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
-    if (error != cudaSuccess)
-        return failed(err, device, "stream", error);
+        error = make_tracks(cuda);
+    if (error != cudaSuccess) {
+        status = failed(err, device, "stream", error);
+        mu_cuda_fini(cuda);
+        return status;
+    }
     cuda->multiprocessors = (uint32_t)multiprocessors;
     cuda->base.bf16 = true; /* there is no code for older GPUs, which cannot */
     cuda->shared_bytes_max = (uint32_t)shared_bytes;
@@ -90,8 +105,9 @@ void mu_cuda_fini(struct mu_cuda *cuda)
         (void)cudaFreeHost(cuda->pinned);
     if (cuda->workspace)
         (void)cudaFree(cuda->workspace);
-    if (cuda->stream)
-        (void)cudaStreamDestroy(cuda->stream);
+    for (int i = 0; i < MU_TRACKS; i++)
+        if (cuda->tracks[i])
+            (void)cudaStreamDestroy(cuda->tracks[i]);
     *cuda = empty;
 }
 

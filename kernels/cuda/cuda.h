@@ -50,9 +50,10 @@ struct mu_cuda {
     enum mu_dtype dtype;
     uint32_t multiprocessors;
     uint32_t shared_bytes_max; /* of one block, when asked for */
-    cudaStream_t stream;
+    cudaStream_t stream;       /* of the track in use: operations are enqueued here */
+    cudaStream_t tracks[MU_TRACKS];
     cudaStream_t side; /* copies beside the order of the operations */
-    cudaEvent_t events[MU_CUDA_MARKS];
+    cudaEvent_t events[MU_CUDA_MARKS], points[MU_DEVICE_POINTS];
     uint64_t marks, marks_passed;
     struct cublasLtContext *blas; /* bf16 only, else NULL */
     void *workspace;              /* device, 256-byte aligned */
