@@ -672,14 +672,13 @@ static enum mu_status start_core(struct agent *agent, const struct mu_agent_conf
     memcpy(hello->host, agent->host, sizeof hello->host);
     snprintf(hello->address, sizeof hello->address, "%s", mu_engine_address(agent->engine));
     uint64_t free_bytes;
-    const char *device = config->device ? config->device->name : "cpu";
-    snprintf(hello->backend, sizeof hello->backend, "%.*s", (int)strcspn(device, ":"), device);
-    if (config->device)
-        memcpy(hello->gpu, config->device->uuid, sizeof hello->gpu);
+    const struct mu_device *device = config->device ? config->device : mu_host_device();
+    snprintf(hello->backend, sizeof hello->backend, "%.*s", (int)strcspn(device->name, ":"), device->name);
+    memcpy(hello->gpu, device->uuid, sizeof hello->gpu);
     hello->pid = (uint64_t)getpid();
     hello->threads = mu_engine_threads(agent->engine);
     mu_device_memory(config->device, &free_bytes, &hello->memory_bytes);
-    hello->computes_bf16 = config->device && config->device->bf16;
+    hello->computes_bf16 = device->bf16;
     hello->nccl_version = mu_device_is_host(config->device) || !mu_nccl_ops() ? 0 : mu_nccl_ops()->version();
     worker.incarnation = mu_id_random();
     worker.jitter_seed = mu_id_random().low;
