@@ -19,7 +19,7 @@ static const struct command commands[] = {
     {"workers", mu_cmd_workers, "[--job JOB]", "workers that are attached or expected back"},
     {"events", mu_cmd_events, "[-f] [--job JOB] [--after N] [--newest N]", "what happened; -f goes on as it happens"},
     {"timings", mu_cmd_timings, "JOB [--worker W] [--last N]", "where the time of the newest steps went, per worker"},
-    {"report", mu_cmd_report, "JOB [--workers N] | hang [REPORT]",
+    {"report", mu_cmd_report, "JOB [--workers N] | hang [REPORT [--threads]]",
      "where the time of a job's workers went, and who lost most; or reports of hangs"},
     {"describe", mu_cmd_describe, "job JOB | worker WORKER", "everything that is known of one"},
     {"diagnose", mu_cmd_diagnose, "JOB", "who of a job waits for whom, and who holds the others up"},
@@ -42,7 +42,8 @@ static const struct command commands[] = {
     {"job", mu_cmd_job,
      "amend JOB [--roll-back K] [CHANGE..] [--expected-revision N] | branch|rebase JOB --checkpoint K NEWNAME [--path "
      "DIR] "
-     "[CHANGE..] [--expected-revision N]; CHANGE: --lr X, --min-lr X, --warmup N, --steps N, --every N|auto, --keep N, "
+     "[CHANGE..] [--expected-revision N]; rebase also --compute fp32|bf16; CHANGE: --lr X, --min-lr X, --warmup N, "
+     "--steps N, --every N|auto, --keep N, "
      "--keep-every N, --skip FIRST:COUNT, --at-step N",
      "change a job that runs, from a step on or back from a checkpoint; begin a new job with one of its checkpoints, "
      "under its numeric identity or another"},

@@ -8,6 +8,7 @@
 #include "plan/balance.h"
 #include "plan/buddies.h"
 #include "plan/cost.h"
+#include "plan/forecast.h"
 #include "plan/memory.h"
 #include "plan/placement.h"
 #include "plan/share_index.h"
@@ -304,7 +305,7 @@ static void measured_rates(struct planning *p)
 {
     const struct mu_plan_input *input = p->input;
     double slowest = 0, layers = 0;
-    mu_cost_rates_init(&p->rates);
+    mu_cost_rates_of_job(&p->rates, input->spec);
     if (input->rates)
         p->rates = *input->rates;
     p->rates.embedding_layers = (double)input->costs.embedding / MU_STAGE_COST_UNIT;

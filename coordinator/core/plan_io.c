@@ -183,7 +183,7 @@ static uint64_t emit_plan(struct mu_coord *coord, struct job *job, bool trial)
     struct mu_plan_input input = {
         .spec = &job->record.spec,
         .costs = job->record.costs,
-        .rates = coord->config.rates,
+        .rates = speeds_given(coord, job),
         .members = coord->plan_members,
         .member_count = job->plan_count,
         .bad_links = coord->plan_links,

@@ -14,6 +14,7 @@
 
 #include "plan/balance.h"
 #include "plan/cost.h"
+#include "plan/forecast.h"
 
 enum {
     REPORTS_MIN = 4,     /* of a generation, before its times are believed, and between two looks at the speeds */
@@ -30,12 +31,17 @@ static const double CHANGE_S = 1;      /* of a change of generation, before one 
 static const double LAYERS_MAX = 4096; /* that embedding or head may cost */
 static const double DISTINCT = 0.25;   /* parts of two stages that differ by less than this tell nothing */
 
+const struct mu_cost_rates *speeds_given(const struct mu_coord *coord, const struct job *job)
+{
+    return job->record.spec.compute == MU_COMPUTE_BF16 ? coord->config.rates_bf16 : coord->config.rates;
+}
+
 struct mu_cost_rates speeds_rates(const struct mu_coord *coord, const struct job *job)
 {
     struct mu_cost_rates rates;
-    mu_cost_rates_init(&rates);
-    if (coord->config.rates)
-        rates = *coord->config.rates;
+    mu_cost_rates_of_job(&rates, &job->record.spec);
+    if (speeds_given(coord, job))
+        rates = *speeds_given(coord, job);
     rates.embedding_layers = (double)job->record.costs.embedding / MU_STAGE_COST_UNIT;
     rates.head_layers = (double)job->record.costs.head / MU_STAGE_COST_UNIT;
     return rates;

@@ -56,6 +56,7 @@ static void view_job(const struct mu_coord *coord, const struct job *job, struct
         ret->last_checkpoint_step = newest->record.step;
         ret->last_checkpoint_wall_us = newest->record.wall_us;
     }
+    ret->checkpoint_steps = job->record.spec.checkpoint.path[0] ? interval_steps(job) : 0;
     if (interval_is_auto(job) && job->interval.steps) {
         ret->checkpoint_every = job->interval.steps;
         ret->checkpoint_stall_s = job->interval.cost_s;

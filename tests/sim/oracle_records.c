@@ -349,9 +349,11 @@ static void committed(struct mu_sim *sim, const struct mu_checkpoint_record *rec
                        record->number, record->step);
 }
 
+/* What nobody knows to be spoiled counts as good when older ones are deleted, and a job is promised only that one
+ * spoiled checkpoint at a time leaves a good one to go back to. So the newest is spoiled only while the one just before
+ * it (by number: the store keeps no order) can be trained from. */
 struct mu_sim_directory *mu_sim_oracle_to_poison(struct mu_sim *sim)
 {
-
     const struct mu_checkpoint_record *newest = newest_sound(sim, 0), *older = NULL;
     for (uint32_t i = 0; newest && i < mu_sim_store_count(sim->store); i++) {
         const struct mu_record *record = mu_sim_store_at(sim->store, i);
@@ -359,7 +361,7 @@ struct mu_sim_directory *mu_sim_oracle_to_poison(struct mu_sim *sim)
             continue;
         if (record->checkpoint->number > newest->number)
             return NULL; /* which is spoiled already */
-        if (record->checkpoint->number < newest->number)
+        if (record->checkpoint->number < newest->number && (!older || record->checkpoint->number > older->number))
             older = record->checkpoint;
     }
     if (!older || newest->step >= mu_job_end(&sim->law)) /* from that one no step follows */
