@@ -162,6 +162,7 @@ struct mu_hello {
     uint64_t memory_bytes;
     char gpu[48];          /* name of its GPU that is unique in the world; empty: it computes on none */
     uint32_t nccl_version; /* 22707: 2.27.7; 0: it does not exchange with NCCL */
+    bool computes_bf16;    /* its device can; fp32 every device can */
     bool prepared_job;     /* it knows the job record with this uid and has checked data and kernels against it */
     struct mu_id job_uid;  /* zero until it has seen the record */
     struct mu_hash128 numeric_identity;      /* of its kernels at the job's shapes; valid when prepared_job */

@@ -114,6 +114,7 @@ static enum mu_status put_hello(struct mu_wire_arena *arena, const struct mu_hel
     pb->threads = hello->threads;
     pb->memory_bytes = hello->memory_bytes;
     pb->nccl_version = hello->nccl_version;
+    pb->computes_bf16 = hello->computes_bf16;
     pb->gpu = mu_wire_put_text(arena, hello->gpu, sizeof hello->gpu);
     pb->prepared_job = hello->prepared_job;
     pb->job_uid = mu_wire_put_id(arena, hello->job_uid);
@@ -442,6 +443,7 @@ static enum mu_status get_hello(const Muster__V1__Hello *pb, struct mu_hello *ou
     out->threads = pb->threads;
     out->memory_bytes = pb->memory_bytes;
     out->nccl_version = pb->nccl_version;
+    out->computes_bf16 = pb->computes_bf16 != 0;
     out->prepared_job = pb->prepared_job;
     return get_status(pb->status, &out->status, err);
 }

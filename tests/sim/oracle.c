@@ -140,6 +140,7 @@ void mu_sim_oracle_fini(struct mu_sim *sim)
     free(oracle->values);
     free(oracle->gradients);
     free(oracle->pace.step_us);
+    free(oracle->slow.offered);
     free(oracle);
 }
 
@@ -396,6 +397,7 @@ void mu_sim_oracle_decided(struct mu_sim *sim, uint32_t slot, const struct mu_st
         *decision = (struct mu_sim_decision){.set = true, .result = *result};
         check_votes(sim, generation, result->step);
         mu_sim_pace_decided(sim, generation->number, result->step);
+        mu_sim_slow_decided(sim, generation->number, result->step);
         check_unfinite(sim, result);
     } else if (!same_result(&decision->result, result)) {
         mu_sim_violate(sim,

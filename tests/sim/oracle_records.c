@@ -514,6 +514,8 @@ void mu_sim_oracle_event(struct mu_sim *sim, const struct mu_event_record *event
     if (event->number > sim->oracle->newest_event)
         mu_sim_violate(sim, "event %" PRIu64 " is shown before it is durable", event->number);
     sim->oracle->newest_watched = event->number;
+    if (strcmp(event->kind, "worker_demoted") == 0)
+        mu_sim_client_demoted(sim, event->worker);
 }
 
 void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, const struct mu_record *before)
