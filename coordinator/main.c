@@ -17,6 +17,7 @@
 #include "common/notify.h"
 #include "coordinator/driver.h"
 #include "coordinator/tokens.h"
+#include "plan/forecast.h"
 
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 enum { FILES_BESIDE_WORKERS = 512, FILES_GENEROUS = 16384, FILES_GENEROUS_FACTOR = 2 };
@@ -403,8 +404,9 @@ static enum mu_status read_network(const char *path, struct network *network, st
     return network->nodes ? MU_OK : mu_fail(err, MU_ERR_NO_MEMORY, "%s: out of memory", path);
 }
 
-/* Section worker of a cluster file. */
-static enum mu_status read_rates(const char *path, struct mu_cost_rates *ret_rates, struct mu_error *err)
+/* Sections worker and device of a cluster file: what workers do in fp32, and in bf16. */
+static enum mu_status read_rates(const char *path, struct mu_cost_rates *ret_rates, struct mu_cost_rates *ret_bf16,
+                                 struct mu_error *err)
 {
     struct mu_cluster cluster;
     enum mu_status status = mu_cluster_file_read(path, &cluster, err);
@@ -412,6 +414,7 @@ static enum mu_status read_rates(const char *path, struct mu_cost_rates *ret_rat
         return status;
     bool has_worker = cluster.has_worker;
     *ret_rates = cluster.worker;
+    mu_cost_rates_of_device(ret_bf16, &cluster.device);
     mu_cluster_fini(&cluster);
     return has_worker ? MU_OK : mu_fail(err, MU_ERR_INVALID, "%s: worker is missing: muster probe prints it", path);
 }
@@ -469,13 +472,14 @@ int main(int argc, char **argv)
 
     struct mu_driver *driver = NULL;
     struct network network = {NULL, NULL};
-    struct mu_cost_rates rates;
+    struct mu_cost_rates rates, rates_bf16;
     struct mu_error err = {0};
     enum mu_status status = read_network(options.topology, &network, &err);
     options.driver.core.nodes = network.nodes;
     if (status == MU_OK && options.rates) {
-        status = read_rates(options.rates, &rates, &err);
+        status = read_rates(options.rates, &rates, &rates_bf16, &err);
         options.driver.core.rates = &rates;
+        options.driver.core.rates_bf16 = &rates_bf16;
     }
     if (status == MU_OK)
         status = mu_driver_new(&options.driver, &driver, &err);
