@@ -27,7 +27,7 @@ struct failures_text {
         *power_mtbf_hours, *power_nodes;
 };
 struct topology_text {
-    char *slurm, *topograph, *nccl, *hosts;
+    char *slurm, *topograph, *nccl, *hwloc, *hosts;
 };
 struct worker_text {
     char *flops, *memory_rate, *rows_rate, *link_rate, *latency_s, *fixed_s, *slice_cost;
@@ -69,8 +69,8 @@ static const cyaml_schema_field_t failures_schema[] = {TEXT(failures_text, devic
                                                        TEXT(failures_text, power_nodes),
                                                        CYAML_FIELD_END};
 static const cyaml_schema_field_t topology_schema[] = {TEXT(topology_text, slurm), TEXT(topology_text, topograph),
-                                                       TEXT(topology_text, nccl), TEXT(topology_text, hosts),
-                                                       CYAML_FIELD_END};
+                                                       TEXT(topology_text, nccl),  TEXT(topology_text, hwloc),
+                                                       TEXT(topology_text, hosts), CYAML_FIELD_END};
 static const cyaml_schema_field_t worker_schema[] = {TEXT(worker_text, flops),      TEXT(worker_text, memory_rate),
                                                      TEXT(worker_text, rows_rate),  TEXT(worker_text, link_rate),
                                                      TEXT(worker_text, latency_s),  TEXT(worker_text, fixed_s),
@@ -94,15 +94,25 @@ static const struct mu_yaml_kind cluster_kind = {.noun = "cluster file",
 
 /* ---- Groups of fields. ---- */
 
-/* What NCCL says of the node, before the fields that say it better. */
-static enum mu_status read_node_file(struct mu_yaml_reader *r, const char *text, struct mu_device_type *device)
+static bool has_node_file(const struct topology_text *t)
+{
+    return t && (t->nccl || t->hwloc);
+}
+
+/* What NCCL or hwloc says of the node, before the fields that say it better. */
+static enum mu_status read_node_file(struct mu_yaml_reader *r, const struct topology_text *t,
+                                     struct mu_device_type *device)
 {
     char path[MU_PATH_SIZE];
     struct mu_node_file node;
-    enum mu_status status = text ? mu_yaml_read_path(r, "topology.nccl", text, path) : MU_OK;
-    if (status != MU_OK || !text)
-        return status;
-    status = mu_node_file_read(path, &node, r->err);
+    if (!has_node_file(t))
+        return MU_OK;
+    if (t->nccl && t->hwloc)
+        return mu_yaml_refuse(r, "topology.hwloc", t->hwloc, "one of nccl and hwloc", "leave one of them out");
+    enum mu_status status =
+        mu_yaml_read_path(r, t->nccl ? "topology.nccl" : "topology.hwloc", t->nccl ? t->nccl : t->hwloc, path);
+    if (status == MU_OK)
+        status = mu_node_file_read(path, t->nccl ? MU_NODE_NCCL_XML : MU_NODE_HWLOC_XML, &node, r->err);
     if (status != MU_OK)
         return status;
     device->per_node = node.devices;
@@ -115,8 +125,8 @@ static enum mu_status read_node_file(struct mu_yaml_reader *r, const char *text,
     return MU_OK;
 }
 
-static enum mu_status read_device(struct mu_yaml_reader *r, const struct device_text *t, const char *node_file,
-                                  struct mu_device_type *device)
+static enum mu_status read_device(struct mu_yaml_reader *r, const struct device_text *t,
+                                  const struct topology_text *files, struct mu_device_type *device)
 {
     static const char advice[] = "give device: {type: h100-sxm}, or all of its rates";
     enum mu_status status;
@@ -131,7 +141,7 @@ static enum mu_status read_device(struct mu_yaml_reader *r, const struct device_
     } else {
         snprintf(device->name, sizeof device->name, "device");
     }
-    if ((status = read_node_file(r, node_file, device)))
+    if ((status = read_node_file(r, files, device)))
         return status;
     uint32_t devices = device->per_node;
     if ((status = mu_yaml_read_positive(r, "device.per_node", t->per_node, NULL, &device->per_node)) ||
@@ -146,8 +156,9 @@ static enum mu_status read_device(struct mu_yaml_reader *r, const struct device_
     if (!t->type && (!t->per_node || !t->flops_bf16 || !t->flops_fp32 || !t->memory || !t->memory_rate ||
                      !t->link_rate || !t->nic_rate || !t->host_rate))
         return mu_yaml_missing(r, "device.type", advice);
-    if (node_file && t->per_node && device->per_node != devices)
-        return mu_yaml_refuse(r, "device.per_node", t->per_node, "the file of topology.nccl has another number of GPUs",
+    if (has_node_file(files) && t->per_node && device->per_node != devices)
+        return mu_yaml_refuse(r, "device.per_node", t->per_node,
+                              "the file of topology.nccl or topology.hwloc has another number of GPUs",
                               "leave it out, or give the right file");
     return MU_OK;
 }
@@ -377,7 +388,7 @@ enum mu_status mu_cluster_file_parse(const char *name, const char *directory, co
         return status;
     const struct cluster_text *t = document;
     mu_cluster_init(&cluster);
-    if (!(status = read_device(&r, t->device, t->topology ? t->topology->nccl : NULL, &cluster.device)) &&
+    if (!(status = read_device(&r, t->device, t->topology, &cluster.device)) &&
         !(status = read_fabric(&r, t->fabric, has_file(t->topology), &cluster)) &&
         !(status = read_rest(&r, t, &cluster)) && !(status = check_fat_tree(&r, t->fabric, &cluster)) &&
         !(status = read_topology(&r, t, &cluster))) {
