@@ -354,6 +354,9 @@ static void test_absent_unknown_and_disjoint_are_said(void **state)
     assert_int_equal(t->present_count, 14);
     assert_true(noted(t, "2 nodes of the cluster (unnamed-13, unnamed-14): under no switch"));
     mu_topology_free(t);
+    t = parsed(MU_TOPOLOGY_SLURM, "SwitchName=a Nodes=n[1-3],n2\nSwitchName=b Nodes=m1\n");
+    assert_true(t->present_count == 4 && noted(t, "1 node (n2): named more than once, counted once"));
+    mu_topology_free(t);
 }
 
 static void write_file(const char *dir, const char *name, const char *text)
@@ -423,6 +426,11 @@ static void test_cluster_file_takes_its_files(void **state)
                  "c.yaml:3: topology.hwloc: value h.xml is not allowed: one of nccl and hwloc");
     cluster_says(dir, "device: {type: h100-sxm}\nnodes: 1\ntopology: {hwloc: n.xml}\n",
                  "n.xml:3: <topology> is expected, not system");
+    static const char twice[] = "device: {type: h100-sxm}\ntopology: {slurm: t.conf, hosts: 'n[1-3],n2,late,late'}\n";
+    if (mu_cluster_file_parse("c.yaml", dir, twice, strlen(twice), &c, &err) != MU_OK)
+        fail_msg("%s", err.text);
+    assert_true(c.nodes == 4 && noted(c.topology, "2 nodes (n2, late): named more than once, counted once"));
+    mu_cluster_fini(&c);
     static const char inside[] = "device: {type: h100-sxm}\nnodes: 2\ntopology: {hwloc: h.xml}\n";
     if (mu_cluster_file_parse("c.yaml", dir, inside, strlen(inside), &c, &err) != MU_OK)
         fail_msg("%s", err.text);
