@@ -4,7 +4,7 @@
 import json
 import os
 
-from gpu_jobs import SIM, SMALL, expect_equal, start, start_gpu_worker
+from gpu_jobs import SIM, SMALL, expect_equal, over_nccl, start, start_gpu_worker, with_nccl
 from harness import BUILD, Cluster, check, log_of, main, pb, refused_worker, run, tiny_job, undisturbed
 from test_http import get, http_address, metrics
 
@@ -150,6 +150,28 @@ def test_all_gpus_of_a_host():
         check(attached == {"host-cuda0", "host-cuda1"}, f"attached: {attached}")
 
 
+@with_nccl
+def test_an_abort_that_hangs_is_ended_by_the_supervisor():
+    """Of two GPUs of a host one's exchange fails, and NCCL cannot be ended there: the supervisor kills that worker at once, the other one goes on, and the
+    killed one comes back as another process and takes part again."""
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1, "steps": 40}))
+        env = {"CUDASIM_DEVICES": "2", "CUDASIM_DELAY_US": "100", "CUDASIM_FAIL": "nccl async:9,nccl abort hang:1",
+               "CUDASIM_FAIL_ONCE": os.path.join(cluster.dir, "failed")}
+        supervisor = cluster.start_worker(program=SIM, name="host", flags=("--device", "all"), env=env)
+        with cluster.slowed():
+            cluster.wait_until(lambda: over_nccl(supervisor), 60, "no NCCL between the two")
+            told = cluster.wait_event("worker_exited")
+            check("was killed, for it was stuck: 1 of the communicators did not abort in time" in told.text and "it is started again" in told.text, told.text)
+            lost = [e for e in cluster.events if e.kind == "worker_lost"]
+            check(len(lost) == 1 and lost[0].worker == told.worker and "says its supervisor" in lost[0].text, f"{lost}")
+            back = cluster.wait_event(lambda e: e.kind == "worker_attached" and e.worker == told.worker, after=lost[0].number)
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text, after=back.number)
+        expect_equal(cluster, steps=40)
+        check(supervisor.wait() == 0, log_of(supervisor))
+
+
 class Driver:
     """What the stand-in for the driver's management library tells of the GPUs of workers."""
 
@@ -258,5 +280,6 @@ def test_what_cannot_compute_says_why_in_one_line():
 main([test_layouts_have_the_bits_of_the_cpu, test_a_killed_worker_is_survived, test_a_job_is_rebased_from_cpu_to_gpu_and_back,
       test_a_bf16_job_has_one_result_in_every_layout, test_a_bf16_job_is_not_given_to_a_cpu, test_bf16_on_another_class_of_gpu_is_another_identity,
       test_a_gpu_that_fails_takes_only_its_worker_along, test_a_gpu_is_one_workers, test_all_gpus_of_a_host,
+      test_an_abort_that_hangs_is_ended_by_the_supervisor,
       test_health_of_a_gpu_is_told_and_one_that_failed_is_left, test_a_driver_that_hangs_harms_nobody,
       test_checkpoints_pass_between_cpu_and_gpu, test_what_cannot_compute_says_why_in_one_line])
