@@ -455,13 +455,14 @@ static enum mu_status choose_stages(struct planning *p)
     return MU_OK;
 }
 
-/* The least preferred go while there are more than the layout has room for. */
+/* The least preferred go while there are more than the layout has room for. A demoted one takes no room: if only it has
+ * something, others get that from it. */
 static void drop_surplus(struct planning *p, uint32_t wanted)
 {
     uint32_t eligible = count_eligible(p);
     for (uint32_t i = p->input->member_count; i-- > 0 && eligible > wanted;) {
         if (p->in[i] && !p->input->members[i].leaving)
-            eligible -= drop(p, i);
+            eligible -= drop(p, i) || p->input->members[i].demoted;
     }
 }
 

@@ -45,6 +45,7 @@ enum {
     MU_SUSPECT_UNPREPARED =
         3,                 /* so many generations that could not be prepared from a checkpoint, with all peers there */
     MU_HUNG_KEPT = 16,     /* per job: workers that were declared lost because they hang */
+    MU_DEMOTED_KEPT = 64,  /* per job: workers whose places spares have taken, because they are slow */
     MU_REFUSALS_KEPT = 16, /* per job: what was told of workers that were refused */
     MU_DEATHS_KEPT = 4096, /* over all jobs, for the crash budgets */
     MU_REQUESTS_KEPT = 4096,        /* changes that were made, for those who ask again because the answer was lost */
@@ -249,6 +250,8 @@ struct mu_tally_record {
     uint64_t prediction_told;        /* see struct prediction */
     uint32_t hung_count;             /* ever */
     struct mu_id hung[MU_HUNG_KEPT]; /* the newest of them, by number modulo */
+    uint32_t demoted_count;
+    struct mu_id demoted[MU_DEMOTED_KEPT]; /* see speeds.c; the oldest first */
 };
 
 /* One loss of a worker, for the crash budget of its name. Times are of the wall clock: no other one outlives the
