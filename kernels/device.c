@@ -24,6 +24,13 @@ static void host_close(struct mu_device *device)
     (void)device;
 }
 
+static enum mu_status host_compute(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err)
+{
+    if (dtype == MU_DTYPE_FP32)
+        return MU_OK;
+    return mu_fail(err, MU_ERR_INVALID, "compute: bf16 is not possible on %s; use a GPU, or fp32", device->name);
+}
+
 static void host_memory(struct mu_device *device, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
 {
     (void)device;
@@ -168,6 +175,7 @@ static void host_join(struct mu_device *device, enum mu_track track, uint32_t po
 
 static const struct mu_device_ops host_ops = {.enter = host_enter,
                                               .close = host_close,
+                                              .compute = host_compute,
                                               .memory = host_memory,
                                               .identity = NULL, /* kernels/identity.c */
                                               .allocate = host_allocate,
@@ -206,6 +214,11 @@ static struct mu_device *or_host(struct mu_device *device)
 void mu_device_close(struct mu_device *device)
 {
     or_host(device)->ops->close(device);
+}
+
+enum mu_status mu_device_compute(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err)
+{
+    return or_host(device)->ops->compute(or_host(device), dtype, err);
 }
 
 enum mu_status mu_device_enter(struct mu_device *device, struct mu_error *err)

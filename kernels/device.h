@@ -26,6 +26,9 @@ enum mu_memory {
     MU_MEMORY_PINNED, /* the host's, for copies without a detour */
 };
 
+/* What operands of matrix products and of attention are rounded to; all else is fp32. */
+enum mu_dtype { MU_DTYPE_FP32, MU_DTYPE_BF16 };
+
 /* Orders of operations: the one of all that compute, and those of exchanges beside it (worker/comm_nccl.h). */
 enum mu_track { MU_TRACK_MAIN, MU_TRACK_REPLICAS, MU_TRACK_STAGES, MU_TRACK_TIED, MU_TRACKS };
 
@@ -46,6 +49,7 @@ struct mu_kernel_identity;
 struct mu_device_ops {
     enum mu_status (*enter)(struct mu_device *device, struct mu_error *err);
     void (*close)(struct mu_device *device);
+    enum mu_status (*compute)(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err);
     void (*memory)(struct mu_device *device, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
     enum mu_status (*identity)(struct mu_pool *pool, const struct mu_kernel_shapes *shapes, struct mu_error *err,
                                struct mu_kernel_identity *ret_identity);
@@ -76,6 +80,7 @@ struct mu_device {
      * end it ends. */
     void (*watch)(void *ctx);
     void *watch_ctx;
+    bool bf16;                        /* it can compute in it */
     size_t page_bytes;                /* of spaces; 0: the system's */
     char name[MU_DEVICE_NAME_SIZE];   /* "cpu", "cuda:0" */
     char uuid[MU_DEVICE_UUID_SIZE];   /* of a GPU, the same in all processes: "GPU-5fd4..."; else empty */
@@ -101,6 +106,9 @@ static inline bool mu_device_is_host(const struct mu_device *device)
     return !device || device == mu_host_device();
 }
 
+/* Between jobs, on the thread that uses it: operations of its pools compute in `dtype` from now on. MU_ERR_INVALID and
+ * one line when the device cannot. */
+enum mu_status mu_device_compute(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err) MU_WARN_UNUSED;
 /* The calling thread is the one that uses the device from now on. */
 enum mu_status mu_device_enter(struct mu_device *device, struct mu_error *err) MU_WARN_UNUSED;
 void mu_device_memory(struct mu_device *device, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);

@@ -231,6 +231,8 @@ static void give_up(struct mu_engine *engine, struct mu_nccl *nccl)
     if (engine->nccl->abort(nccl, mu_clock_mono_us() + ENGINE_NCCL_ABORT_US, &err) == MU_OK)
         return;
     MU_LOGE("%s", err.text);
+    if (engine->callbacks.stuck)
+        engine->callbacks.stuck(engine->callbacks.ctx, err.text);
     _exit(ENGINE_NCCL_EXIT);
 }
 

@@ -160,8 +160,11 @@ static enum mu_status gpu_allocate(struct mu_device *device, enum mu_memory kind
         (void)cudaGetLastError();
         (void)cudaMemGetInfo(&free_bytes, &total_bytes);
         if (kind == MU_MEMORY_PINNED)
-            return mu_fail(err, MU_ERR_NO_MEMORY, "GPU %d: no %zu MiB of pinned host memory: %s", cuda->device,
-                           size >> 20, cudaGetErrorString(error));
+            return mu_fail(
+                err, MU_ERR_NO_MEMORY,
+                "GPU %d: no %zu MiB of pinned host memory: %s; free memory of the host, or raise its limit of locked "
+                "memory (ulimit -l)",
+                cuda->device, size >> 20, cudaGetErrorString(error));
         return mu_fail(err, MU_ERR_NO_MEMORY, "GPU %d: no memory for %zu MiB (%s); %zu of %zu MiB are free",
                        cuda->device, size >> 20, cudaGetErrorString(error), free_bytes >> 20, total_bytes >> 20);
     }
@@ -314,9 +317,9 @@ static void gpu_memory(struct mu_device *, uint64_t *ret_free_bytes, uint64_t *r
 }
 
 static const struct mu_device_ops gpu_ops = {
-    gpu_enter,     gpu_close, gpu_memory, mu_cuda_identity, gpu_allocate, gpu_release, gpu_reserve,
-    gpu_unreserve, gpu_back,  gpu_unback, gpu_copy,         gpu_read,     gpu_peek,    gpu_move,
-    gpu_holds,     gpu_mark,  gpu_passed, gpu_await,        gpu_use,      gpu_signal,  gpu_follow};
+    gpu_enter,     gpu_close,  mu_cuda_compute, gpu_memory, mu_cuda_identity, gpu_allocate, gpu_release, gpu_reserve,
+    gpu_unreserve, gpu_back,   gpu_unback,      gpu_copy,   gpu_read,         gpu_peek,     gpu_move,    gpu_holds,
+    gpu_mark,      gpu_passed, gpu_await,       gpu_use,    gpu_signal,       gpu_follow};
 
 cudaError_t mu_cuda_memory_init(struct mu_cuda *cuda)
 {
@@ -332,10 +335,8 @@ cudaError_t mu_cuda_memory_init(struct mu_cuda *cuda)
         error = cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming);
     for (int i = 0; i < MU_DEVICE_POINTS && error == cudaSuccess; i++)
         error = cudaEventCreateWithFlags(&cuda->points[i], cudaEventDisableTiming);
-    if (error == cudaSuccess)
-        error = cudaHostAlloc(&cuda->view, MU_DEVICE_READ_MAX, cudaHostAllocDefault);
     cuda->base.ops = &gpu_ops;
-    cuda->base.kernels = cuda->dtype == MU_CUDA_BF16 ? &mu_cuda_bf16_ops : &mu_cuda_ops;
+    cuda->base.kernels = &mu_cuda_ops;
     cuda->base.page_bytes = granularity;
     cuda->base.error = &cuda->error;
     (void)snprintf(cuda->base.name, sizeof cuda->base.name, "cuda:%d", cuda->device);

@@ -137,7 +137,7 @@ static inline void rank_begin(struct rank *r)
     snprintf(devices, sizeof devices, "%u:Emulated GPU:9.0:256:4", r->world);
     setenv("CUDASIM_DEVICES", devices, 1);
     cudasim_seed(7 + r->rank);
-    OK(mu_cuda_init(&r->cuda, (int)r->rank, MU_CUDA_FP32, WORKSPACE_BYTES, err));
+    OK(mu_cuda_init(&r->cuda, (int)r->rank, MU_DTYPE_FP32, WORKSPACE_BYTES, err));
     OK(mu_pool_new(1, err, &r->gpu));
     OK(mu_pool_new(1, err, &r->cpu));
     mu_pool_bind(r->gpu, &r->cuda.base);
