@@ -113,6 +113,8 @@ struct mu_worker_status {
     uint64_t bad_checkpoint; /* MU_PARK_PREPARE because this checkpoint could not be loaded; 0 = another reason */
     uint64_t feed;           /* number of the feed it takes, or took last since its Assign; 0 = none */
     enum mu_feed_state feed_state;
+    uint64_t fed_by; /* generation whose members feed it, or fed it last, while it stepped in none; 0 = none. `held` is
+                        of the newer one of this and `generation` */
     char text[MU_TEXT_SIZE];
     uint8_t weights_sha256[32]; /* MU_PARK_FINISHED: of the whole model's parameters, cell by cell; zero where this rank
                                    does not know it */

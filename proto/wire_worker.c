@@ -91,6 +91,7 @@ static enum mu_status put_status(struct mu_wire_arena *arena, const struct mu_wo
     pb->peer_failure = (Muster__V1__PeerFailure)status->peer_failure;
     pb->bad_checkpoint = status->bad_checkpoint;
     pb->feed = status->feed;
+    pb->fed_by = status->fed_by;
     pb->feed_state = (Muster__V1__FeedState)status->feed_state;
     pb->text = mu_wire_put_text(arena, status->text, sizeof status->text);
     pb->weights_sha256 = mu_wire_put_bytes32(status->weights_sha256);
@@ -395,6 +396,7 @@ static enum mu_status get_status(const Muster__V1__WorkerStatus *pb, struct mu_w
     out->bad_checkpoint = pb->bad_checkpoint;
     out->weights_unfinite = pb->weights_unfinite;
     out->feed = pb->feed;
+    out->fed_by = pb->fed_by;
     out->feed_state = (enum mu_feed_state)feed_state;
     return MU_OK;
 }

@@ -4,6 +4,8 @@
 
 #include "tests/sim/sim.h"
 
+enum { MU_SIM_UNHEARD = 4 }; /* steps that a change of generation swallows, or that one report sums up with others */
+
 struct mu_sim_rank {
     bool assigned, prepared, running;
     uint32_t slot, runner;
@@ -81,6 +83,7 @@ struct mu_sim_oracle {
     struct mu_sim_pace pace;
     struct mu_sim_slow slow;
     uint64_t nan_steps, nan_since_us; /* in a row, because of what was loaded; when they became enough to tell */
+    uint64_t nan_unheard;             /* of them, at most: their reports were swallowed as generations changed */
     bool restore_lost; /* a committed checkpoint was damaged by a fault: going back further is legitimate */
 };
 

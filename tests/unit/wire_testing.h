@@ -144,6 +144,7 @@ static void some_status(struct mu_worker_status *status)
     status->peer_failure = (enum mu_peer_failure)below(MU_PEER_FAILURE_PROTOCOL + 1);
     status->bad_checkpoint = any();
     status->feed = any();
+    status->fed_by = any();
     status->feed_state = (enum mu_feed_state)below(MU_FEED_FAILED + 1);
     some_text(status->text, sizeof status->text);
     for (int i = 0; i < 32; i++)
