@@ -358,7 +358,7 @@ void copy_text(char *out, size_t size, const char *text);
 /* admit.c: false after a rejection */
 /* For good: its device, kernels or data are not what the job needs. Told in an event, each line once in a row. */
 void refuse_worker(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session,
-                   const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+                   const char *fmt, ...) MU_PRINTF(5, 6);
 bool accept_identity(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session);
 bool accept_compute(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session);
 bool accept_nccl(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session);
