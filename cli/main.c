@@ -68,8 +68,8 @@ static const struct command commands[] = {
      "a checkpoint from other programs' parameters"},
     {"cert", mu_cmd_cert, "ca DIR | issue DIR ROLE/NAME [--hosts A,B] [--valid 365d]",
      "a CA for mutual TLS, and certificates: coordinator, worker, viewer, operator or admin"},
-    {"token", mu_cmd_token, "create [--worker NAME] [--valid 1h] [--reusable] | ls | revoke ID",
-     "join tokens, for which workers without a certificate get one from a coordinator with --ca-key"},
+    {"token", mu_cmd_token, "create [--role worker|viewer] [--worker NAME] [--valid 1h] [--reusable] | ls | revoke ID",
+     "tokens: join tokens, for which workers without a certificate get one; of the role viewer, to read over HTTP"},
     {"plan", mu_cmd_plan,
      "CLUSTER.yaml JOB.yaml [--top N] [--tp N] [--pp N] [--dp N] [--micro N] [--fp32] "
      "[--what-if NAME=NUMBER,..] [--measured FILE]",

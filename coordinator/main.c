@@ -31,7 +31,9 @@ static const char usage_text[] =
     "  --volatile               keep everything in memory instead: all is lost when it stops\n"
     "  --listen ADDR            address for workers and clients (default 127.0.0.1:7070; port 0: any free one)\n"
     "  --http ADDR              also serve the dashboard, /api/v1/ and /metrics over HTTP there, over HTTPS elsewhere\n"
-    "                           than on the loopback (default: not)\n"
+    "                           than on the loopback; there readers need the role viewer: a certificate, or a token\n"
+    "                           (muster token create --role viewer) (default: not)\n"
+    "  --http-auth              on the loopback, too, readers need a token\n"
     "  --tls-ca FILE, --tls-cert FILE, --tls-key FILE\n"
     "                           mutual TLS: clients need a certificate of that CA, its role says what they may do\n"
     "                           (default: $MUSTER_TLS_CA, $MUSTER_TLS_CERT, $MUSTER_TLS_KEY; see muster cert)\n"
@@ -99,6 +101,7 @@ enum {
     OPT_RATES,
     OPT_LISTEN,
     OPT_HTTP,
+    OPT_HTTP_AUTH,
     OPT_TLS_CA,
     OPT_TLS_CERT,
     OPT_TLS_KEY,
@@ -113,7 +116,7 @@ enum {
     OPT_VERSION,
     OPT_HELP
 };
-enum { NUMBER_OPTIONS = 22, TEXT_OPTIONS = 17, MS_MAX = 24 * 3600 * 1000 };
+enum { NUMBER_OPTIONS = 22, TEXT_OPTIONS = 18, MS_MAX = 24 * 3600 * 1000 };
 
 static void print_usage(const struct options *options, FILE *to)
 {
@@ -166,6 +169,9 @@ static void parse_one(struct options *options, int choice, const struct number_o
         break;
     case OPT_HTTP:
         options->driver.http = optarg;
+        break;
+    case OPT_HTTP_AUTH:
+        options->driver.http_auth = true;
         break;
     case OPT_TLS_CA:
         options->driver.tls.ca = optarg;
@@ -293,6 +299,7 @@ static void parse_options(struct options *options, int argc, char **argv)
         {"data-dir", required_argument, NULL, OPT_DATA_DIR},
         {"listen", required_argument, NULL, OPT_LISTEN},
         {"http", required_argument, NULL, OPT_HTTP},
+        {"http-auth", no_argument, NULL, OPT_HTTP_AUTH},
         {"tls-ca", required_argument, NULL, OPT_TLS_CA},
         {"tls-cert", required_argument, NULL, OPT_TLS_CERT},
         {"tls-key", required_argument, NULL, OPT_TLS_KEY},

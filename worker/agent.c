@@ -499,29 +499,27 @@ static struct mu_boundary on_boundary(void *ctx, uint64_t generation, uint64_t s
     return decision;
 }
 
-static void write_ledger(const struct agent *agent, const char *line, int length)
+static void on_stuck(void *ctx, const char *text)
 {
-    if (write(agent->ledger_fd, line, (size_t)length) != length)
-        MU_LOGE("ledger: %s", strerror(errno));
+    mu_notes_stuck(((const struct agent *)ctx)->note_fd, MU_AGENT_EXIT_FAILURE, text);
 }
 
 static void on_leaf(void *ctx, uint64_t generation, uint64_t step, uint32_t leaf, uint64_t first_sequence,
                     uint64_t count)
 {
-    char line[160];
-    int length = snprintf(line, sizeof line, "leaf generation=%llu step=%llu leaf=%u first=%llu count=%llu\n",
-                          (unsigned long long)generation, (unsigned long long)step, leaf,
-                          (unsigned long long)first_sequence, (unsigned long long)count);
-    write_ledger(ctx, line, length);
+    const struct agent *agent = ctx;
+    if (dprintf(agent->ledger_fd, "leaf generation=%llu step=%llu leaf=%u first=%llu count=%llu\n",
+                (unsigned long long)generation, (unsigned long long)step, leaf, (unsigned long long)first_sequence,
+                (unsigned long long)count) < 0)
+        MU_LOGE("ledger: %s", strerror(errno));
 }
 
 static void on_applied(void *ctx, uint64_t generation, uint64_t step)
 {
-    char line[128];
-    int length =
-        snprintf(line, sizeof line, "applied generation=%llu step=%llu mono_us=%llu\n", (unsigned long long)generation,
-                 (unsigned long long)step, (unsigned long long)mu_clock_mono_us());
-    write_ledger(ctx, line, length);
+    const struct agent *agent = ctx;
+    if (dprintf(agent->ledger_fd, "applied generation=%llu step=%llu mono_us=%llu\n", (unsigned long long)generation,
+                (unsigned long long)step, (unsigned long long)mu_clock_mono_us()) < 0)
+        MU_LOGE("ledger: %s", strerror(errno));
 }
 
 /* ---- main thread ---- */
@@ -650,7 +648,7 @@ static enum mu_status start_engine(struct agent *agent, const struct mu_agent_co
         .unix_dir = config->unix_dir,
         .host = agent->host,
         .connect_timeout_ms = config->connect_timeout_ms,
-        .callbacks = {.ctx = agent, .post = on_post, .vote = on_vote, .boundary = on_boundary}};
+        .callbacks = {.ctx = agent, .post = on_post, .vote = on_vote, .boundary = on_boundary, .stuck = on_stuck}};
     if (config->ledger) {
         agent->ledger_fd = open(config->ledger, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
         if (agent->ledger_fd < 0)

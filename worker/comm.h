@@ -231,6 +231,8 @@ enum mu_status mu_comm_wait_all(struct mu_comm_group *group, uint64_t deadline_u
 /* Peers that have failed so far, the first one first: what the coordinator is told. Returns how many; writes at most
  * `capacity`. After the first failure progress still looks for further ones, but moves no data. */
 size_t mu_comm_group_failures(const struct mu_comm_group *group, struct mu_comm_failure *out, size_t capacity);
+/* The first of them in words, with the rank: "rank 3: not connected by the deadline, last: ..."; empty: none yet. */
+const char *mu_comm_group_failure_text(const struct mu_comm_group *group);
 const char *mu_comm_failure_name(enum mu_comm_failure_kind kind);
 
 /* Counters of all peers, in ascending rank; returns how many there are, writes at most `capacity`. A system call each.

@@ -160,8 +160,11 @@ static enum mu_status gpu_allocate(struct mu_device *device, enum mu_memory kind
         (void)cudaGetLastError();
         (void)cudaMemGetInfo(&free_bytes, &total_bytes);
         if (kind == MU_MEMORY_PINNED)
-            return mu_fail(err, MU_ERR_NO_MEMORY, "GPU %d: no %zu MiB of pinned host memory: %s", cuda->device,
-                           size >> 20, cudaGetErrorString(error));
+            return mu_fail(
+                err, MU_ERR_NO_MEMORY,
+                "GPU %d: no %zu MiB of pinned host memory: %s; free memory of the host, or raise its limit of locked "
+                "memory (ulimit -l)",
+                cuda->device, size >> 20, cudaGetErrorString(error));
         return mu_fail(err, MU_ERR_NO_MEMORY, "GPU %d: no memory for %zu MiB (%s); %zu of %zu MiB are free",
                        cuda->device, size >> 20, cudaGetErrorString(error), free_bytes >> 20, total_bytes >> 20);
     }
@@ -332,8 +335,6 @@ cudaError_t mu_cuda_memory_init(struct mu_cuda *cuda)
         error = cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming);
     for (int i = 0; i < MU_DEVICE_POINTS && error == cudaSuccess; i++)
         error = cudaEventCreateWithFlags(&cuda->points[i], cudaEventDisableTiming);
-    if (error == cudaSuccess)
-        error = cudaHostAlloc(&cuda->view, MU_DEVICE_READ_MAX, cudaHostAllocDefault);
     cuda->base.ops = &gpu_ops;
     cuda->base.kernels = &mu_cuda_ops;
     cuda->base.page_bytes = granularity;
