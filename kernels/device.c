@@ -24,6 +24,13 @@ static void host_close(struct mu_device *device)
     (void)device;
 }
 
+static enum mu_status host_compute(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err)
+{
+    if (dtype == MU_DTYPE_FP32)
+        return MU_OK;
+    return mu_fail(err, MU_ERR_INVALID, "compute: bf16 is not possible on %s; use a GPU, or fp32", device->name);
+}
+
 static void host_memory(struct mu_device *device, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
 {
     (void)device;
@@ -166,8 +173,22 @@ static void host_join(struct mu_device *device, enum mu_track track, uint32_t po
     (void)point;
 }
 
+static void host_span(struct mu_device *device, enum mu_work work, bool begin)
+{
+    (void)device;
+    (void)work;
+    (void)begin;
+}
+
+static void host_spent_us(struct mu_device *device, uint64_t ret_us[MU_WORKS])
+{
+    (void)device;
+    memset(ret_us, 0, MU_WORKS * sizeof *ret_us);
+}
+
 static const struct mu_device_ops host_ops = {.enter = host_enter,
                                               .close = host_close,
+                                              .compute = host_compute,
                                               .memory = host_memory,
                                               .identity = NULL, /* kernels/identity.c */
                                               .allocate = host_allocate,
@@ -186,7 +207,9 @@ static const struct mu_device_ops host_ops = {.enter = host_enter,
                                               .await = host_passed,
                                               .use = host_use,
                                               .signal = host_join,
-                                              .follow = host_join};
+                                              .follow = host_join,
+                                              .span = host_span,
+                                              .spent_us = host_spent_us};
 
 static const struct mu_error no_error;
 static struct mu_device host = {.ops = &host_ops, .kernels = &mu_cpu_ops, .name = "cpu", .error = &no_error};
@@ -206,6 +229,11 @@ static struct mu_device *or_host(struct mu_device *device)
 void mu_device_close(struct mu_device *device)
 {
     or_host(device)->ops->close(device);
+}
+
+enum mu_status mu_device_compute(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err)
+{
+    return or_host(device)->ops->compute(or_host(device), dtype, err);
 }
 
 enum mu_status mu_device_enter(struct mu_device *device, struct mu_error *err)
@@ -292,4 +320,19 @@ void mu_device_follow(struct mu_device *device, enum mu_track track, uint32_t po
 {
     MU_ASSERT(point < MU_DEVICE_POINTS);
     or_host(device)->ops->follow(device, track, point);
+}
+
+void mu_device_span_begin(struct mu_device *device, enum mu_work work)
+{
+    or_host(device)->ops->span(device, work, true);
+}
+
+void mu_device_span_end(struct mu_device *device, enum mu_work work)
+{
+    or_host(device)->ops->span(device, work, false);
+}
+
+void mu_device_spent_us(struct mu_device *device, uint64_t ret_us[MU_WORKS])
+{
+    or_host(device)->ops->spent_us(device, ret_us);
 }

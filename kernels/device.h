@@ -26,14 +26,21 @@ enum mu_memory {
     MU_MEMORY_PINNED, /* the host's, for copies without a detour */
 };
 
+/* What operands of matrix products and of attention are rounded to; all else is fp32. */
+enum mu_dtype { MU_DTYPE_FP32, MU_DTYPE_BF16 };
+
 /* Orders of operations: the one of all that compute, and those of exchanges beside it (worker/comm_nccl.h). */
 enum mu_track { MU_TRACK_MAIN, MU_TRACK_REPLICAS, MU_TRACK_STAGES, MU_TRACK_TIED, MU_TRACKS };
+
+/* What a GPU's time is measured of. */
+enum mu_work { MU_WORK_FORWARD, MU_WORK_BACKWARD, MU_WORKS };
 
 enum {
     MU_DEVICE_READ_MAX = 1 << 20,
     MU_DEVICE_NAME_SIZE = 16,
     MU_DEVICE_UUID_SIZE = 48,
     MU_DEVICE_POINTS = 32,
+    MU_DEVICE_SPANS = 512, /* measured ones of one mu_device_spent_us */
 };
 
 struct mu_device;
@@ -46,6 +53,7 @@ struct mu_kernel_identity;
 struct mu_device_ops {
     enum mu_status (*enter)(struct mu_device *device, struct mu_error *err);
     void (*close)(struct mu_device *device);
+    enum mu_status (*compute)(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err);
     void (*memory)(struct mu_device *device, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
     enum mu_status (*identity)(struct mu_pool *pool, const struct mu_kernel_shapes *shapes, struct mu_error *err,
                                struct mu_kernel_identity *ret_identity);
@@ -67,6 +75,8 @@ struct mu_device_ops {
     void (*use)(struct mu_device *device, enum mu_track track);
     void (*signal)(struct mu_device *device, enum mu_track track, uint32_t point);
     void (*follow)(struct mu_device *device, enum mu_track track, uint32_t point);
+    void (*span)(struct mu_device *device, enum mu_work work, bool begin);
+    void (*spent_us)(struct mu_device *device, uint64_t ret_us[MU_WORKS]);
 };
 
 struct mu_device {
@@ -76,6 +86,7 @@ struct mu_device {
      * end it ends. */
     void (*watch)(void *ctx);
     void *watch_ctx;
+    bool bf16;                        /* it can compute in it */
     size_t page_bytes;                /* of spaces; 0: the system's */
     char name[MU_DEVICE_NAME_SIZE];   /* "cpu", "cuda:0" */
     char uuid[MU_DEVICE_UUID_SIZE];   /* of a GPU, the same in all processes: "GPU-5fd4..."; else empty */
@@ -101,6 +112,9 @@ static inline bool mu_device_is_host(const struct mu_device *device)
     return !device || device == mu_host_device();
 }
 
+/* Between jobs, on the thread that uses it: operations of its pools compute in `dtype` from now on. MU_ERR_INVALID and
+ * one line when the device cannot. */
+enum mu_status mu_device_compute(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err) MU_WARN_UNUSED;
 /* The calling thread is the one that uses the device from now on. */
 enum mu_status mu_device_enter(struct mu_device *device, struct mu_error *err) MU_WARN_UNUSED;
 void mu_device_memory(struct mu_device *device, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
@@ -144,5 +158,15 @@ void mu_device_use(struct mu_device *device, enum mu_track track);
  * point, as it stands at that time, is reached; at once if it was never signalled. */
 void mu_device_signal(struct mu_device *device, enum mu_track track, uint32_t point);
 void mu_device_follow(struct mu_device *device, enum mu_track track, uint32_t point);
+
+/* ---- how long a GPU works: calls return before it has begun ---- */
+
+/* Between these two the main track works, or waits for nothing but its own operations and those of its tensor group.
+ * Not one inside the other. Of the host nothing is measured. */
+void mu_device_span_begin(struct mu_device *device, enum mu_work work);
+void mu_device_span_end(struct mu_device *device, enum mu_work work);
+/* Microseconds of each work since the last call; the device must have been waited for since. Where there were more than
+ * MU_DEVICE_SPANS, those that were not measured are taken for as long as the others. */
+void mu_device_spent_us(struct mu_device *device, uint64_t ret_us[MU_WORKS]);
 
 #endif

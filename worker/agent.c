@@ -499,29 +499,27 @@ static struct mu_boundary on_boundary(void *ctx, uint64_t generation, uint64_t s
     return decision;
 }
 
-static void write_ledger(const struct agent *agent, const char *line, int length)
+static void on_stuck(void *ctx, const char *text)
 {
-    if (write(agent->ledger_fd, line, (size_t)length) != length)
-        MU_LOGE("ledger: %s", strerror(errno));
+    mu_notes_stuck(((const struct agent *)ctx)->note_fd, MU_AGENT_EXIT_FAILURE, text);
 }
 
 static void on_leaf(void *ctx, uint64_t generation, uint64_t step, uint32_t leaf, uint64_t first_sequence,
                     uint64_t count)
 {
-    char line[160];
-    int length = snprintf(line, sizeof line, "leaf generation=%llu step=%llu leaf=%u first=%llu count=%llu\n",
-                          (unsigned long long)generation, (unsigned long long)step, leaf,
-                          (unsigned long long)first_sequence, (unsigned long long)count);
-    write_ledger(ctx, line, length);
+    const struct agent *agent = ctx;
+    if (dprintf(agent->ledger_fd, "leaf generation=%llu step=%llu leaf=%u first=%llu count=%llu\n",
+                (unsigned long long)generation, (unsigned long long)step, leaf, (unsigned long long)first_sequence,
+                (unsigned long long)count) < 0)
+        MU_LOGE("ledger: %s", strerror(errno));
 }
 
 static void on_applied(void *ctx, uint64_t generation, uint64_t step)
 {
-    char line[128];
-    int length =
-        snprintf(line, sizeof line, "applied generation=%llu step=%llu mono_us=%llu\n", (unsigned long long)generation,
-                 (unsigned long long)step, (unsigned long long)mu_clock_mono_us());
-    write_ledger(ctx, line, length);
+    const struct agent *agent = ctx;
+    if (dprintf(agent->ledger_fd, "applied generation=%llu step=%llu mono_us=%llu\n", (unsigned long long)generation,
+                (unsigned long long)step, (unsigned long long)mu_clock_mono_us()) < 0)
+        MU_LOGE("ledger: %s", strerror(errno));
 }
 
 /* ---- main thread ---- */
@@ -650,7 +648,7 @@ static enum mu_status start_engine(struct agent *agent, const struct mu_agent_co
         .unix_dir = config->unix_dir,
         .host = agent->host,
         .connect_timeout_ms = config->connect_timeout_ms,
-        .callbacks = {.ctx = agent, .post = on_post, .vote = on_vote, .boundary = on_boundary}};
+        .callbacks = {.ctx = agent, .post = on_post, .vote = on_vote, .boundary = on_boundary, .stuck = on_stuck}};
     if (config->ledger) {
         agent->ledger_fd = open(config->ledger, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
         if (agent->ledger_fd < 0)
@@ -672,13 +670,13 @@ static enum mu_status start_core(struct agent *agent, const struct mu_agent_conf
     memcpy(hello->host, agent->host, sizeof hello->host);
     snprintf(hello->address, sizeof hello->address, "%s", mu_engine_address(agent->engine));
     uint64_t free_bytes;
-    const char *device = config->device ? config->device->name : "cpu";
-    snprintf(hello->backend, sizeof hello->backend, "%.*s", (int)strcspn(device, ":"), device);
-    if (config->device)
-        memcpy(hello->gpu, config->device->uuid, sizeof hello->gpu);
+    const struct mu_device *device = config->device ? config->device : mu_host_device();
+    snprintf(hello->backend, sizeof hello->backend, "%.*s", (int)strcspn(device->name, ":"), device->name);
+    memcpy(hello->gpu, device->uuid, sizeof hello->gpu);
     hello->pid = (uint64_t)getpid();
     hello->threads = mu_engine_threads(agent->engine);
     mu_device_memory(config->device, &free_bytes, &hello->memory_bytes);
+    hello->computes_bf16 = device->bf16;
     hello->nccl_version = mu_device_is_host(config->device) || !mu_nccl_ops() ? 0 : mu_nccl_ops()->version();
     worker.incarnation = mu_id_random();
     worker.jitter_seed = mu_id_random().low;

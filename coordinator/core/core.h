@@ -45,6 +45,8 @@ enum {
     MU_SUSPECT_UNPREPARED =
         3,                 /* so many generations that could not be prepared from a checkpoint, with all peers there */
     MU_HUNG_KEPT = 16,     /* per job: workers that were declared lost because they hang */
+    MU_DEMOTED_KEPT = 64,  /* per job: workers whose places spares have taken, because they are slow */
+    MU_REFUSALS_KEPT = 16, /* per job: what was told of workers that were refused */
     MU_DEATHS_KEPT = 4096, /* over all jobs, for the crash budgets */
     MU_REQUESTS_KEPT = 4096,        /* changes that were made, for those who ask again because the answer was lost */
     MU_CHECKPOINT_ATTEMPTS_MAX = 3, /* a checkpoint that is given up is ordered again at once until so many were */
@@ -66,6 +68,7 @@ struct mu_coord_config {
     const struct mu_node_map *nodes;   /* by the hosts' names: who is new gets ranks by it, and buddies another switch;
                                           NULL: not known; must stay */
     const struct mu_cost_rates *rates; /* of a worker, as muster probe measured them; NULL: default ones; must stay */
+    const struct mu_cost_rates *rates_bf16; /* likewise, of one whose job is in bf16 */
 };
 
 void mu_coord_config_init(struct mu_coord_config *config);
@@ -247,6 +250,8 @@ struct mu_tally_record {
     uint64_t prediction_told;        /* see struct prediction */
     uint32_t hung_count;             /* ever */
     struct mu_id hung[MU_HUNG_KEPT]; /* the newest of them, by number modulo */
+    uint32_t demoted_count;
+    struct mu_id demoted[MU_DEMOTED_KEPT]; /* see speeds.c; the oldest first */
 };
 
 /* One loss of a worker, for the crash budget of its name. Times are of the wall clock: no other one outlives the
@@ -330,6 +335,14 @@ struct mu_record {
 
 /* ---- events: what comes in ---- */
 
+enum mu_stream_end {
+    MU_STREAM_RESET,     /* by the peer, or its connection is gone */
+    MU_STREAM_MALFORMED, /* it brought what is not allowed */
+    MU_STREAM_SLOW,      /* it took nothing */
+    MU_STREAM_EXIT,      /* its supervisor says that the process has ended */
+    MU_STREAM_END_COUNT
+};
+
 enum mu_coord_event_kind {
     MU_CE_TICK,    /* next_deadline has come. Leases are judged only here: give it after the queue of waiting events is
                       empty */
@@ -392,6 +405,7 @@ struct mu_coord_event {
         struct {
             uint64_t session;
             const char *reason; /* "stream reset", "closed by peer", ... */
+            enum mu_stream_end end;
         } disconnected;
         struct {
             uint64_t ticket;
@@ -420,6 +434,7 @@ struct mu_coord_event {
             const char *new_job, *path;           /* BRANCH: its name, and where its checkpoints go; empty: as before */
             uint64_t checkpoint;                  /* BRANCH: from which */
             bool rebase;                          /* BRANCH: under the numeric identity of its first worker */
+            enum mu_compute compute;              /* BRANCH, with rebase: in what it computes; 0: as the origin */
             const char *node;                     /* NODE */
             const char *by;                       /* NODE, AMEND, BRANCH: who orders it */
             enum mu_node_order order;
@@ -622,8 +637,17 @@ bool mu_coord_account_view(const struct mu_coord *coord, uint32_t slot, uint64_t
 uint64_t mu_coord_last_event(const struct mu_coord *coord);
 /* Where the state of a generation's start came from. */
 enum mu_start_source { MU_START_HOLDERS, MU_START_MIRRORS, MU_START_CHECKPOINT, MU_START_SEED, MU_START_COUNT };
+/* What was refused of stale workers. */
+enum mu_fence {
+    MU_FENCE_LOST,       /* Hello of one that was declared lost, with what it held */
+    MU_FENCE_STREAM,     /* on a stream that was refused or never said Hello */
+    MU_FENCE_GENERATION, /* of a generation that is over */
+    MU_FENCE_COUNT
+};
+enum { MU_REJECT_REASONS = MU_REJECT_INVALID + 1 };
 struct mu_coord_counters { /* since the start */
-    uint64_t fenced_messages, refused_hellos, stream_losses, forgiven_us;
+    uint64_t fenced_messages[MU_FENCE_COUNT], refused_hellos[MU_REJECT_REASONS], stream_losses[MU_STREAM_END_COUNT];
+    uint64_t forgiven_us;
     uint64_t recoveries[MU_START_COUNT], recovery_us[MU_START_COUNT]; /* from the first loss noticed until Go */
     uint32_t quarantined;                                             /* worker names now */
 };

@@ -138,6 +138,8 @@ bool mu_coord_worker_view(const struct mu_coord *coord, uint32_t slot, struct mu
     memcpy(ret->address, worker->address, sizeof ret->address);
     memcpy(ret->backend, worker->backend, sizeof ret->backend);
     memcpy(ret->reason, worker->reason, sizeof ret->reason);
+    if (!ret->reason[0] && is_demoted(job, worker))
+        copy_text(ret->reason, sizeof ret->reason, "demoted: it is slow, others come first");
     ret->incarnation = worker->incarnation;
     ret->state = state_of(worker);
     ret->phase = worker->status.phase;
