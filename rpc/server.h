@@ -185,9 +185,9 @@ struct mu_rpc_refusals {
     uint64_t connections_owing;        /* closed: over max_owed_bytes, or together over max_owed_bytes_in_all */
     uint64_t calls, calls_of_peer, questions_of_peer;
     uint64_t answers_untaken; /* withdrawn: over max_untaken_bytes, or more of them than max_calls */
-    char last_host[48];  /* with too many connections; "": none yet */
-    char last_owing[48]; /* of one of connections_owing; likewise */
-    bool is_stuck;       /* clients may wait for a descriptor and are not looked at before another one comes */
+    char last_host[48];       /* with too many connections; "": none yet */
+    char last_owing[48];      /* of one of connections_owing; likewise */
+    bool is_stuck;            /* clients may wait for a descriptor and are not looked at before another one comes */
 };
 struct mu_rpc_refusals mu_rpc_server_refusals(struct mu_rpc_server *server);
 
