@@ -249,6 +249,9 @@ static enum mu_status put_message(struct mu_wire_arena *arena, const struct mu_w
         pb->kind_case = MUSTER__V1__WORKER_MESSAGE__KIND_KEPT;
         pb->kept = &parts->kept;
         return put_kept(arena, &message->kept, parts, err);
+    case MU_WM_PROBED:
+        pb->kind_case = MUSTER__V1__WORKER_MESSAGE__KIND_PROBED;
+        return mu_wire_probed_to_pb(arena, &message->probed, &pb->probed, err);
     case MU_WM_COUNT:
         break;
     }
@@ -541,6 +544,9 @@ static enum mu_status get_message(const Muster__V1__WorkerMessage *pb, struct mu
     case MUSTER__V1__WORKER_MESSAGE__KIND_KEPT:
         out->kind = MU_WM_KEPT;
         return get_kept(pb->kept, &out->kept, err);
+    case MUSTER__V1__WORKER_MESSAGE__KIND_PROBED:
+        out->kind = MU_WM_PROBED;
+        return mu_wire_probed_from_pb(pb->probed, &out->probed, err);
     default:
         return mu_fail(err, MU_ERR_INVALID, "WorkerMessage: has no kind that this version knows");
     }

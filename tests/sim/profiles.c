@@ -680,6 +680,16 @@ static void nodes(struct mu_sim *sim, struct mu_sim_params *p)
     p->node_orders = true;
 }
 
+/* Whoever has nothing to do is measured, again and again, and often before the job begins. */
+static void probes(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    static void (*const kinds[])(struct mu_sim *, struct mu_sim_params *) = {calm,   crashes, storms, growth,
+                                                                             drains, grid,    nodes};
+    kinds[mu_sim_below(sim, sizeof kinds / sizeof kinds[0])](sim, p);
+    p->probes = true;
+    p->preflight = mu_sim_below(sim, 2);
+}
+
 /* Leaves and layers follow the speeds, spares relieve slow workers, in the middle of any trouble. */
 static void speeds(struct mu_sim *sim, struct mu_sim_params *p)
 {
@@ -735,6 +745,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"buddy-one", "with mirrors, one death at any instant: no step is replayed", 8, buddy_one},
     {"supervised", "who is killed is told to the coordinator by its supervisor", 8, supervised},
     {"nodes", "hosts are cordoned, drained and resumed, with and without a deadline", 8, nodes},
+    {"probes", "workers that have nothing to do are measured, often before the job begins", 6, probes},
     {"local", "checkpoints on the hosts' own disks: deaths, coordinator crashes, one disk lost", 8, local},
     {"speeds", "some workers take three times as long: leaves and layers follow, spares relieve them", 6, speeds},
     {"big", "1,000 to 4,000 workers, few steps, tree exchange", 0, big},

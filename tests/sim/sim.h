@@ -148,6 +148,7 @@ struct mu_sim_params {
     bool buddies, one_fault;                  /* one_fault: and no step may be replayed for it */
     uint64_t memory_bytes;                    /* of a worker's device */
     bool node_orders;                         /* hosts are cordoned, drained, resumed */
+    bool probes, preflight;                   /* workers are measured, again and again; before the job begins */
     bool supervised;                          /* who is killed is told to the coordinator by its supervisor */
     bool same_names, no_names, mixed_hosts, hosts_vanish, strangers, may_fail, nobody_lost, undisturbed;
 };

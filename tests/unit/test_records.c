@@ -55,7 +55,7 @@ static void make_job(struct mu_job_record *job)
     job->state = MU_JOB_RUNNING;
     job->generation = UINT64_MAX - 5;
     job->next_checkpoint = 7;
-    job->checkpoint_seen = true;
+    job->checkpoint_seen = job->preflight = true;
     job->command =
         (struct mu_command_record){.number = 9, .kind = MU_COMMAND_PARK, .not_before_step = 77, .open = true};
     job->steps_done = 123;
