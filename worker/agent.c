@@ -22,6 +22,7 @@
 #include "worker/engine.h"
 #include "worker/holder.h"
 #include "worker/keeper.h"
+#include "worker/leave.h"
 #include "worker/ledger.h"
 #include "worker/notes.h"
 #include "worker/nvml.h"
@@ -521,11 +522,10 @@ static void free_dead(struct agent *agent)
     struct link *dead = agent->dead;
     agent->dead = NULL;
     pthread_mutex_unlock(&agent->lock);
-    while (dead) {
-        struct link *next = dead->next;
+    for (struct link *next; dead; dead = next) {
+        next = dead->next;
         mu_rpc_stream_free(dead->stream);
         free(dead);
-        dead = next;
     }
 }
 
@@ -626,7 +626,7 @@ static void flush_stream(struct agent *agent)
 
 static enum mu_status start_engine(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
 {
-    char route_to[192], host[MU_WORKER_NAME_SIZE] = "localhost";
+    char host[MU_WORKER_NAME_SIZE] = "localhost";
     if (gethostname(host, sizeof host - 1) != 0)
         MU_LOGW("the host has no name: %s", strerror(errno));
     mu_wire_text_clean(config->host_id ? config->host_id : host, agent->host, sizeof agent->host);
@@ -635,7 +635,7 @@ static enum mu_status start_engine(struct agent *agent, const struct mu_agent_co
         .device = config->device,
         .nccl = mu_nccl_ops(),
         .data_addr = config->data_addr,
-        .route_to = mu_comm_route_to(config->coordinator, route_to, sizeof route_to) ? route_to : NULL,
+        .route_to = config->route_to,
         .host_id = config->host_id,
         .unix_dir = config->unix_dir,
         .host = agent->host,
@@ -662,13 +662,13 @@ static enum mu_status start_core(struct agent *agent, const struct mu_agent_conf
     memcpy(hello->host, agent->host, sizeof hello->host);
     snprintf(hello->address, sizeof hello->address, "%s", mu_engine_address(agent->engine));
     uint64_t free_bytes;
-    const char *device = config->device ? config->device->name : "cpu";
-    snprintf(hello->backend, sizeof hello->backend, "%.*s", (int)strcspn(device, ":"), device);
-    if (config->device)
-        memcpy(hello->gpu, config->device->uuid, sizeof hello->gpu);
+    const struct mu_device *device = config->device ? config->device : mu_host_device();
+    snprintf(hello->backend, sizeof hello->backend, "%.*s", (int)strcspn(device->name, ":"), device->name);
+    memcpy(hello->gpu, device->uuid, sizeof hello->gpu);
     hello->pid = (uint64_t)getpid();
     hello->threads = mu_engine_threads(agent->engine);
     mu_device_memory(config->device, &free_bytes, &hello->memory_bytes);
+    hello->computes_bf16 = device->bf16;
     hello->nccl_version = mu_device_is_host(config->device) || !mu_nccl_ops() ? 0 : mu_nccl_ops()->version();
     worker.incarnation = mu_id_random();
     worker.jitter_seed = mu_id_random().low;
@@ -757,7 +757,7 @@ int mu_agent_run(const struct mu_agent_config *config)
                           .wake_fd = -1,
                           .signal_fd = -1,
                           .ledger_fd = -1,
-                          .note_fd = mu_notes_open(),
+                          .note_fd = config->note_fd,
                           .armed_us = UINT64_MAX};
     struct mu_error err = {0};
     pthread_mutex_init(&agent.lock, NULL);
@@ -784,6 +784,7 @@ int mu_agent_run(const struct mu_agent_config *config)
         note_trouble(&agent, err.text);
         agent.exit_code = status == MU_ERR_INVALID ? MU_AGENT_EXIT_USAGE : MU_AGENT_EXIT_FAILURE;
     }
+    mu_leave_within(MU_AGENT_STOP_S, agent.exit_code);
     stop(&agent);
     return agent.exit_code;
 }

@@ -69,7 +69,7 @@ struct mu_comm_config {
     const char *data_addr; /* literal address to listen on, "192.0.2.1", "192.0.2.1:4711", "[2001:db8::1]:0"; NULL: see
                               route_to */
     const char *route_to;  /* literal "address:port" of the coordinator: listen on the local address that reaches it;
-                              NULL: loopback */
+                              NULL or "": loopback */
     const char *
         host_id; /* processes with equal ids talk over Unix sockets; NULL: derived from boot id and network namespace */
     const char
@@ -162,8 +162,9 @@ void mu_comm_free(struct mu_comm *comm);
 /* "host=<id>;unix=@<name>;tcp=<literal address>:<port>", for the coordinator and the peers. Lives as long as comm. */
 const char *mu_comm_address(const struct mu_comm *comm);
 
-/* The coordinator's address as literal "address:port", for the choice of the data plane's own; false: it has none. */
-bool mu_comm_route_to(const char *coordinator, char *out, size_t size);
+/* The coordinator's address as literal "address:port", for the choice of the data plane's own; "" for a Unix socket and
+ * for what is no "host:port". Asks the name service and blocks. MU_ERR_UNAVAILABLE: it cannot be resolved now. */
+enum mu_status mu_comm_route_to(const char *coordinator, char *out, size_t size, struct mu_error *err) MU_WARN_UNUSED;
 void mu_comm_stats(const struct mu_comm *comm, struct mu_comm_stats *ret_stats);
 
 /* A descriptor that becomes readable when mu_comm_progress has something to do, for a thread that sleeps elsewhere.

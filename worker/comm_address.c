@@ -122,7 +122,7 @@ static enum mu_status route_address(const char *to, struct sockaddr_storage *ret
 static enum mu_status choose_address(const struct mu_comm_config *config, struct sockaddr_storage *ret_address,
                                      socklen_t *ret_size, struct mu_error *err)
 {
-    if (!config->data_addr && config->route_to) {
+    if (!config->data_addr && config->route_to && config->route_to[0]) {
         enum mu_status status = route_address(config->route_to, ret_address, ret_size, err);
         if (status != MU_OK)
             return status;
@@ -311,23 +311,26 @@ enum mu_status mu_comm_address_parse(const char *text, struct literal_address *r
     return MU_OK;
 }
 
-bool mu_comm_route_to(const char *text, char *out, size_t size)
+enum mu_status mu_comm_route_to(const char *coordinator, char *out, size_t size, struct mu_error *err)
 {
     char host[256], literal[128];
-    const char *colon = strrchr(text, ':');
-    if (strncmp(text, "unix:", 5) == 0 || !colon || (size_t)(colon - text) >= sizeof host)
-        return false;
-    snprintf(host, sizeof host, "%.*s", (int)(colon - text), text);
-    if (host[0] == '[' && host[strlen(host) - 1] == ']') {
-        memmove(host, host + 1, strlen(host));
-        host[strlen(host) - 1] = 0;
-    }
+    const char *colon = strrchr(coordinator, ':'), *port = colon ? colon + 1 : "";
+    size_t length = colon ? (size_t)(colon - coordinator) : 0;
+    out[0] = 0;
+    if (strncmp(coordinator, "unix:", 5) == 0 || length == 0 || length >= sizeof host || !*port ||
+        strspn(port, "0123456789") != strlen(port) || strtoul(port, NULL, 10) > 65535)
+        return MU_OK;
+    bool bracketed = coordinator[0] == '[' && colon[-1] == ']';
+    snprintf(host, sizeof host, "%.*s", (int)(length - 2 * bracketed), coordinator + bracketed);
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *found = NULL;
-    if (getaddrinfo(host, colon + 1, &hints, &found) != 0 || !found)
-        return false;
-    bool ok = getnameinfo(found->ai_addr, found->ai_addrlen, literal, sizeof literal, NULL, 0, NI_NUMERICHOST) == 0;
-    if (ok)
-        snprintf(out, size, found->ai_family == AF_INET6 ? "[%s]:%s" : "%s:%s", literal, colon + 1);
-    freeaddrinfo(found);
-    return ok;
+    int reason = getaddrinfo(host, port, &hints, &found);
+    if (reason == 0) {
+        reason = getnameinfo(found->ai_addr, found->ai_addrlen, literal, sizeof literal, NULL, 0, NI_NUMERICHOST);
+        if (reason == 0)
+            snprintf(out, size, found->ai_family == AF_INET6 ? "[%s]:%s" : "%s:%s", literal, port);
+        freeaddrinfo(found);
+    }
+    return reason == 0 ? MU_OK
+                       : mu_fail(err, MU_ERR_UNAVAILABLE, "the name in '%s' cannot be resolved: %s", coordinator,
+                                 reason == EAI_SYSTEM ? strerror(errno) : gai_strerror(reason));
 }

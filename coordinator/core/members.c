@@ -247,7 +247,7 @@ static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const s
                "Hello.status: it holds a share of a layout that the job cannot have: %s", err.text);
         return NULL;
     }
-    return is_kept_out(coord, job, session, hello) ? NULL : job;
+    return !accept_compute(coord, job, hello, session) || is_kept_out(coord, job, session, hello) ? NULL : job;
 }
 
 /* A worker that was declared lost, but holds state: in its old slot while that is there, else as a spare. Another
