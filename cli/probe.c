@@ -113,7 +113,7 @@ static void print_cluster(const struct probe *p)
         p->threads, p->threads == 1 ? "" : "s", flops, flops, d->memory_bytes, d->memory_rate, p->link_rate,
         p->link_rate, d->memory_rate / 2, p->write_rate, p->read_rate, r->flops, r->memory_bytes_per_second,
         r->rows_bytes_per_second, r->link_bytes_per_second, r->latency_s, r->fixed_s, r->slice_cost);
-    for (uint32_t i = 0; i < MU_PROBE_SIZES; i++)
+    for (uint32_t i = 0; i < MU_PROBE_SIZES && d->flops[i] > 0; i++)
         printf("# products of %u: %.3g GFLOP/s, %.0f %% of the best\n", MU_PROBE_SIZE_FIRST << i, d->flops[i] * 1e-9,
                100 * d->flops[i] / flops);
     printf("# one message between threads: %.1f us\n", p->hop_s * 1e6);
