@@ -110,7 +110,7 @@ struct mu_probe_finding {
  * times 1.4826 times the median deviation (more where there are few), both taken on logarithms: so where all numbers
  * scatter, none does. Products
  * and memory are compared among workers of one backend, links inside a host among each other. What a worker gets on its
- * links as a whole is their upper median, so one slow link does not make two slow workers, and a slow worker no slow
+ * links as a whole is their upper quartile, so one slow link does not make two slow workers, and a slow worker no slow
  * links: those are compared with what the slower of their ends gets as a whole. Fewer than three numbers are not
  * compared.
  * *ret_findings is the caller's to free; NULL when *ret_count is 0. MU_ERR_NO_MEMORY. */

@@ -240,14 +240,14 @@ static void format_good(const struct view *v, double good, char out[TEXT_SIZE])
         format_rate(good, "B/s", out);
 }
 
-/* One of two or more: a single one says nothing about which of its ends it is. */
+/* The upper quartile, of two or more: a single one says nothing about which of its ends it is. */
 static void find_levels(struct view *v)
 {
     uint32_t known = 0;
     for (uint32_t i = 0; i < v->r->member_count; i++) {
         uint32_t count = goods_of_member(v, i);
         qsort(v->scratch, count, sizeof *v->scratch, compare_doubles);
-        v->levels[i] = count >= 2 ? v->scratch[count / 2] : 0;
+        v->levels[i] = count >= 2 ? v->scratch[3 * count / 4] : 0;
     }
     for (uint32_t i = 0; i < v->r->member_count; i++)
         if (v->levels[i] > 0)
