@@ -7,10 +7,12 @@
  * for one core. */
 #include <pthread.h>
 #include <stdbool.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -165,6 +167,7 @@ static int measure(uint32_t ranks, enum transport transport, double copy_rate)
     for (uint32_t i = 0; i < ranks; i++) {
         children[i] = fork();
         if (children[i] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL); /* a benchmark that is killed leaves nothing */
             run_rank(shared, i, ranks, transport);
             _exit(0);
         }

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -422,6 +423,7 @@ static bool measure(const struct change *change, uint32_t layers, uint32_t round
     for (uint32_t i = 0; i < RANKS; i++) {
         children[i] = fork();
         if (children[i] == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL); /* a benchmark that is killed leaves nothing */
             r.number = i;
             run_rank(&r, tcp);
             _exit(0);

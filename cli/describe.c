@@ -102,6 +102,8 @@ static void print_spec(const Muster__V1__Job *job)
     if (spec->batch)
         printf("%-14s%u sequences of %u tokens in %u leaves\n", "step", spec->batch->sequences, spec->batch->length,
                job->leaves);
+    if (spec->compute == MUSTER__V1__COMPUTE__COMPUTE_BF16)
+        printf("%-14sbf16, by GPUs alone\n", "compute");
     if (spec->workers)
         printf("%-14s%u to %u allowed, %u spares wanted\n", "workers", spec->workers->min, spec->workers->max,
                spec->workers->spares);

@@ -84,7 +84,23 @@ static int list(struct mu_cli *cli)
     return MU_EXIT_OK;
 }
 
-static void print_report(const Muster__V1__HangReport *report)
+static void print_threads(const Muster__V1__HangReport *report, bool of_all)
+{
+    size_t others = 0;
+    for (size_t i = 0; i < report->n_standings; i++) {
+        const Muster__V1__Standing *standing = report->standings[i];
+        bool is_shown = of_all || standing->is_culprit;
+        for (size_t k = 0; is_shown && k < standing->n_threads; k++)
+            printf("  rank %u, thread %s\n", standing->rank, standing->threads[k]);
+        others += !is_shown && standing->n_threads > 0;
+    }
+    if (others)
+        printf("threads of %zu more: muster report hang %" PRIu64 " --threads\n", others, report->number);
+    if (of_all && report->threads_left_out)
+        printf("threads of %u more were not kept: a report has room for 1 MiB of them\n", report->threads_left_out);
+}
+
+static void print_report(const Muster__V1__HangReport *report, bool threads_of_all)
 {
     char ts[32];
     mu_clock_format(report->wall_us, ts);
@@ -93,12 +109,10 @@ static void print_report(const Muster__V1__HangReport *report)
            report->number, report->job, report->generation, report->step, ts, report->worker);
     mu_cli_print_standings(report->standings, report->n_standings);
     printf("%s\n", report->verdict);
-    for (size_t i = 0; i < report->n_standings; i++)
-        for (size_t k = 0; k < report->standings[i]->n_threads; k++)
-            printf("  rank %u, thread %s\n", report->standings[i]->rank, report->standings[i]->threads[k]);
+    print_threads(report, threads_of_all);
 }
 
-int mu_cli_report_hang(struct mu_cli *cli, const char *which)
+int mu_cli_report_hang(struct mu_cli *cli, const char *which, bool threads_of_all)
 {
     Muster__V1__GetHangReportRequest request = MUSTER__V1__GET_HANG_REPORT_REQUEST__INIT;
     const Muster__V1__GetHangReportResponse *reply = NULL;
@@ -113,6 +127,6 @@ int mu_cli_report_hang(struct mu_cli *cli, const char *which)
     if (cli->json)
         mu_cli_print_json(&reply->report->base, false);
     else
-        print_report(reply->report);
+        print_report(reply->report, threads_of_all);
     return MU_EXIT_OK;
 }

@@ -88,7 +88,7 @@ static bool fill(const struct terms *terms, Muster__V1__Amendment *pb)
     return good;
 }
 
-enum { OWN_OPTIONS = 2 };
+enum { OWN_OPTIONS = 3 };
 
 /* The verb's `words`, its own options, and what is to be amended. */
 static bool read_terms(struct terms *terms, int argc, char **argv, const struct mu_cli_option own[OWN_OPTIONS],
@@ -160,15 +160,21 @@ static int branch(struct mu_cli *cli, int argc, char **argv, bool rebase)
     Muster__V1__BranchJobRequest request = MUSTER__V1__BRANCH_JOB_REQUEST__INIT;
     Muster__V1__Amendment amendment = MUSTER__V1__AMENDMENT__INIT;
     struct terms terms = {.command = command};
-    const char *checkpoint = NULL, *path = "";
+    const char *checkpoint = NULL, *path = "", *compute = NULL;
     char by[192];
-    const struct mu_cli_option own[OWN_OPTIONS] = {{"--checkpoint", &checkpoint, NULL}, {"--path", &path, NULL}};
-    if (!read_terms(&terms, argc, argv, own, 2, 2, &amendment, &request.expected_revision))
+    const struct mu_cli_option own[OWN_OPTIONS] = {
+        {"--checkpoint", &checkpoint, NULL}, {"--path", &path, NULL}, {"--compute", &compute, NULL}};
+    if (!read_terms(&terms, argc, argv, own, rebase ? 3 : 2, 2, &amendment, &request.expected_revision))
         return MU_EXIT_USAGE;
     if (!checkpoint)
         return mu_cli_usage(command, "--checkpoint K is required: a number as in: muster checkpoints JOB");
     if (!number(&terms, "--checkpoint", checkpoint, 1, INT64_MAX, &request.checkpoint))
         return MU_EXIT_USAGE;
+    if (compute && strcmp(compute, "fp32") != 0 && strcmp(compute, "bf16") != 0)
+        return mu_cli_usage(command, "--compute '%s' is not allowed: fp32 or bf16", compute);
+    if (compute)
+        request.compute =
+            strcmp(compute, "bf16") == 0 ? MUSTER__V1__COMPUTE__COMPUTE_BF16 : MUSTER__V1__COMPUTE__COMPUTE_FP32;
     mu_cli_whoami(by, sizeof by);
     request.job = argv[0];
     request.name = argv[1];

@@ -67,6 +67,7 @@ static const cyaml_schema_field_t job_schema[] = {TEXT(job_text, job),
                                                   GROUP(eval, eval_schema),
                                                   GROUP(init, init_schema),
                                                   TEXT(job_text, numerics),
+                                                  TEXT(job_text, compute),
                                                   TEXT(job_text, data_tls),
                                                   TEXT(job_text, seed),
                                                   CYAML_FIELD_END};

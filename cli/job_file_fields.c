@@ -218,7 +218,8 @@ enum mu_status job_file_read_fields(struct mu_yaml_reader *r, const struct job_t
 {
     static const struct mu_yaml_choice numerics_choices[] = {
         {"exact", MU_NUMERICS_EXACT}, {"fast", MU_NUMERICS_FAST}, {NULL, 0}};
-    int numerics = MU_NUMERICS_EXACT, data_tls = 0;
+    static const struct mu_yaml_choice computes[] = {{"fp32", MU_COMPUTE_FP32}, {"bf16", MU_COMPUTE_BF16}, {NULL, 0}};
+    int numerics = MU_NUMERICS_EXACT, compute = MU_COMPUTE_FP32, data_tls = 0;
     enum mu_status status = MU_OK;
     mu_job_spec_init(ret_spec);
     if ((status = read_name(r, t->job, ret_spec->name)) || (status = read_model(r, t->model, &ret_spec->model)) ||
@@ -231,11 +232,13 @@ enum mu_status job_file_read_fields(struct mu_yaml_reader *r, const struct job_t
         (status = read_policy(r, t, ret_spec)) || (status = read_eval(r, t->eval, ret_spec)) ||
         (status = read_init(r, t->init, ret_spec)) ||
         (status = mu_yaml_read_choice(r, "numerics", t->numerics, numerics_choices, "exact or fast", &numerics)) ||
+        (status = mu_yaml_read_choice(r, "compute", t->compute, computes, "fp32 or bf16", &compute)) ||
         (status = mu_yaml_read_choice(r, "data_tls", t->data_tls, switches, "true or false", &data_tls)) ||
         (status = mu_yaml_read_u64(r, "seed", t->seed, &ret_spec->seed)))
         return status;
     ret_spec->data_tls = data_tls != 0;
     ret_spec->numerics = (enum mu_numerics)numerics;
+    ret_spec->compute = (enum mu_compute)compute;
     mu_model_config_resolve(&ret_spec->model);
     return MU_OK;
 }

@@ -40,7 +40,7 @@ struct init_text {
     char *path;
 };
 struct job_text {
-    char *job, *steps, *numerics, *data_tls, *seed;
+    char *job, *steps, *numerics, *compute, *data_tls, *seed;
     struct model_text *model;
     struct data_text *data;
     struct batch_text *batch;

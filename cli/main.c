@@ -19,7 +19,7 @@ static const struct command commands[] = {
     {"workers", mu_cmd_workers, "[--job JOB]", "workers that are attached or expected back"},
     {"events", mu_cmd_events, "[-f] [--job JOB] [--after N] [--newest N]", "what happened; -f goes on as it happens"},
     {"timings", mu_cmd_timings, "JOB [--worker W] [--last N]", "where the time of the newest steps went, per worker"},
-    {"report", mu_cmd_report, "JOB [--workers N] | hang [REPORT]",
+    {"report", mu_cmd_report, "JOB [--workers N] | hang [REPORT [--threads]]",
      "where the time of a job's workers went, and who lost most; or reports of hangs"},
     {"describe", mu_cmd_describe, "job JOB | worker WORKER", "everything that is known of one"},
     {"diagnose", mu_cmd_diagnose, "JOB", "who of a job waits for whom, and who holds the others up"},
@@ -32,7 +32,7 @@ static const struct command commands[] = {
     {"checkpoints", mu_cmd_checkpoints, "JOB", "checkpoints of a job"},
     {"drain", mu_cmd_drain, "WORKER --reason TEXT [--expected-revision N]",
      "a worker leaves at the next boundary, for good"},
-    {"undrain", mu_cmd_undrain, "WORKER [--expected-revision N]", "lift a drain or a quarantine"},
+    {"undrain", mu_cmd_undrain, "WORKER [--expected-revision N]", "lift a drain, a quarantine or a demotion"},
     {"node", mu_cmd_node,
      "ls | describe NODE | cordon NODE --reason TEXT | drain NODE --reason TEXT [--deadline 30m] | uncordon|resume "
      "NODE [--expected-revision N]",
@@ -42,7 +42,8 @@ static const struct command commands[] = {
     {"job", mu_cmd_job,
      "amend JOB [--roll-back K] [CHANGE..] [--expected-revision N] | branch|rebase JOB --checkpoint K NEWNAME [--path "
      "DIR] "
-     "[CHANGE..] [--expected-revision N]; CHANGE: --lr X, --min-lr X, --warmup N, --steps N, --every N|auto, --keep N, "
+     "[CHANGE..] [--expected-revision N]; rebase also --compute fp32|bf16; CHANGE: --lr X, --min-lr X, --warmup N, "
+     "--steps N, --every N|auto, --keep N, "
      "--keep-every N, --skip FIRST:COUNT, --at-step N",
      "change a job that runs, from a step on or back from a checkpoint; begin a new job with one of its checkpoints, "
      "under its numeric identity or another"},
@@ -67,8 +68,8 @@ static const struct command commands[] = {
      "a checkpoint from other programs' parameters"},
     {"cert", mu_cmd_cert, "ca DIR | issue DIR ROLE/NAME [--hosts A,B] [--valid 365d]",
      "a CA for mutual TLS, and certificates: coordinator, worker, viewer, operator or admin"},
-    {"token", mu_cmd_token, "create [--worker NAME] [--valid 1h] [--reusable] | ls | revoke ID",
-     "join tokens, for which workers without a certificate get one from a coordinator with --ca-key"},
+    {"token", mu_cmd_token, "create [--role worker|viewer] [--worker NAME] [--valid 1h] [--reusable] | ls | revoke ID",
+     "tokens: join tokens, for which workers without a certificate get one; of the role viewer, to read over HTTP"},
     {"plan", mu_cmd_plan,
      "CLUSTER.yaml JOB.yaml [--top N] [--tp N] [--pp N] [--dp N] [--micro N] [--fp32] "
      "[--what-if NAME=NUMBER,..] [--measured FILE]",

@@ -400,12 +400,12 @@ int mu_cmd_plan(struct mu_cli *cli, int argc, char **argv)
     if (mu_cli_parse("plan", argc, argv, options, (int)(sizeof options / sizeof options[0]), 2, 2) < 0)
         return MU_EXIT_USAGE;
     mu_search_limits_init(&q.limits);
-    q.limits.bf16 = !fp32;
     if (!plan_read_degrees("plan", degrees, &q.limits) ||
         !mu_cli_number("plan", "--top", top_text, 1, PLAN_TOP_MAX, &top))
         return MU_EXIT_USAGE;
     if (plan_question_read(argv[0], argv[1], &q, &spec, &err) != MU_OK)
         return mu_cli_fail(&err);
+    q.limits.bf16 = q.limits.bf16 && !fp32;
     struct plan_measured fit = {.count = 0};
     int code = !measured || plan_calibrate(measured, &q, &fit, &err) == MU_OK ? MU_EXIT_OK : mu_cli_fail(&err);
     if (code == MU_EXIT_OK)

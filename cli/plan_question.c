@@ -18,6 +18,7 @@ enum mu_status plan_question_read(const char *cluster_path, const char *job_path
     q->model = (struct mu_forecast_model){
         .config = ret_spec->model, .sequences = ret_spec->batch.sequences, .length = ret_spec->batch.length};
     mu_forecast_rates_init(&q->rates);
+    q->limits.bf16 = ret_spec->compute == MU_COMPUTE_BF16;
     return MU_OK;
 }
 

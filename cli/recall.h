@@ -15,7 +15,7 @@ enum { MU_CLI_DOING_SIZE = 64 };
 void mu_cli_doing(const Muster__V1__Standing *standing, char out[MU_CLI_DOING_SIZE]); /* "forward 3" */
 void mu_cli_print_standings(Muster__V1__Standing *const *standings, size_t count);
 /* Of one report, or (NULL) the list of them. */
-int mu_cli_report_hang(struct mu_cli *cli, const char *which);
+int mu_cli_report_hang(struct mu_cli *cli, const char *which, bool threads_of_all);
 
 /* A time of the worker's clock on the coordinator's, microseconds. */
 static inline uint64_t mu_cli_recall_time(const Muster__V1__ReadRecallResponse *answer, uint64_t at_us)

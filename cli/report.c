@@ -200,14 +200,17 @@ static void print_all_json(const struct report *report)
 int mu_cmd_report(struct mu_cli *cli, int argc, char **argv)
 {
     const char *workers = "10";
-    const struct mu_cli_option options[] = {{"--workers", &workers, NULL}};
+    bool threads = false;
+    const struct mu_cli_option options[] = {{"--workers", &workers, NULL}, {"--threads", NULL, &threads}};
     struct report report = {.cli = cli};
     uint64_t limit;
-    int words = mu_cli_parse("report", argc, argv, options, 1, 1, 2);
+    int words = mu_cli_parse("report", argc, argv, options, 2, 1, 2);
     if (words < 0 || !mu_cli_number("report", "--workers", workers, 0, UINT32_MAX, &limit))
         return MU_EXIT_USAGE;
     if (strcmp(argv[0], "hang") == 0)
-        return mu_cli_report_hang(cli, words > 1 ? argv[1] : NULL);
+        return mu_cli_report_hang(cli, words > 1 ? argv[1] : NULL, threads);
+    if (threads)
+        return mu_cli_usage("report", "--threads goes with 'hang'");
     if (words > 1)
         return mu_cli_usage("report", "'%s' is one word too many", argv[1]);
     int code = fetch(&report, argv[0]);

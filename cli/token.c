@@ -1,4 +1,4 @@
-/* muster token: join tokens, with which workers that have no certificate get one. */
+/* muster token: join tokens, with which workers that have no certificate get one; tokens for reading over HTTP. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,13 +9,17 @@
 enum { VALID_MOST_S = 366 * 86400 };
 
 /* The token alone, so that it can be written into a file: it is never told again. */
-static int create(struct mu_cli *cli, char *worker, const char *valid, bool is_reusable)
+static int create(struct mu_cli *cli, char *role, char *worker, const char *valid, bool is_reusable)
 {
     Muster__V1__CreateTokenRequest request = MUSTER__V1__CREATE_TOKEN_REQUEST__INIT;
     Muster__V1__CreateTokenResponse *reply;
     request.worker = worker ? worker : request.worker;
+    request.role = role ? role : request.role;
     request.reusable = is_reusable;
-    if (!mu_cli_duration("token", "--valid", valid ? valid : "1h", VALID_MOST_S, &request.valid_s))
+    bool reads = strcmp(request.role, "viewer") == 0;
+    if (role && !reads && strcmp(role, "worker") != 0)
+        return mu_cli_usage("token", "--role: value '%s' is not allowed: worker or viewer", role);
+    if (!mu_cli_duration("token", "--valid", valid ? valid : reads ? "30d" : "1h", VALID_MOST_S, &request.valid_s))
         return MU_EXIT_USAGE;
     int code = mu_cli_call_or_exit(cli, "TokenService/CreateToken", &request,
                                    &muster__v1__create_token_response__descriptor, &reply);
@@ -38,7 +42,8 @@ static void add_row(struct mu_cli_table *table, const Muster__V1__Token *token)
     if (token->used_count)
         mu_cli_age(token->used_wall_us, used);
     mu_cli_table_add(table, "%s", token->id);
-    mu_cli_table_add(table, "%s", token->worker[0] ? token->worker : "any");
+    mu_cli_table_add(table, "%s", token->role[0] ? token->role : "worker");
+    mu_cli_table_add(table, "%s", strcmp(token->role, "viewer") == 0 ? "-" : token->worker[0] ? token->worker : "any");
     mu_cli_table_add(table, "%s", token->reusable ? "many" : "one");
     mu_cli_table_add(table, "%s", made);
     mu_cli_table_add(table, "%lluh%02llum", (unsigned long long)(left_s / 3600),
@@ -51,7 +56,8 @@ static void add_row(struct mu_cli_table *table, const Muster__V1__Token *token)
 
 static int list(struct mu_cli *cli)
 {
-    static const char *const heads[] = {"ID", "FOR", "USES", "MADE", "LEFT", "USED", "LAST", "BY WORKER", "MADE BY"};
+    static const char *const heads[] = {"ID",   "ROLE", "FOR",  "USES",      "MADE",
+                                        "LEFT", "USED", "LAST", "BY WORKER", "MADE BY"};
     enum { COLUMNS = sizeof heads / sizeof heads[0] };
     Muster__V1__ListTokensRequest request = MUSTER__V1__LIST_TOKENS_REQUEST__INIT;
     Muster__V1__ListTokensResponse *reply;
@@ -83,20 +89,22 @@ static int revoke(struct mu_cli *cli, char *id)
 
 int mu_cmd_token(struct mu_cli *cli, int argc, char **argv)
 {
-    const char *worker = NULL, *valid = NULL;
+    const char *role = NULL, *worker = NULL, *valid = NULL;
     bool is_reusable = false;
-    struct mu_cli_option options[] = {
-        {"--worker", &worker, NULL}, {"--valid", &valid, NULL}, {"--reusable", NULL, &is_reusable}};
-    int words = mu_cli_parse("token", argc, argv, options, 3, 1, 2);
+    struct mu_cli_option options[] = {{"--role", &role, NULL},
+                                      {"--worker", &worker, NULL},
+                                      {"--valid", &valid, NULL},
+                                      {"--reusable", NULL, &is_reusable}};
+    int words = mu_cli_parse("token", argc, argv, options, 4, 1, 2);
     if (words < 0)
         return MU_EXIT_USAGE;
-    bool has_options = worker || valid || is_reusable;
+    bool has_options = role || worker || valid || is_reusable;
     if (strcmp(argv[0], "create") == 0 && words == 1)
-        return create(cli, (char *)(uintptr_t)worker, valid, is_reusable);
+        return create(cli, (char *)(uintptr_t)role, (char *)(uintptr_t)worker, valid, is_reusable);
     if (strcmp(argv[0], "ls") == 0 && words == 1 && !has_options)
         return list(cli);
     if (strcmp(argv[0], "revoke") == 0 && words == 2 && !has_options)
         return revoke(cli, argv[1]);
-    return mu_cli_usage("token",
-                        "'create', 'ls' or 'revoke ID' is allowed; --worker, --valid, --reusable go with create");
+    return mu_cli_usage(
+        "token", "'create', 'ls' or 'revoke ID' is allowed; --role, --worker, --valid, --reusable go with create");
 }

@@ -63,6 +63,12 @@ enum mu_mutant {
     /* checkpoint.every: auto */
     MU_MUT_INTERVAL_IGNORES_COST, /* a checkpoint at every step, whatever one takes */
     MU_MUT_INTERVAL_ONCE,         /* chosen after a commit only, whoever is lost in between */
+    /* slow workers */
+    MU_MUT_FORGET_DEMOTED,     /* a restarted coordinator does not know whose places spares have taken */
+    MU_MUT_PREFER_DEMOTED,     /* a plan puts them before everybody else */
+    MU_MUT_SUBSTITUTE_DEMOTED, /* one of them is to take the place of another slow worker */
+    MU_MUT_RESTORE_UNMEASURED, /* one of them counts as well again as soon as it has a rank */
+    MU_MUT_DEMOTE_FASTEST,     /* the fastest worker is taken for the slowest */
     /* layouts and shares */
     MU_MUT_DROP_BEFORE_GO,     /* what lies outside the new share goes when a rank is prepared */
     MU_MUT_GATHER_INCOMPLETE,  /* parameters that others have updated count before they are here */

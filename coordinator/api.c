@@ -497,7 +497,8 @@ static enum mu_status make_change(struct mu_api *api, struct mu_rpc_call *call, 
                                                .new_job = new_job,
                                                .path = path,
                                                .checkpoint = change.checkpoint,
-                                               .rebase = change.rebase}};
+                                               .rebase = change.rebase,
+                                               .compute = change.compute}};
     const char *why = change.reason && change.reason[0] ? change.reason : "by request";
     if ((status = get_name(change.name, change.field, name, err)) ||
         (branches && (status = get_name(change.new_job, "name", new_job, err))) ||

@@ -89,7 +89,8 @@ static void read_branch(const Muster__V1__BranchJobRequest *request, struct api_
                                .new_job = request->name,
                                .path = request->checkpoint_path,
                                .checkpoint = request->checkpoint,
-                               .rebase = request->rebase};
+                               .rebase = request->rebase,
+                               .compute = (enum mu_compute)request->compute};
     read_amendment(request->amendment, out);
 }
 

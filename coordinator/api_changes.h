@@ -18,6 +18,7 @@ struct api_change {
     const char *new_job, *path;    /* BRANCH */
     uint64_t checkpoint;           /* BRANCH */
     bool rebase;                   /* BRANCH */
+    enum mu_compute compute;       /* BRANCH */
 };
 
 /* Of a worker or node, where 0 is a revision, too. */

@@ -706,6 +706,8 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                         .tls = driver->config.tls,
                                         .tls_deny = driver->config.tls_deny,
                                         .anywhere = driver->config.http_anywhere,
+                                        .needs_reader = driver->config.http_auth,
+                                        .readers = mu_tokens_readers(driver->tokens),
                                         .server = driver->server,
                                         .store = driver->store};
     if (status == MU_OK && http.listen)

@@ -23,6 +23,7 @@ struct mu_driver_config {
     uint32_t certificate_s;      /* life of those certificates */
     const char *http;            /* the same for HTTP (coordinator/http.h); NULL: none */
     bool http_anywhere;          /* also in the clear where other hosts can reach it */
+    bool http_auth;              /* readers need a token on the loopback, too */
     struct mu_coord_config core;
     uint64_t reserve_bytes, ballast_bytes; /* see storage/store.h */
     uint32_t events_kept;

@@ -141,10 +141,27 @@ static void fill_standing(const struct member *member, Muster__V1__Standing *pb)
     pb->host = member->answer->host;
     pb->is_culprit = member->is_culprit;
     pb->quiet_us = member->quiet_us;
-    if (member->is_culprit) {
-        pb->n_threads = member->answer->n_threads;
-        pb->threads = member->answer->threads;
+}
+
+/* Culprits', which come first, then the others', as far as there is room. Returns how many ranks' are left out. */
+static uint32_t fill_threads(const struct member *members, Muster__V1__Standing *standings, size_t count)
+{
+    size_t left = MU_HANG_THREADS_BYTES_MAX;
+    uint32_t left_out = 0;
+    for (size_t i = 0; i < count; i++) {
+        const Muster__V1__ReadRecallResponse *answer = members[i].answer;
+        size_t bytes = 0;
+        for (size_t k = 0; k < answer->n_threads; k++)
+            bytes += strlen(answer->threads[k]) + 4; /* its tag and length */
+        if (bytes > left) {
+            left_out++;
+            continue;
+        }
+        left -= bytes;
+        standings[i].n_threads = answer->n_threads;
+        standings[i].threads = answer->threads;
     }
+    return left_out;
 }
 
 static enum mu_status pack(struct mu_hangs *hangs, const struct pending *pending, const void **ret_bytes,
@@ -166,6 +183,7 @@ static enum mu_status pack(struct mu_hangs *hangs, const struct pending *pending
         fill_standing(&members[i], &pb[i]);
         report.standings[report.n_standings++] = &pb[i];
     }
+    report.threads_left_out = fill_threads(members, pb, kept) + (uint32_t)(count - kept);
     report.number = hangs->newest + 1;
     report.wall_us = pending->wall_us;
     report.job = (char *)(uintptr_t)pending->job;

@@ -8,7 +8,11 @@
 #include "coordinator/outbox.h"
 #include "coordinator/recall.h"
 
-enum { MU_HANG_REPORTS_KEPT = 32, MU_HANG_STANDINGS_MAX = 1024 };
+enum {
+    MU_HANG_REPORTS_KEPT = 32,
+    MU_HANG_STANDINGS_MAX = 1024,
+    MU_HANG_THREADS_BYTES_MAX = 1 << 20, /* what threads were doing, of all ranks of a report */
+};
 
 struct mu_hangs;
 

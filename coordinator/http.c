@@ -11,22 +11,33 @@
 #include <unistd.h>
 
 #include "common/clock.h"
+#include "common/log.h"
 #include "coordinator/dashboard.h"
 #include "coordinator/http_api.h"
 #include "coordinator/http_tls.h"
 #include "coordinator/question.h"
 
-enum { ADDRESS_SIZE = 128, HEADER_BYTES_MAX = 8192, BLOCK_BYTES = 32768, HEADERS = 8, OPTIONS_MAX = 4 };
+enum {
+    ADDRESS_SIZE = 128,
+    HEADER_BYTES_MAX = 8192,
+    BLOCK_BYTES = 32768,
+    HEADERS = 8,
+    OPTIONS_MAX = 4,
+    REFUSAL_LOG_US = 10000000
+};
 
 struct mu_http {
     struct mu_rpc_server *server;
     struct mu_store *store;
     struct MHD_Daemon *daemon;
     struct mu_http_tls *tls; /* NULL: in the clear */
+    struct mu_readers *readers;
+    bool needs_reader;
     char url[ADDRESS_SIZE];
     /* The listener's thread. */
     struct mu_http_pages *pages;
     bool may_write; /* as of the newest page of metrics */
+    uint64_t refusal_logged_us;
 };
 
 /* ---- pages ---- */
@@ -125,6 +136,7 @@ static enum MHD_Result respond(struct MHD_Connection *connection, unsigned statu
         {"Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
                                     "connect-src 'self'; img-src data:; base-uri 'none'; frame-ancestors 'none'"},
         {"Referrer-Policy", "no-referrer"},
+        {"Cross-Origin-Resource-Policy", "same-origin"}, /* what a browser knows, other sites may not use */
     };
     if (!response)
         return MHD_NO;
@@ -133,6 +145,11 @@ static enum MHD_Result respond(struct MHD_Connection *connection, unsigned statu
         MHD_add_response_header(response, headers[i][0], headers[i][1]);
     if (status == MHD_HTTP_METHOD_NOT_ALLOWED)
         MHD_add_response_header(response, MHD_HTTP_HEADER_ALLOW, "GET, HEAD");
+    if (status == MHD_HTTP_UNAUTHORIZED) {
+        MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE,
+                                "Basic realm=\"muster\", charset=\"UTF-8\"");
+        MHD_add_response_header(response, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer realm=\"muster\"");
+    }
     enum MHD_Result result = MHD_queue_response(connection, status, response);
     MHD_destroy_response(response);
     return result;
@@ -208,23 +225,50 @@ static bool host_is_ours(const char *host)
     return strcmp(name, "localhost") == 0 || inet_pton(AF_INET, name, binary) == 1;
 }
 
-/* Whether whoever asks may have it; if not, the answer is on its way. */
-static bool is_permitted(struct mu_http *http, struct MHD_Connection *connection, bool is_probe,
-                         enum MHD_Result *ret_result)
+static enum MHD_Result refuse(struct mu_http *http, struct MHD_Connection *connection, bool has_tried)
 {
-    char line[sizeof((struct mu_error *)0)->text + 2];
+    uint64_t now_us = mu_clock_mono_us();
+    if (has_tried && now_us - http->refusal_logged_us >= REFUSAL_LOG_US) { /* they come as fast as a peer likes */
+        char peer[INET6_ADDRSTRLEN] = "?";
+        const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+        if (info && info->client_addr)
+            (void)getnameinfo(info->client_addr, sizeof(struct sockaddr_storage), peer, sizeof peer, NULL, 0,
+                              NI_NUMERICHOST);
+        http->refusal_logged_us = now_us;
+        MU_LOGW("HTTP: %s showed a token that is not good: mistyped, revoked, over, or not of the role viewer", peer);
+    }
+    return say(connection, MHD_HTTP_UNAUTHORIZED,
+               has_tried
+                   ? "the token is not one of this coordinator's for reading: mistyped, revoked, over, or not of "
+                     "the role viewer\n"
+                   : "a token of the role viewer is needed (muster token create --role viewer): as Authorization: "
+                     "Bearer TOKEN, or in a browser as the password, with any name; or, over HTTPS, a "
+                     "certificate of the cluster's CA with that role\n");
+}
+
+/* Whether whoever asks may have it; if not, the answer is on its way. */
+static bool is_permitted(struct mu_http *http, struct MHD_Connection *connection, enum MHD_Result *ret_result)
+{
     struct mu_error err = {0};
-    if (!http->tls) {
-        if (host_is_ours(MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST)))
-            return true;
+    if (!http->tls && !host_is_ours(MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST))) {
         *ret_result =
             say(connection, MHD_HTTP_FORBIDDEN, "this name is not allowed in Host: use the literal address\n");
         return false;
     }
-    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    if (mu_http_tls_check(info ? info->socket_context : NULL, is_probe ? MU_METHOD_HEALTH_CHECK : MU_METHOD_LIST_JOBS,
-                          &err) == MU_OK)
+    if (!http->needs_reader)
         return true;
+    const union MHD_ConnectionInfo *info = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    struct mu_http_tls_peer *peer = http->tls && info ? info->socket_context : NULL;
+    if (peer && mu_http_tls_check(peer, MU_METHOD_LIST_JOBS, &err) == MU_OK)
+        return true;
+    const char *shown = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, MHD_HTTP_HEADER_AUTHORIZATION);
+    if (shown && mu_readers_admit(http->readers, shown, mu_clock_wall_us()))
+        return true;
+    if (shown || !peer || !mu_http_tls_has_certificate(peer)) {
+        *ret_result = refuse(http, connection, shown);
+        return false;
+    }
+    char line[sizeof err.text + 2];
     snprintf(line, sizeof line, "%s\n", err.text);
     *ret_result = say(connection, MHD_HTTP_FORBIDDEN, line);
     return false;
@@ -248,14 +292,14 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *connection, 
     bool is_ready = strcmp(url, "/readyz") == 0, is_probe = is_ready || strcmp(url, "/livez") == 0;
     if (strcmp(method, MHD_HTTP_METHOD_GET) != 0 && strcmp(method, MHD_HTTP_METHOD_HEAD) != 0)
         return say(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "only GET and HEAD: this listener changes nothing\n");
-    if (!is_permitted(http, connection, is_probe, &result))
+    if (is_probe)
+        return probe(http, connection, is_ready);
+    if (!is_permitted(http, connection, &result))
         return result;
     if (strcmp(url, "/") == 0)
         return respond(connection, MHD_HTTP_OK, "text/html; charset=utf-8",
                        MHD_create_response_from_buffer(mu_dashboard_size(), (void *)(uintptr_t)mu_dashboard,
                                                        MHD_RESPMEM_PERSISTENT));
-    if (is_probe)
-        return probe(http, connection, is_ready);
     if (strcmp(url, metrics_path) == 0 || strncmp(url, api_path, sizeof api_path - 1) == 0)
         return answer(http, connection, url);
     return say(connection, MHD_HTTP_NOT_FOUND, "there are /, /api/v1/, /livez, /readyz and /metrics\n");
@@ -392,6 +436,8 @@ enum mu_status mu_http_new(const struct mu_http_config *config, struct mu_http *
     }
     http->server = config->server;
     http->store = config->store;
+    http->readers = config->readers;
+    http->needs_reader = config->needs_reader || !is_loopback(&start.address);
     start.http = http;
     status = open_tls(http, config, &start.address, err);
     if (status == MU_OK)

@@ -4,10 +4,14 @@
  * One thread (libmicrohttpd's). A page that needs the coordinator's state is a question to the core thread
  * (question.h), whose answer is kept for a while (http_pages.h), so that neither many readers nor slow ones reach the
  * core. When the core does not answer in time, readers get 503. Series are read from the store by this thread itself.
- * Connections are limited in number and idle time. */
+ * Connections are limited in number and idle time.
+ *
+ * /livez and /readyz answer everybody. The rest is for the role viewer, shown by a certificate or a token (readers.h);
+ * on the loopback for everybody, unless that is not wanted. */
 #ifndef MU_COORDINATOR_HTTP_H
 #define MU_COORDINATOR_HTTP_H
 
+#include "coordinator/readers.h"
 #include "rpc/server.h"
 #include "rpc/tls.h"
 #include "storage/store.h"
@@ -24,7 +28,9 @@ struct mu_http_config {
     const char *listen;          /* "127.0.0.1:7071", "[::1]:0"; port 0: any free one */
     struct mu_rpc_tls_files tls; /* elsewhere than on the loopback: as for the service (http_tls.h) */
     const char *tls_deny;
-    bool anywhere; /* also there in the clear, if there are no TLS files */
+    bool anywhere;              /* also there in the clear, if there are no TLS files */
+    bool needs_reader;          /* also on the loopback only for those who may read; elsewhere that is always so */
+    struct mu_readers *readers; /* with a token */
     struct mu_rpc_server *server;
     struct mu_store *store;
 };

@@ -182,16 +182,17 @@ static void look_at_certificate(struct mu_http_tls_peer *peer)
     gnutls_x509_crt_deinit(certificate);
 }
 
-enum mu_status mu_http_tls_check(struct mu_http_tls_peer *peer, int method_id, struct mu_error *err)
+bool mu_http_tls_has_certificate(struct mu_http_tls_peer *peer)
 {
-    if (!peer)
-        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for this connection");
-    refresh(peer->tls);
     if (!peer->known)
         look_at_certificate(peer);
-    if (!peer->has_certificate)
-        return mu_fail(err, MU_ERR_DENIED,
-                       "a certificate of the cluster's CA is needed, with the role viewer: muster cert issue PKI "
-                       "viewer/NAME; curl --cert, in a browser as PKCS #12");
+    return peer->has_certificate;
+}
+
+enum mu_status mu_http_tls_check(struct mu_http_tls_peer *peer, int method_id, struct mu_error *err)
+{
+    refresh(peer->tls);
+    if (!mu_http_tls_has_certificate(peer))
+        return mu_fail(err, MU_ERR_DENIED, "there is no certificate of the cluster's CA");
     return mu_access_check(peer->tls->access, peer->identity, true, method_id, err);
 }

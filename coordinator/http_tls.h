@@ -25,6 +25,8 @@ enum mu_status mu_http_tls_use(struct mu_http_tls *tls, mu_rpc_tls_use_fn *use, 
 struct mu_http_tls_peer *mu_http_tls_begin(struct mu_http_tls *tls, gnutls_session_t session);
 void mu_http_tls_end(struct mu_http_tls_peer *peer);
 
+/* A valid one of the CA. */
+bool mu_http_tls_has_certificate(struct mu_http_tls_peer *peer);
 /* MU_OK: whoever is at the other end may call that method (coordinator/api.h). */
 enum mu_status mu_http_tls_check(struct mu_http_tls_peer *peer, int method_id, struct mu_error *err) MU_WARN_UNUSED;
 

@@ -17,6 +17,7 @@
 #include "common/notify.h"
 #include "coordinator/driver.h"
 #include "coordinator/tokens.h"
+#include "plan/forecast.h"
 
 enum { EXIT_OK = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 enum { FILES_BESIDE_WORKERS = 512, FILES_GENEROUS = 16384, FILES_GENEROUS_FACTOR = 2 };
@@ -30,7 +31,9 @@ static const char usage_text[] =
     "  --volatile               keep everything in memory instead: all is lost when it stops\n"
     "  --listen ADDR            address for workers and clients (default 127.0.0.1:7070; port 0: any free one)\n"
     "  --http ADDR              also serve the dashboard, /api/v1/ and /metrics over HTTP there, over HTTPS elsewhere\n"
-    "                           than on the loopback (default: not)\n"
+    "                           than on the loopback; there readers need the role viewer: a certificate, or a token\n"
+    "                           (muster token create --role viewer) (default: not)\n"
+    "  --http-auth              on the loopback, too, readers need a token\n"
     "  --tls-ca FILE, --tls-cert FILE, --tls-key FILE\n"
     "                           mutual TLS: clients need a certificate of that CA, its role says what they may do\n"
     "                           (default: $MUSTER_TLS_CA, $MUSTER_TLS_CERT, $MUSTER_TLS_KEY; see muster cert)\n"
@@ -98,6 +101,7 @@ enum {
     OPT_RATES,
     OPT_LISTEN,
     OPT_HTTP,
+    OPT_HTTP_AUTH,
     OPT_TLS_CA,
     OPT_TLS_CERT,
     OPT_TLS_KEY,
@@ -112,7 +116,7 @@ enum {
     OPT_VERSION,
     OPT_HELP
 };
-enum { NUMBER_OPTIONS = 22, TEXT_OPTIONS = 17, MS_MAX = 24 * 3600 * 1000 };
+enum { NUMBER_OPTIONS = 22, TEXT_OPTIONS = 18, MS_MAX = 24 * 3600 * 1000 };
 
 static void print_usage(const struct options *options, FILE *to)
 {
@@ -165,6 +169,9 @@ static void parse_one(struct options *options, int choice, const struct number_o
         break;
     case OPT_HTTP:
         options->driver.http = optarg;
+        break;
+    case OPT_HTTP_AUTH:
+        options->driver.http_auth = true;
         break;
     case OPT_TLS_CA:
         options->driver.tls.ca = optarg;
@@ -292,6 +299,7 @@ static void parse_options(struct options *options, int argc, char **argv)
         {"data-dir", required_argument, NULL, OPT_DATA_DIR},
         {"listen", required_argument, NULL, OPT_LISTEN},
         {"http", required_argument, NULL, OPT_HTTP},
+        {"http-auth", no_argument, NULL, OPT_HTTP_AUTH},
         {"tls-ca", required_argument, NULL, OPT_TLS_CA},
         {"tls-cert", required_argument, NULL, OPT_TLS_CERT},
         {"tls-key", required_argument, NULL, OPT_TLS_KEY},
@@ -396,8 +404,9 @@ static enum mu_status read_network(const char *path, struct network *network, st
     return network->nodes ? MU_OK : mu_fail(err, MU_ERR_NO_MEMORY, "%s: out of memory", path);
 }
 
-/* Section worker of a cluster file. */
-static enum mu_status read_rates(const char *path, struct mu_cost_rates *ret_rates, struct mu_error *err)
+/* Sections worker and device of a cluster file: what workers do in fp32, and in bf16. */
+static enum mu_status read_rates(const char *path, struct mu_cost_rates *ret_rates, struct mu_cost_rates *ret_bf16,
+                                 struct mu_error *err)
 {
     struct mu_cluster cluster;
     enum mu_status status = mu_cluster_file_read(path, &cluster, err);
@@ -405,6 +414,7 @@ static enum mu_status read_rates(const char *path, struct mu_cost_rates *ret_rat
         return status;
     bool has_worker = cluster.has_worker;
     *ret_rates = cluster.worker;
+    mu_cost_rates_of_device(ret_bf16, &cluster.device);
     mu_cluster_fini(&cluster);
     return has_worker ? MU_OK : mu_fail(err, MU_ERR_INVALID, "%s: worker is missing: muster probe prints it", path);
 }
@@ -462,13 +472,14 @@ int main(int argc, char **argv)
 
     struct mu_driver *driver = NULL;
     struct network network = {NULL, NULL};
-    struct mu_cost_rates rates;
+    struct mu_cost_rates rates, rates_bf16;
     struct mu_error err = {0};
     enum mu_status status = read_network(options.topology, &network, &err);
     options.driver.core.nodes = network.nodes;
     if (status == MU_OK && options.rates) {
-        status = read_rates(options.rates, &rates, &err);
+        status = read_rates(options.rates, &rates, &rates_bf16, &err);
         options.driver.core.rates = &rates;
+        options.driver.core.rates_bf16 = &rates_bf16;
     }
     if (status == MU_OK)
         status = mu_driver_new(&options.driver, &driver, &err);

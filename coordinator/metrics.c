@@ -81,6 +81,10 @@ static double state_checkpoint_time(const struct mu_job_view *v)
 {
     return (double)v->last_checkpoint_wall_us * 1e-6;
 }
+static double state_checkpoint_interval(const struct mu_job_view *v)
+{
+    return (double)v->checkpoint_steps;
+}
 static double state_evaluation(const struct mu_job_view *v)
 {
     return v->eval_loss;
@@ -120,6 +124,8 @@ static const struct job_metric job_metrics[] = {
     {"muster_job_checkpoint_step", "gauge", "Step of the newest committed checkpoint.", state_checkpoint_step},
     {"muster_job_checkpoint_timestamp_seconds", "gauge", "When the newest checkpoint was committed; 0: none.",
      state_checkpoint_time},
+    {"muster_job_checkpoint_interval_steps", "gauge", "Steps between two checkpoints; 0: none without an order.",
+     state_checkpoint_interval},
     {"muster_job_checkpoint_failures", "gauge", "Checkpoints given up in a row.", state_checkpoint_failures},
     {"muster_job_unfinite_reports", "gauge", "Reports in a row whose loss or gradient is not finite.", state_unfinite},
     {"muster_job_bad_links", "gauge", "Pairs of workers kept apart, because exchanges between them failed.",

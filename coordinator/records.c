@@ -272,7 +272,7 @@ static enum mu_status put_tally(struct mu_wire_arena *arena, const struct mu_tal
     struct {
         Muster__V1__TallyRecord tally;
         Muster__V1__IntervalTally interval;
-        ProtobufCBinaryData hung[MU_HUNG_KEPT];
+        ProtobufCBinaryData hung[MU_HUNG_KEPT], demoted[MU_DEMOTED_KEPT];
     } *pb = mu_wire_arena_alloc(arena, sizeof *pb);
     if (!pb)
         return no_memory(err);
@@ -306,6 +306,10 @@ static enum mu_status put_tally(struct mu_wire_arena *arena, const struct mu_tal
     pb->tally.hung = pb->hung;
     for (size_t i = 0; i < pb->tally.n_hung; i++)
         pb->hung[i] = mu_wire_put_id(arena, tally->hung[i]);
+    pb->tally.n_demoted = tally->demoted_count;
+    pb->tally.demoted = pb->demoted;
+    for (size_t i = 0; i < pb->tally.n_demoted; i++)
+        pb->demoted[i] = mu_wire_put_id(arena, tally->demoted[i]);
     *ret_pb = &pb->tally;
     return mu_wire_put_string(tally->job, MU_WIRE_NAME, "TallyRecord.job", sizeof tally->job, &pb->tally.job, err);
 }
@@ -555,6 +559,9 @@ static enum mu_status get_tally(const Muster__V1__TallyRecord *pb, struct mu_tal
     if (pb->n_hung != hung)
         return mu_fail(err, MU_ERR_INVALID, "TallyRecord.hung: %zu of them are not allowed: %u by hung_count",
                        pb->n_hung, hung);
+    if (pb->n_demoted > MU_DEMOTED_KEPT)
+        return mu_fail(err, MU_ERR_INVALID, "TallyRecord.demoted: %zu of them are not allowed: at most %d",
+                       pb->n_demoted, MU_DEMOTED_KEPT);
     enum mu_status status = MU_OK;
     if ((status = mu_wire_get_id(pb->job_uid, "TallyRecord.job_uid", &out->job_uid, err)) ||
         (status = mu_wire_get_string(pb->job, MU_WIRE_NAME, "TallyRecord.job", out->job, sizeof out->job, err)))
@@ -577,6 +584,9 @@ static enum mu_status get_tally(const Muster__V1__TallyRecord *pb, struct mu_tal
     out->hung_count = pb->hung_count;
     for (size_t i = 0; i < hung && status == MU_OK; i++)
         status = mu_wire_get_id(pb->hung[i], "TallyRecord.hung", &out->hung[i], err);
+    out->demoted_count = (uint32_t)pb->n_demoted;
+    for (size_t i = 0; i < pb->n_demoted && status == MU_OK; i++)
+        status = mu_wire_get_id(pb->demoted[i], "TallyRecord.demoted", &out->demoted[i], err);
     return status;
 }
 

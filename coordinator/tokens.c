@@ -14,14 +14,13 @@
 #include "proto/wire_pb.h"
 #include "rpc/certificate.h"
 
-#define TOKEN_WORD "muster-"
 enum {
-    ID_SIZE = 17, /* 16 hexadecimal digits */
-    SECRET_BYTES = 32,
-    HASH_BYTES = 32,
-    TEXT_SIZE = sizeof TOKEN_WORD + ID_SIZE + 2 * SECRET_BYTES + 1, /* "muster-<id>.<secret>" */
+    ID_SIZE = MU_TOKEN_ID_SIZE,
+    HASH_BYTES = MU_TOKEN_HASH_BYTES,
+    ROLE_SIZE = 16,
     IDENTITY_SIZE = 512,
-    RECORD_VERSION = 1,
+    RECORD_VERSION_JOIN = 1, /* of a join token; programs that know no other kind read this one */
+    RECORD_VERSION = 2,
     VALUE_BYTES_MAX = 4096,
     REFUSAL_LOG_US = 1000000,
 };
@@ -31,6 +30,7 @@ struct token {
     char worker[MU_WORKER_NAME_SIZE], used_by[MU_WORKER_NAME_SIZE]; /* "": any, nobody */
     char created_by[IDENTITY_SIZE];
     bool is_reusable;
+    bool reads; /* over HTTP; else it is exchanged for a certificate */
     uint64_t created_wall_us, expires_wall_us, used_wall_us;
     uint32_t used_count;
     uint8_t secret_hash[HASH_BYTES], key_hash[HASH_BYTES];
@@ -39,6 +39,7 @@ struct token {
 struct mu_tokens {
     struct mu_tokens_config config;
     struct mu_certificate_pair ca; /* empty: none */
+    struct mu_readers *readers;
     struct mu_wire_arena arena;
     struct token list[MU_TOKENS_MAX]; /* the oldest first */
     size_t count;
@@ -59,6 +60,8 @@ static struct token *find(struct mu_tokens *tokens, const char *id)
             return &tokens->list[i];
     return NULL;
 }
+
+static const char role_worker[] = "worker", role_viewer[] = "viewer";
 
 /* ---- the store ---- */
 
@@ -82,7 +85,13 @@ static Muster__V1__Token *to_pb(struct mu_tokens *tokens, struct token *token)
     pb->used_by = token->used_by;
     pb->used_wall_us = token->used_wall_us;
     pb->created_by = token->created_by;
+    pb->role = (char *)(uintptr_t)(token->reads ? role_viewer : role_worker);
     return pb;
+}
+
+static bool is_role(const char *role)
+{
+    return strcmp(role, role_worker) == 0 || strcmp(role, role_viewer) == 0;
 }
 
 static enum mu_status from_record(const Muster__V1__TokenRecord *pb, struct token *out, struct mu_error *err)
@@ -90,7 +99,7 @@ static enum mu_status from_record(const Muster__V1__TokenRecord *pb, struct toke
     const Muster__V1__Token *info = pb->info;
     enum mu_status status = MU_OK;
     *out = (struct token){0};
-    if (pb->version == 0 || pb->version > RECORD_VERSION || !info)
+    if (pb->version == 0 || pb->version > RECORD_VERSION || !info || (info->role[0] && !is_role(info->role)))
         return mu_fail(err, MU_ERR_CORRUPT, "version %u is not one that this program reads (up to %d)", pb->version,
                        RECORD_VERSION);
     if ((status = mu_wire_get_string(info->id, MU_WIRE_NAME, "id", out->id, sizeof out->id, err)) ||
@@ -104,6 +113,7 @@ static enum mu_status from_record(const Muster__V1__TokenRecord *pb, struct toke
         (status = mu_wire_get_bytes32(pb->key_sha256, "key_sha256", out->key_hash, err)))
         return status;
     out->is_reusable = info->reusable;
+    out->reads = strcmp(info->role, role_viewer) == 0;
     out->created_wall_us = info->created_wall_us;
     out->expires_wall_us = info->expires_wall_us;
     out->used_count = info->used_count;
@@ -117,7 +127,7 @@ static enum mu_status persist(struct mu_tokens *tokens, struct token *token, str
     Muster__V1__TokenRecord record = MUSTER__V1__TOKEN_RECORD__INIT;
     const void *value = NULL;
     size_t value_bytes = 0;
-    record.version = RECORD_VERSION;
+    record.version = token->reads ? RECORD_VERSION : RECORD_VERSION_JOIN;
     record.info = to_pb(tokens, token);
     record.secret_sha256 = mu_wire_put_bytes32(token->secret_hash);
     record.key_sha256 = mu_wire_put_bytes32(token->key_hash);
@@ -131,6 +141,8 @@ static enum mu_status forget(struct mu_tokens *tokens, struct token *token, stru
     enum mu_status status = mu_outbox_delete(tokens->config.outbox, key, key_of(token, key), err);
     if (status)
         return status;
+    if (token->reads)
+        mu_readers_remove(tokens->readers, token->id);
     size_t index = (size_t)(token - tokens->list);
     memmove(token, token + 1, (--tokens->count - index) * sizeof *token);
     OPENSSL_cleanse(&tokens->list[tokens->count], sizeof *token);
@@ -170,6 +182,8 @@ static bool load_one(void *arg, const uint8_t *key, size_t key_bytes, const uint
         mu_error_prefix(load->err, "data directory: the join token '%.*s' cannot be read", (int)key_bytes, key);
         return false;
     }
+    if (token->reads)
+        mu_readers_add(tokens->readers, token->id, token->secret_hash, token->expires_wall_us);
     tokens->count++;
     return true;
 }
@@ -187,6 +201,11 @@ enum mu_status mu_tokens_new(const struct mu_tokens_config *config, struct mu_to
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for join tokens");
     tokens->config = *config;
     mu_wire_arena_init(&tokens->arena);
+    tokens->readers = mu_readers_new();
+    if (!tokens->readers) {
+        mu_tokens_free(tokens);
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for tokens");
+    }
     struct load load = {.tokens = tokens, .err = err};
     enum mu_status status =
         config->ca_key ? mu_certificate_read_pair(config->ca_cert, config->ca_key, &tokens->ca, err) : MU_OK;
@@ -211,6 +230,7 @@ void mu_tokens_free(struct mu_tokens *tokens)
     if (!tokens)
         return;
     mu_certificate_pair_free(&tokens->ca);
+    mu_readers_free(tokens->readers);
     mu_wire_arena_fini(&tokens->arena);
     OPENSSL_cleanse(tokens->list, sizeof tokens->list);
     free(tokens);
@@ -218,52 +238,72 @@ void mu_tokens_free(struct mu_tokens *tokens)
 
 /* ---- what administrators ask for ---- */
 
-static void make_secret(uint8_t out[SECRET_BYTES])
+static enum mu_status no_ca(struct mu_error *err)
 {
-    for (int i = 0; i < SECRET_BYTES; i += 16) {
-        struct mu_id id = mu_id_random();
-        memcpy(out + i, &id.high, 8);
-        memcpy(out + i + 8, &id.low, 8);
-    }
+    return mu_fail(err, MU_ERR_CONFLICT,
+                   "this coordinator gives no certificates: it runs without --ca-key (or without TLS)");
+}
+
+/* What the request asks for, as far as it may be asked. */
+static enum mu_status take_request(const struct mu_tokens *tokens, const Muster__V1__CreateTokenRequest *request,
+                                   struct token *token, struct mu_error *err)
+{
+    uint32_t valid_s = request->valid_s ? request->valid_s : MU_TOKEN_VALID_S_DEFAULT;
+    if (request->role[0] && !is_role(request->role))
+        return mu_fail(err, MU_ERR_INVALID, "role: only '%s' and '%s' are allowed", role_worker, role_viewer);
+    token->reads = strcmp(request->role, role_viewer) == 0;
+    token->is_reusable = request->reusable || token->reads;
+    token->created_wall_us = mu_clock_wall_us();
+    token->expires_wall_us = token->created_wall_us + valid_s * 1000000ull;
+    if (token->reads && request->worker[0])
+        return mu_fail(err, MU_ERR_INVALID, "worker: a token of the role %s is for no worker", role_viewer);
+    if (!token->reads && !tokens->ca.key)
+        return no_ca(err);
+    if (valid_s > MU_TOKEN_VALID_S_MAX)
+        return mu_fail(err, MU_ERR_INVALID, "valid_s: value %u is not allowed: at most %d", valid_s,
+                       MU_TOKEN_VALID_S_MAX);
+    return mu_wire_get_string(request->worker, MU_WIRE_NAME_EMPTY, "worker", token->worker, sizeof token->worker, err);
 }
 
 static enum mu_status create(struct mu_tokens *tokens, struct mu_rpc_call *call, const ProtobufCMessage *base,
                              const ProtobufCMessage **ret_reply, struct mu_error *err)
 {
-    const Muster__V1__CreateTokenRequest *request = (const Muster__V1__CreateTokenRequest *)base;
-    uint64_t wall_us = mu_clock_wall_us(), id = mu_id_random().low;
-    uint32_t valid_s = request->valid_s ? request->valid_s : MU_TOKEN_VALID_S_DEFAULT;
-    struct token token = {.is_reusable = request->reusable, .created_wall_us = wall_us};
-    uint8_t secret[SECRET_BYTES];
-    char *text = mu_wire_arena_alloc(&tokens->arena, TEXT_SIZE), hex[2 * SECRET_BYTES + 1];
+    struct token token = {0};
+    char *text = mu_wire_arena_alloc(&tokens->arena, MU_TOKEN_TEXT_SIZE);
     Muster__V1__CreateTokenResponse *response = mu_wire_arena_alloc(&tokens->arena, sizeof *response);
-    enum mu_status status =
-        mu_wire_get_string(request->worker, MU_WIRE_NAME_EMPTY, "worker", token.worker, sizeof token.worker, err);
-    if (status || (status = prune(tokens, wall_us, err)))
+    enum mu_status status = take_request(tokens, (const Muster__V1__CreateTokenRequest *)base, &token, err);
+    if (status || (status = prune(tokens, token.created_wall_us, err)))
         return status;
-    if (valid_s > MU_TOKEN_VALID_S_MAX)
-        return mu_fail(err, MU_ERR_INVALID, "valid_s: value %u is not allowed: at most %d", valid_s,
-                       MU_TOKEN_VALID_S_MAX);
     if (tokens->count == MU_TOKENS_MAX)
-        return mu_fail(err, MU_ERR_LIMIT, "there are %d join tokens already: revoke some", MU_TOKENS_MAX);
+        return mu_fail(err, MU_ERR_LIMIT, "there are %d tokens already: revoke some", MU_TOKENS_MAX);
     if (!text || !response)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for a token");
-    token.expires_wall_us = wall_us + valid_s * 1000000ull;
-    snprintf(token.id, sizeof token.id, "%016llx", (unsigned long long)id);
+    mu_token_text_make(token.id, text, token.secret_hash);
     snprintf(token.created_by, sizeof token.created_by, "%s", mu_rpc_call_identity(call));
-    make_secret(secret);
-    mu_hex(secret, sizeof secret, hex);
-    snprintf(text, TEXT_SIZE, TOKEN_WORD "%s.%s", token.id, hex);
-    sha256(secret, sizeof secret, token.secret_hash);
-    OPENSSL_cleanse(secret, sizeof secret);
-    OPENSSL_cleanse(hex, sizeof hex);
-    tokens->list[tokens->count++] = token;
+    struct token *made = &tokens->list[tokens->count++];
+    *made = token;
+    if (made->reads)
+        mu_readers_add(tokens->readers, made->id, made->secret_hash, made->expires_wall_us);
     muster__v1__create_token_response__init(response);
     response->token = text;
-    response->info = to_pb(tokens, &tokens->list[tokens->count - 1]);
-    MU_LOGI("join token %s was made by %s", token.id, token.created_by);
+    response->info = to_pb(tokens, made);
+    MU_LOGI("token %s of the role %s was made by %s", made->id, made->reads ? role_viewer : role_worker,
+            made->created_by[0] ? made->created_by : "somebody without a certificate");
     *ret_reply = &response->base;
-    return persist(tokens, &tokens->list[tokens->count - 1], err);
+    return persist(tokens, made, err);
+}
+
+/* Uses over HTTP are counted where they happen, since the coordinator's start. */
+static void count_uses(struct mu_tokens *tokens)
+{
+    for (size_t i = 0; i < tokens->count; i++) {
+        struct token *token = &tokens->list[i];
+        if (!token->reads)
+            continue;
+        struct mu_reader_use use = mu_readers_use(tokens->readers, token->id);
+        token->used_count = use.count;
+        token->used_wall_us = use.wall_us;
+    }
 }
 
 static enum mu_status list(struct mu_tokens *tokens, struct mu_rpc_call *call, const ProtobufCMessage *base,
@@ -277,6 +317,7 @@ static enum mu_status list(struct mu_tokens *tokens, struct mu_rpc_call *call, c
     Muster__V1__Token **list = mu_wire_arena_alloc(&tokens->arena, (tokens->count + 1) * sizeof *list);
     if (!response || !list)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the answer");
+    count_uses(tokens);
     muster__v1__list_tokens_response__init(response);
     response->tokens = list;
     while (response->n_tokens < tokens->count) {
@@ -298,12 +339,12 @@ static enum mu_status revoke(struct mu_tokens *tokens, struct mu_rpc_call *call,
         return status;
     struct token *token = find(tokens, id);
     if (!token)
-        return mu_fail(err, MU_ERR_NOT_FOUND, "there is no join token '%s' (see muster token ls)", id);
+        return mu_fail(err, MU_ERR_NOT_FOUND, "there is no token '%s' (see muster token ls)", id);
     if (!response)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the answer");
     muster__v1__revoke_token_response__init(response);
     *ret_reply = &response->base;
-    MU_LOGI("join token %s was revoked by %s", id, mu_rpc_call_identity(call));
+    MU_LOGI("token %s was revoked by %s", id, mu_rpc_call_identity(call));
     return forget(tokens, token, err);
 }
 
@@ -313,17 +354,11 @@ static enum mu_status revoke(struct mu_tokens *tokens, struct mu_rpc_call *call,
 static struct token *prove(struct mu_tokens *tokens, const char *text)
 {
     char id[ID_SIZE];
-    uint8_t secret[SECRET_BYTES] = {0}, hash[HASH_BYTES];
-    size_t word = sizeof TOKEN_WORD - 1;
-    if (strncmp(text, TOKEN_WORD, word) != 0 || strlen(text) != TEXT_SIZE - 2 || text[word + ID_SIZE - 1] != '.')
+    uint8_t hash[HASH_BYTES];
+    if (!mu_token_text_read(text, id, hash))
         return NULL;
-    memcpy(id, text + word, ID_SIZE - 1);
-    id[ID_SIZE - 1] = 0;
     struct token *token = find(tokens, id);
-    int is_hex = mu_unhex(text + word + ID_SIZE, secret, sizeof secret);
-    sha256(secret, sizeof secret, hash);
-    OPENSSL_cleanse(secret, sizeof secret);
-    return token && is_hex && CRYPTO_memcmp(hash, token->secret_hash, sizeof hash) == 0 ? token : NULL;
+    return token && !token->reads && mu_token_hash_is(hash, token->secret_hash) ? token : NULL;
 }
 
 /* Whether the token is good for a certificate of `worker` for that key. */
@@ -464,6 +499,11 @@ static enum mu_status renew(struct mu_tokens *tokens, struct mu_rpc_call *call, 
 
 /* ---- calls ---- */
 
+struct mu_readers *mu_tokens_readers(struct mu_tokens *tokens)
+{
+    return tokens->readers;
+}
+
 struct held_answer {
     struct mu_outbox_item item;
     struct mu_rpc_call *call;
@@ -487,13 +527,15 @@ static const struct handler {
     int method;
     const ProtobufCMessageDescriptor *request;
     handler_fn *handle;
-    bool stores; /* there must be room in the store */
+    bool stores;   /* there must be room in the store */
+    bool needs_ca; /* for a certificate; to make a join token, too */
 } handlers[] = {
-    {MU_METHOD_CREATE_TOKEN, &muster__v1__create_token_request__descriptor, create, true},
-    {MU_METHOD_LIST_TOKENS, &muster__v1__list_tokens_request__descriptor, list, true}, /* forgets those that are over */
-    {MU_METHOD_REVOKE_TOKEN, &muster__v1__revoke_token_request__descriptor, revoke, true},
-    {MU_METHOD_JOIN, &muster__v1__join_request__descriptor, join, true},
-    {MU_METHOD_RENEW, &muster__v1__renew_request__descriptor, renew, false},
+    {MU_METHOD_CREATE_TOKEN, &muster__v1__create_token_request__descriptor, create, true, false},
+    {MU_METHOD_LIST_TOKENS, &muster__v1__list_tokens_request__descriptor, list, true,
+     false}, /* forgets those that are over */
+    {MU_METHOD_REVOKE_TOKEN, &muster__v1__revoke_token_request__descriptor, revoke, true, false},
+    {MU_METHOD_JOIN, &muster__v1__join_request__descriptor, join, true, true},
+    {MU_METHOD_RENEW, &muster__v1__renew_request__descriptor, renew, false, true},
 };
 
 static enum mu_status handle(struct mu_tokens *tokens, struct mu_rpc_call *call, const struct handler *handler,
@@ -504,9 +546,8 @@ static enum mu_status handle(struct mu_tokens *tokens, struct mu_rpc_call *call,
     size_t packed_bytes = 0;
     enum mu_status status =
         mu_wire_unpack(&tokens->arena, handler->request, data, size_bytes, MU_WIRE_REQUEST_BYTES_MAX, &request, err);
-    if (status == MU_OK && !tokens->ca.key)
-        status = mu_fail(err, MU_ERR_CONFLICT,
-                         "this coordinator gives no certificates: it runs without --ca-key (or without TLS)");
+    if (status == MU_OK && handler->needs_ca && !tokens->ca.key)
+        status = no_ca(err);
     if (status == MU_OK && handler->stores && (status = mu_store_check(tokens->config.store, err)) != MU_OK)
         mu_error_prefix(err, "refused, because it could not be stored");
     if (status == MU_OK)

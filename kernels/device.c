@@ -24,6 +24,13 @@ static void host_close(struct mu_device *device)
     (void)device;
 }
 
+static enum mu_status host_compute(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err)
+{
+    if (dtype == MU_DTYPE_FP32)
+        return MU_OK;
+    return mu_fail(err, MU_ERR_INVALID, "compute: bf16 is not possible on %s; use a GPU, or fp32", device->name);
+}
+
 static void host_memory(struct mu_device *device, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes)
 {
     (void)device;
@@ -153,8 +160,22 @@ static enum mu_status host_passed(struct mu_device *device, uint64_t mark)
     return MU_OK;
 }
 
+static void host_use(struct mu_device *device, enum mu_track track)
+{
+    (void)device;
+    (void)track;
+}
+
+static void host_join(struct mu_device *device, enum mu_track track, uint32_t point)
+{
+    (void)device;
+    (void)track;
+    (void)point;
+}
+
 static const struct mu_device_ops host_ops = {.enter = host_enter,
                                               .close = host_close,
+                                              .compute = host_compute,
                                               .memory = host_memory,
                                               .identity = NULL, /* kernels/identity.c */
                                               .allocate = host_allocate,
@@ -170,7 +191,10 @@ static const struct mu_device_ops host_ops = {.enter = host_enter,
                                               .holds = host_holds,
                                               .mark = host_mark,
                                               .passed = host_passed,
-                                              .await = host_passed};
+                                              .await = host_passed,
+                                              .use = host_use,
+                                              .signal = host_join,
+                                              .follow = host_join};
 
 static const struct mu_error no_error;
 static struct mu_device host = {.ops = &host_ops, .kernels = &mu_cpu_ops, .name = "cpu", .error = &no_error};
@@ -190,6 +214,11 @@ static struct mu_device *or_host(struct mu_device *device)
 void mu_device_close(struct mu_device *device)
 {
     or_host(device)->ops->close(device);
+}
+
+enum mu_status mu_device_compute(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err)
+{
+    return or_host(device)->ops->compute(or_host(device), dtype, err);
 }
 
 enum mu_status mu_device_enter(struct mu_device *device, struct mu_error *err)
@@ -259,4 +288,21 @@ enum mu_status mu_device_passed(struct mu_device *device, uint64_t mark)
 enum mu_status mu_device_await(struct mu_device *device, uint64_t mark)
 {
     return or_host(device)->ops->await(device, mark);
+}
+
+void mu_device_use(struct mu_device *device, enum mu_track track)
+{
+    or_host(device)->ops->use(device, track);
+}
+
+void mu_device_signal(struct mu_device *device, enum mu_track track, uint32_t point)
+{
+    MU_ASSERT(point < MU_DEVICE_POINTS);
+    or_host(device)->ops->signal(device, track, point);
+}
+
+void mu_device_follow(struct mu_device *device, enum mu_track track, uint32_t point)
+{
+    MU_ASSERT(point < MU_DEVICE_POINTS);
+    or_host(device)->ops->follow(device, track, point);
 }

@@ -7,7 +7,8 @@
  * What is written for a GPU is right for the host too. Memory comes in two kinds, and as spaces and arenas of them
  * (kernels/arena.h). Order: an operation or a mu_device_copy sees what those before it have left; mu_pool_wait
  * (kernels/pool.h) waits for all of them. Beside that order stand mu_device_move and mu_device_peek, for what no
- * operation under way touches: marks tell when that is so.
+ * operation under way touches: marks tell when that is so. And so do tracks, which are orders of their own: what goes
+ * between GPUs stands there, so that it moves while the operations of the main one run; points join them.
  *
  * One thread at a time uses a device, the owner of its pool. A device that failed stays so: every call returns the
  * failure, and mu_device_trouble says what it was. Where a device may be NULL, that is the host. */
@@ -25,7 +26,18 @@ enum mu_memory {
     MU_MEMORY_PINNED, /* the host's, for copies without a detour */
 };
 
-enum { MU_DEVICE_READ_MAX = 1 << 20, MU_DEVICE_NAME_SIZE = 16, MU_DEVICE_UUID_SIZE = 48 };
+/* What operands of matrix products and of attention are rounded to; all else is fp32. */
+enum mu_dtype { MU_DTYPE_FP32, MU_DTYPE_BF16 };
+
+/* Orders of operations: the one of all that compute, and those of exchanges beside it (worker/comm_nccl.h). */
+enum mu_track { MU_TRACK_MAIN, MU_TRACK_REPLICAS, MU_TRACK_STAGES, MU_TRACK_TIED, MU_TRACKS };
+
+enum {
+    MU_DEVICE_READ_MAX = 1 << 20,
+    MU_DEVICE_NAME_SIZE = 16,
+    MU_DEVICE_UUID_SIZE = 48,
+    MU_DEVICE_POINTS = 32,
+};
 
 struct mu_device;
 struct mu_kernel_ops;
@@ -37,6 +49,7 @@ struct mu_kernel_identity;
 struct mu_device_ops {
     enum mu_status (*enter)(struct mu_device *device, struct mu_error *err);
     void (*close)(struct mu_device *device);
+    enum mu_status (*compute)(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err);
     void (*memory)(struct mu_device *device, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
     enum mu_status (*identity)(struct mu_pool *pool, const struct mu_kernel_shapes *shapes, struct mu_error *err,
                                struct mu_kernel_identity *ret_identity);
@@ -55,6 +68,9 @@ struct mu_device_ops {
     uint64_t (*mark)(struct mu_device *device);
     enum mu_status (*passed)(struct mu_device *device, uint64_t mark);
     enum mu_status (*await)(struct mu_device *device, uint64_t mark);
+    void (*use)(struct mu_device *device, enum mu_track track);
+    void (*signal)(struct mu_device *device, enum mu_track track, uint32_t point);
+    void (*follow)(struct mu_device *device, enum mu_track track, uint32_t point);
 };
 
 struct mu_device {
@@ -64,6 +80,7 @@ struct mu_device {
      * end it ends. */
     void (*watch)(void *ctx);
     void *watch_ctx;
+    bool bf16;                        /* it can compute in it */
     size_t page_bytes;                /* of spaces; 0: the system's */
     char name[MU_DEVICE_NAME_SIZE];   /* "cpu", "cuda:0" */
     char uuid[MU_DEVICE_UUID_SIZE];   /* of a GPU, the same in all processes: "GPU-5fd4..."; else empty */
@@ -89,6 +106,9 @@ static inline bool mu_device_is_host(const struct mu_device *device)
     return !device || device == mu_host_device();
 }
 
+/* Between jobs, on the thread that uses it: operations of its pools compute in `dtype` from now on. MU_ERR_INVALID and
+ * one line when the device cannot. */
+enum mu_status mu_device_compute(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err) MU_WARN_UNUSED;
 /* The calling thread is the one that uses the device from now on. */
 enum mu_status mu_device_enter(struct mu_device *device, struct mu_error *err) MU_WARN_UNUSED;
 void mu_device_memory(struct mu_device *device, uint64_t *ret_free_bytes, uint64_t *ret_total_bytes);
@@ -121,5 +141,16 @@ uint64_t mu_device_mark(struct mu_device *device);
 /* Is everything before the mark done? MU_ERR_BUSY: not yet. */
 enum mu_status mu_device_passed(struct mu_device *device, uint64_t mark) MU_WARN_UNUSED;
 enum mu_status mu_device_await(struct mu_device *device, uint64_t mark) MU_WARN_UNUSED;
+
+/* ---- tracks: the host waits for nothing here; a failure shows with the next operation ---- */
+
+/* Operations and copies that are given from now on stand on this track. Of another one than the main only those that
+ * need no workspace (mu_kernel_add, mu_device_copy), and nothing that waits or marks: that is of the main one. */
+void mu_device_use(struct mu_device *device, enum mu_track track);
+/* Point number `point` (below MU_DEVICE_POINTS; the caller shares them out) is reached when all is done that the track
+ * was given so far: signalled again, it forgets where it was. What a track is given after `follow` begins when the
+ * point, as it stands at that time, is reached; at once if it was never signalled. */
+void mu_device_signal(struct mu_device *device, enum mu_track track, uint32_t point);
+void mu_device_follow(struct mu_device *device, enum mu_track track, uint32_t point);
 
 #endif

@@ -1,6 +1,7 @@
 #include "plan/estimate.h"
 
 #include "plan/cost.h"
+#include "plan/forecast.h"
 #include "plan/memory.h"
 #include "plan/text.h"
 
@@ -38,7 +39,7 @@ void mu_estimate_of(const struct mu_job_spec *given, struct mu_estimate *ret)
     struct mu_cost_rates rates;
     char text[128];
     mu_model_config_resolve(&spec.model);
-    mu_cost_rates_init(&rates);
+    mu_cost_rates_of_job(&rates, &spec);
     uint32_t rows = mu_model_vocab_slice_rows(&spec.model), slices = spec.model.slices;
     *ret = (struct mu_estimate){.slices = slices,
                                 .tp_max = spec.parallel.tp ? spec.parallel.tp : slices,

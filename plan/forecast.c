@@ -30,6 +30,26 @@ void mu_forecast_rates_init(struct mu_forecast_rates *rates)
                                         .straggler_share = 1.02};
 }
 
+void mu_cost_rates_of_device(struct mu_cost_rates *rates, const struct mu_device_type *device)
+{
+    struct mu_forecast_rates reached;
+    mu_forecast_rates_init(&reached);
+    mu_cost_rates_init(rates); /* what slices cost */
+    rates->flops = device->flops_bf16 * reached.flops_share;
+    rates->memory_bytes_per_second = device->memory_bytes_per_second * reached.memory_share;
+    rates->link_bytes_per_second = device->link_bytes_per_second * reached.link_share;
+    rates->latency_s = reached.hop_s;
+    rates->fixed_s = KERNELS_FORWARD * reached.launch_s;
+}
+
+void mu_cost_rates_of_job(struct mu_cost_rates *rates, const struct mu_job_spec *spec)
+{
+    if (spec->compute == MU_COMPUTE_BF16)
+        mu_cost_rates_of_device(rates, mu_device_type_named("h100-sxm"));
+    else
+        mu_cost_rates_init(rates);
+}
+
 /* ---- the model ---- */
 
 static bool gated(const struct mu_model_config *c)

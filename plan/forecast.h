@@ -43,6 +43,12 @@ struct mu_forecast_rates {
 };
 void mu_forecast_rates_init(struct mu_forecast_rates *rates);
 
+/* The same as rates of one of a job's workers (plan/cost.h), where its GPU computes in bf16. */
+void mu_cost_rates_of_device(struct mu_cost_rates *rates, const struct mu_device_type *device);
+/* Before anything was measured: those of a CPU worker (mu_cost_rates_init); for a job in bf16, which GPUs alone
+ * compute, those of an H100. */
+void mu_cost_rates_of_job(struct mu_cost_rates *rates, const struct mu_job_spec *spec);
+
 /* What is run where. */
 struct mu_forecast_plan {
     uint32_t tp, pp, dp;

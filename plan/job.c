@@ -18,6 +18,7 @@ void mu_job_spec_init(struct mu_job_spec *spec)
         .workers = {.min = 1, .max = MU_WORKERS_MAX},
         .checkpoint = {.kind = MU_CHECKPOINT_SHARED, .keep = 5},
         .numerics = MU_NUMERICS_EXACT,
+        .compute = MU_COMPUTE_FP32,
         .seed = 1337,
     };
 }
@@ -33,6 +34,11 @@ void mu_model_config_resolve(struct mu_model_config *config)
         config->hidden = 4 * config->channels;
     if (config->rope_base == 0 && llama)
         config->rope_base = 10000;
+}
+
+const char *mu_compute_name(enum mu_compute compute)
+{
+    return compute == MU_COMPUTE_BF16 ? "bf16" : "fp32";
 }
 
 uint32_t mu_job_leaves(const struct mu_job_spec *spec)
@@ -183,7 +189,9 @@ uint64_t mu_job_spec_hash(const struct mu_job_spec *spec)
     put_field(&text, "eval.sequences", spec->eval.sequences);
     put_field(&text, "numerics", (uint64_t)spec->numerics);
     put_field(&text, "seed", spec->seed);
-    if (spec->init.sha256[0]) { /* a job with random initial values has the text it always had */
+    if (spec->compute != MU_COMPUTE_FP32) /* likewise below: a job without it has the text it always had */
+        put_field(&text, "compute", (uint64_t)spec->compute);
+    if (spec->init.sha256[0]) {
         mu_text_put(&text, "init.sha256=");
         mu_text_put(&text, spec->init.sha256);
         mu_text_put(&text, "\n");

@@ -42,6 +42,7 @@ enum mu_model_family { MU_FAMILY_GPT2 = 1, MU_FAMILY_LLAMA = 2 };
 enum mu_token_format { MU_TOKENS_BYTES = 1, MU_TOKENS_LLMC = 2, MU_TOKENS_MEGATRON = 3 };
 enum mu_checkpoint_kind { MU_CHECKPOINT_SHARED = 1, MU_CHECKPOINT_LOCAL = 2 };
 enum mu_numerics { MU_NUMERICS_EXACT = 1, MU_NUMERICS_FAST = 2 };
+enum mu_compute { MU_COMPUTE_FP32 = 1, MU_COMPUTE_BF16 = 2 };
 enum mu_recompute { MU_RECOMPUTE_NONE = 1, MU_RECOMPUTE_SELECTIVE = 2, MU_RECOMPUTE_FULL = 3 };
 enum mu_redundancy { MU_REDUNDANCY_NONE = 1, MU_REDUNDANCY_BUDDY = 2 };
 
@@ -144,6 +145,7 @@ struct mu_job_spec {
                                leaves */
     } eval;
     enum mu_numerics numerics;
+    enum mu_compute compute; /* type of the operands of matrix products and attention; all else is fp32 */
     bool data_tls; /* what workers of different hosts send to each other is encrypted; NCCL is not used then */
     uint64_t seed;
     struct {
@@ -161,14 +163,17 @@ void mu_model_config_resolve(struct mu_model_config *config);
  * model.context when absent) and steps stay empty (the caller must give them). Defaults: dropout 0, tokens bytes,
  * holdout 0, accumulate 1; slices 1, degrees auto, no optimizer sharding, no recomputation, no redundancy; lr 6e-4,
  * min_lr 6e-5, warmup 0, betas 0.9 and 0.95, eps 1e-8, weight_decay 0.1, clip 1; workers 1 to MU_WORKERS_MAX, no
- * spares; no checkpoint path, kind shared, every 0, keep 5, keep_every 0; eval off; numerics exact; no encryption; seed
- * 1337; random initial values. */
+ * spares; no checkpoint path, kind shared, every 0, keep 5, keep_every 0; eval off; numerics exact; compute fp32; no
+ * encryption; seed 1337; random initial values. */
 void mu_job_spec_init(struct mu_job_spec *spec);
 
 /* Judges every field and their combinations. On error: one line "field.name: value N is not allowed: <what is>; <what
  * to do>". Every spec that entered the process from outside (YAML, wire, disk) passes here before anything else uses
  * it. */
 enum mu_status mu_job_spec_check(const struct mu_job_spec *spec, struct mu_error *err) MU_WARN_UNUSED;
+
+/* "fp32", "bf16". */
+const char *mu_compute_name(enum mu_compute compute);
 
 /* Leaves of a step: sequences / (micro * accumulate). The spec must have passed the check. */
 uint32_t mu_job_leaves(const struct mu_job_spec *spec);
@@ -188,9 +193,9 @@ uint64_t mu_job_position(const struct mu_job_spec *spec, uint64_t n);
  * cosine. */
 double mu_job_learning_rate(const struct mu_job_spec *spec, uint64_t step);
 
-/* The identity of the numeric part (model, data without its path, batch, steps, optimizer, eval, numerics, seed, what
- * it starts from without its path), as it was submitted: XXH3-64 of a canonical text. Two specs that differ only in
- * name, paths, workers or checkpoint policy have the same hash. */
+/* The identity of the numeric part (model, data without its path, batch, steps, optimizer, eval, numerics, compute,
+ * seed, what it starts from without its path), as it was submitted: XXH3-64 of a canonical text. Two specs that differ
+ * only in name, paths, workers or checkpoint policy have the same hash. */
 uint64_t mu_job_spec_hash(const struct mu_job_spec *spec);
 
 #endif

@@ -560,5 +560,9 @@ enum mu_status mu_job_spec_check(const struct mu_job_spec *given, struct mu_erro
         return mu_fail(err, MU_ERR_INVALID,
                        "numerics: value %d is not allowed: exact or fast; use exact for the same bits on any workers",
                        (int)spec->numerics);
+    if (spec->compute != MU_COMPUTE_FP32 && spec->compute != MU_COMPUTE_BF16)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "compute: value %d is not allowed: fp32 or bf16; use fp32, which every device can compute",
+                       (int)spec->compute);
     return spec->amendments.count || spec->amendments.newest ? mu_amend_check(spec, err) : MU_OK;
 }

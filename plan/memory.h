@@ -1,4 +1,4 @@
-/* The memory model of a CPU worker in fp32: what a rank of a layout allocates, from the job record alone.
+/* The memory model of a CPU worker: what a rank of a layout allocates, from the job record alone.
  *
  * Of its column (plan/layout.h) a rank holds P elements, of which it owns at most O = ceil(chunks / dp) chunks. With
  * t = tp, n = micro * length tokens and o = n / t own rows, C channels, H heads, Q = (heads + 2 kv_heads) channels a
@@ -30,6 +30,9 @@
  *
  * With selective recomputation the cheap outputs exist once, not S L times; with full recomputation each of the S L
  * keeps o C (the layer's input), and all else exists once.
+ *
+ * compute: bf16 changes nothing of it: state, activations and gradients stay fp32, operands are rounded in the kernels'
+ * workspace, which is the same for both.
  *
  * A small model that one worker holds whole reserves for every possible split of the leaves at once: when (depth of any
  * range + 4) P fits into MU_MEMORY_EAGER_BYTES, gradients are that depth, staging at least P, snapshot 3 P.

@@ -8,6 +8,7 @@
 #include "plan/balance.h"
 #include "plan/buddies.h"
 #include "plan/cost.h"
+#include "plan/forecast.h"
 #include "plan/memory.h"
 #include "plan/placement.h"
 #include "plan/share_index.h"
@@ -304,7 +305,7 @@ static void measured_rates(struct planning *p)
 {
     const struct mu_plan_input *input = p->input;
     double slowest = 0, layers = 0;
-    mu_cost_rates_init(&p->rates);
+    mu_cost_rates_of_job(&p->rates, input->spec);
     if (input->rates)
         p->rates = *input->rates;
     p->rates.embedding_layers = (double)input->costs.embedding / MU_STAGE_COST_UNIT;
@@ -454,13 +455,14 @@ static enum mu_status choose_stages(struct planning *p)
     return MU_OK;
 }
 
-/* The least preferred go while there are more than the layout has room for. */
+/* The least preferred go while there are more than the layout has room for. A demoted one takes no room: if only it has
+ * something, others get that from it. */
 static void drop_surplus(struct planning *p, uint32_t wanted)
 {
     uint32_t eligible = count_eligible(p);
     for (uint32_t i = p->input->member_count; i-- > 0 && eligible > wanted;) {
         if (p->in[i] && !p->input->members[i].leaving)
-            eligible -= drop(p, i);
+            eligible -= drop(p, i) || p->input->members[i].demoted;
     }
 }
 

@@ -113,6 +113,8 @@ struct mu_worker_status {
     uint64_t bad_checkpoint; /* MU_PARK_PREPARE because this checkpoint could not be loaded; 0 = another reason */
     uint64_t feed;           /* number of the feed it takes, or took last since its Assign; 0 = none */
     enum mu_feed_state feed_state;
+    uint64_t fed_by; /* generation whose members feed it, or fed it last, while it stepped in none; 0 = none. `held` is
+                        of the newer one of this and `generation` */
     char text[MU_TEXT_SIZE];
     uint8_t weights_sha256[32]; /* MU_PARK_FINISHED: of the whole model's parameters, cell by cell; zero where this rank
                                    does not know it */
@@ -160,6 +162,7 @@ struct mu_hello {
     uint64_t memory_bytes;
     char gpu[48];          /* name of its GPU that is unique in the world; empty: it computes on none */
     uint32_t nccl_version; /* 22707: 2.27.7; 0: it does not exchange with NCCL */
+    bool computes_bf16;    /* its device can; fp32 every device can */
     bool prepared_job;     /* it knows the job record with this uid and has checked data and kernels against it */
     struct mu_id job_uid;  /* zero until it has seen the record */
     struct mu_hash128 numeric_identity;      /* of its kernels at the job's shapes; valid when prepared_job */

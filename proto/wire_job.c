@@ -116,6 +116,7 @@ enum mu_status mu_wire_spec_to_pb(struct mu_wire_arena *arena, const struct mu_j
     pb->spec.checkpoint = &pb->checkpoint;
     pb->spec.eval = &pb->eval;
     pb->spec.numerics = (Muster__V1__Numerics)spec->numerics;
+    pb->spec.compute = (Muster__V1__Compute)spec->compute;
     pb->spec.data_tls = spec->data_tls;
     pb->spec.optional_seed_case = MUSTER__V1__JOB_SPEC__OPTIONAL_SEED_SEED;
     pb->spec.seed = spec->seed;
@@ -246,6 +247,7 @@ enum mu_status mu_wire_spec_from_pb(const Muster__V1__JobSpec *pb, struct mu_job
     read_parallel(pb->parallel, &spec);
     read_policies(pb, &spec);
     spec.numerics = (enum mu_numerics)given_or((int)pb->numerics, (int)spec.numerics);
+    spec.compute = (enum mu_compute)given_or((int)pb->compute, (int)spec.compute);
     spec.data_tls = pb->data_tls != 0;
     if (pb->optional_seed_case == MUSTER__V1__JOB_SPEC__OPTIONAL_SEED_SEED)
         spec.seed = pb->seed;

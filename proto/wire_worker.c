@@ -91,6 +91,7 @@ static enum mu_status put_status(struct mu_wire_arena *arena, const struct mu_wo
     pb->peer_failure = (Muster__V1__PeerFailure)status->peer_failure;
     pb->bad_checkpoint = status->bad_checkpoint;
     pb->feed = status->feed;
+    pb->fed_by = status->fed_by;
     pb->feed_state = (Muster__V1__FeedState)status->feed_state;
     pb->text = mu_wire_put_text(arena, status->text, sizeof status->text);
     pb->weights_sha256 = mu_wire_put_bytes32(status->weights_sha256);
@@ -113,6 +114,7 @@ static enum mu_status put_hello(struct mu_wire_arena *arena, const struct mu_hel
     pb->threads = hello->threads;
     pb->memory_bytes = hello->memory_bytes;
     pb->nccl_version = hello->nccl_version;
+    pb->computes_bf16 = hello->computes_bf16;
     pb->gpu = mu_wire_put_text(arena, hello->gpu, sizeof hello->gpu);
     pb->prepared_job = hello->prepared_job;
     pb->job_uid = mu_wire_put_id(arena, hello->job_uid);
@@ -394,6 +396,7 @@ static enum mu_status get_status(const Muster__V1__WorkerStatus *pb, struct mu_w
     out->bad_checkpoint = pb->bad_checkpoint;
     out->weights_unfinite = pb->weights_unfinite;
     out->feed = pb->feed;
+    out->fed_by = pb->fed_by;
     out->feed_state = (enum mu_feed_state)feed_state;
     return MU_OK;
 }
@@ -440,6 +443,7 @@ static enum mu_status get_hello(const Muster__V1__Hello *pb, struct mu_hello *ou
     out->threads = pb->threads;
     out->memory_bytes = pb->memory_bytes;
     out->nccl_version = pb->nccl_version;
+    out->computes_bf16 = pb->computes_bf16 != 0;
     out->prepared_job = pb->prepared_job;
     return get_status(pb->status, &out->status, err);
 }

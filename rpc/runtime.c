@@ -6,7 +6,6 @@
 #include <grpc/slice.h>
 #include <grpc/support/log.h>
 #include <limits.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,10 +34,8 @@ static void stop_deadlock_search(void)
 
 void mu_rpc_runtime_acquire(void)
 {
-    /* grpc_init starts threads; they must not take the program's signals. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sigset_t before; /* grpc_init starts threads, and these start others: they must not take the program's signals */
+    mu_thread_block_signals(&before);
     if (!getenv("GRPC_VERBOSITY"))
         gpr_set_log_function(drop_log);
     stop_deadlock_search();

@@ -241,6 +241,7 @@ static void say_hello(struct mu_fleet *f, const struct node *n)
     snprintf(hello->host, sizeof hello->host, "%.63s", name);
     snprintf(hello->address, sizeof hello->address, "%s:1", hello->name);
     snprintf(hello->backend, sizeof hello->backend, "simulated");
+    hello->computes_bf16 = true; /* accelerators */
     hello->threads = 1;
     hello->prepared_job = n->knows_job;
     hello->job_uid = n->knows_job ? f->uid : (struct mu_id){0};

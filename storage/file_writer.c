@@ -3,9 +3,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
+
+#include "common/thread.h"
 
 enum { UNDER_WAY_MAX = 2 };
 
@@ -94,12 +95,7 @@ struct mu_file_writer *mu_file_writer_new(int fd, const char *label)
     pthread_mutex_init(&writer->lock, NULL);
     pthread_cond_init(&writer->changed, NULL);
     if (set_direct(fd, true)) {
-        sigset_t all, before; /* signals are for the process's own threads */
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        int failure = pthread_create(&writer->thread, NULL, writer_main, writer);
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-        if (failure == 0)
+        if (mu_thread_start(&writer->thread, writer_main, writer) == 0)
             return writer;
         (void)set_direct(fd, false);
     }

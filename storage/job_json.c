@@ -31,6 +31,7 @@ static const struct choice kinds[] = {{"shared", MU_CHECKPOINT_SHARED}, {"local"
 static const struct choice recomputes[] = {
     {"none", MU_RECOMPUTE_NONE}, {"selective", MU_RECOMPUTE_SELECTIVE}, {"full", MU_RECOMPUTE_FULL}, {NULL, 0}};
 static const struct choice redundancies[] = {{"none", MU_REDUNDANCY_NONE}, {"buddy", MU_REDUNDANCY_BUDDY}, {NULL, 0}};
+static const struct choice computes[] = {{"fp32", MU_COMPUTE_FP32}, {"bf16", MU_COMPUTE_BF16}, {NULL, 0}};
 static const struct choice numerics[] = {{"exact", MU_NUMERICS_EXACT}, {"fast", MU_NUMERICS_FAST}, {NULL, 0}};
 
 #define AT(member) offsetof(struct mu_job_spec, member), sizeof(((struct mu_job_spec *)0)->member)
@@ -87,6 +88,7 @@ static const struct field fields[] = {
     FIELD(eval, every, KIND_U64),
     FIELD(eval, sequences, KIND_U32),
     {NULL, "numerics", KIND_CHOICE, AT(numerics), numerics, false},
+    {NULL, "compute", KIND_CHOICE, AT(compute), computes, true},
     {NULL, "data_tls", KIND_BOOL, AT(data_tls), NULL, true},
     {NULL, "seed", KIND_U64_TEXT, AT(seed), NULL, false},
     NEWER(init, path, KIND_TEXT, NULL),

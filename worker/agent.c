@@ -23,6 +23,7 @@
 #include "worker/engine.h"
 #include "worker/keeper.h"
 #include "worker/holder.h"
+#include "worker/leave.h"
 #include "worker/notes.h"
 #include "worker/nvml.h"
 #include "worker/recollect.h"
@@ -498,29 +499,27 @@ static struct mu_boundary on_boundary(void *ctx, uint64_t generation, uint64_t s
     return decision;
 }
 
-static void write_ledger(const struct agent *agent, const char *line, int length)
+static void on_stuck(void *ctx, const char *text)
 {
-    if (write(agent->ledger_fd, line, (size_t)length) != length)
-        MU_LOGE("ledger: %s", strerror(errno));
+    mu_notes_stuck(((const struct agent *)ctx)->note_fd, MU_AGENT_EXIT_FAILURE, text);
 }
 
 static void on_leaf(void *ctx, uint64_t generation, uint64_t step, uint32_t leaf, uint64_t first_sequence,
                     uint64_t count)
 {
-    char line[160];
-    int length = snprintf(line, sizeof line, "leaf generation=%llu step=%llu leaf=%u first=%llu count=%llu\n",
-                          (unsigned long long)generation, (unsigned long long)step, leaf,
-                          (unsigned long long)first_sequence, (unsigned long long)count);
-    write_ledger(ctx, line, length);
+    const struct agent *agent = ctx;
+    if (dprintf(agent->ledger_fd, "leaf generation=%llu step=%llu leaf=%u first=%llu count=%llu\n",
+                (unsigned long long)generation, (unsigned long long)step, leaf, (unsigned long long)first_sequence,
+                (unsigned long long)count) < 0)
+        MU_LOGE("ledger: %s", strerror(errno));
 }
 
 static void on_applied(void *ctx, uint64_t generation, uint64_t step)
 {
-    char line[128];
-    int length =
-        snprintf(line, sizeof line, "applied generation=%llu step=%llu mono_us=%llu\n", (unsigned long long)generation,
-                 (unsigned long long)step, (unsigned long long)mu_clock_mono_us());
-    write_ledger(ctx, line, length);
+    const struct agent *agent = ctx;
+    if (dprintf(agent->ledger_fd, "applied generation=%llu step=%llu mono_us=%llu\n", (unsigned long long)generation,
+                (unsigned long long)step, (unsigned long long)mu_clock_mono_us()) < 0)
+        MU_LOGE("ledger: %s", strerror(errno));
 }
 
 /* ---- main thread ---- */
@@ -531,11 +530,10 @@ static void free_dead(struct agent *agent)
     struct link *dead = agent->dead;
     agent->dead = NULL;
     pthread_mutex_unlock(&agent->lock);
-    while (dead) {
-        struct link *next = dead->next;
+    for (struct link *next; dead; dead = next) {
+        next = dead->next;
         mu_rpc_stream_free(dead->stream);
         free(dead);
-        dead = next;
     }
 }
 
@@ -636,7 +634,7 @@ static void flush_stream(struct agent *agent)
 
 static enum mu_status start_engine(struct agent *agent, const struct mu_agent_config *config, struct mu_error *err)
 {
-    char route_to[192], host[MU_WORKER_NAME_SIZE] = "localhost";
+    char host[MU_WORKER_NAME_SIZE] = "localhost";
     if (gethostname(host, sizeof host - 1) != 0)
         MU_LOGW("the host has no name: %s", strerror(errno));
     mu_wire_text_clean(config->host_id ? config->host_id : host, agent->host, sizeof agent->host);
@@ -645,12 +643,12 @@ static enum mu_status start_engine(struct agent *agent, const struct mu_agent_co
         .device = config->device,
         .nccl = mu_nccl_ops(),
         .data_addr = config->data_addr,
-        .route_to = mu_comm_route_to(config->coordinator, route_to, sizeof route_to) ? route_to : NULL,
+        .route_to = config->route_to,
         .host_id = config->host_id,
         .unix_dir = config->unix_dir,
         .host = agent->host,
         .connect_timeout_ms = config->connect_timeout_ms,
-        .callbacks = {.ctx = agent, .post = on_post, .vote = on_vote, .boundary = on_boundary}};
+        .callbacks = {.ctx = agent, .post = on_post, .vote = on_vote, .boundary = on_boundary, .stuck = on_stuck}};
     if (config->ledger) {
         agent->ledger_fd = open(config->ledger, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
         if (agent->ledger_fd < 0)
@@ -672,13 +670,13 @@ static enum mu_status start_core(struct agent *agent, const struct mu_agent_conf
     memcpy(hello->host, agent->host, sizeof hello->host);
     snprintf(hello->address, sizeof hello->address, "%s", mu_engine_address(agent->engine));
     uint64_t free_bytes;
-    const char *device = config->device ? config->device->name : "cpu";
-    snprintf(hello->backend, sizeof hello->backend, "%.*s", (int)strcspn(device, ":"), device);
-    if (config->device)
-        memcpy(hello->gpu, config->device->uuid, sizeof hello->gpu);
+    const struct mu_device *device = config->device ? config->device : mu_host_device();
+    snprintf(hello->backend, sizeof hello->backend, "%.*s", (int)strcspn(device->name, ":"), device->name);
+    memcpy(hello->gpu, device->uuid, sizeof hello->gpu);
     hello->pid = (uint64_t)getpid();
     hello->threads = mu_engine_threads(agent->engine);
     mu_device_memory(config->device, &free_bytes, &hello->memory_bytes);
+    hello->computes_bf16 = device->bf16;
     hello->nccl_version = mu_device_is_host(config->device) || !mu_nccl_ops() ? 0 : mu_nccl_ops()->version();
     worker.incarnation = mu_id_random();
     worker.jitter_seed = mu_id_random().low;
@@ -767,7 +765,7 @@ int mu_agent_run(const struct mu_agent_config *config)
                           .wake_fd = -1,
                           .signal_fd = -1,
                           .ledger_fd = -1,
-                          .note_fd = mu_notes_open(),
+                          .note_fd = config->note_fd,
                           .armed_us = UINT64_MAX};
     struct mu_error err = {0};
     pthread_mutex_init(&agent.lock, NULL);
@@ -794,6 +792,7 @@ int mu_agent_run(const struct mu_agent_config *config)
         note_trouble(&agent, err.text);
         agent.exit_code = status == MU_ERR_INVALID ? MU_AGENT_EXIT_USAGE : MU_AGENT_EXIT_FAILURE;
     }
+    mu_leave_within(MU_AGENT_STOP_S, agent.exit_code);
     stop(&agent);
     return agent.exit_code;
 }

@@ -23,6 +23,7 @@ enum {
     MU_AGENT_EXIT_CANNOT_CONNECT = 3,
     MU_AGENT_EXIT_INTERRUPTED = 130, /* a second SIGINT */
     MU_AGENT_FLUSH_MS = 500,         /* before leaving: for the last messages to go out */
+    MU_AGENT_STOP_S = 2,             /* then: for its threads to end */
 };
 
 struct mu_agent_config {
@@ -30,8 +31,9 @@ struct mu_agent_config {
     struct mu_rpc_tls_files tls; /* none set: plaintext */
     const char *join_token_file; /* worker/join.h; NULL: none */
     const char *job;
-    const char *name;                           /* NULL: the coordinator chooses one */
-    const char *data_addr, *host_id, *unix_dir; /* NULL: defaults of worker/comm.h */
+    const char *name;                                      /* NULL: the coordinator chooses one */
+    const char *data_addr, *route_to, *host_id, *unix_dir; /* NULL: defaults of worker/comm.h */
+    int note_fd;                                           /* worker/notes.h; -1: nobody supervises it */
     const char *ledger;       /* file that receives a line for each leaf computed and update applied; NULL: none */
     struct mu_device *device; /* that computes; NULL: the host */
     uint32_t threads;         /* 0: the affinity mask; with a GPU, whose host has little to compute, one */
@@ -40,9 +42,9 @@ struct mu_agent_config {
     uint32_t backoff_min_ms, backoff_max_ms, step_report_ms, connect_timeout_ms; /* 0: defaults */
 };
 
-/* Runs until the core says exit; returns the exit code. SIGTERM, SIGINT: leave in good order. SIGUSR2: its
- * newest flight records and its threads go into the log. Blocks these signals in
- * the calling thread, which must be the only one. */
+/* Runs until the core says exit; returns the exit code. SIGTERM, SIGINT: leave in good order. SIGUSR2:
+ * its newest flight records and its threads go into the log. Blocks these signals in the calling thread, which must be
+ * the only one. */
 int mu_agent_run(const struct mu_agent_config *config);
 
 #endif

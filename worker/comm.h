@@ -69,7 +69,7 @@ struct mu_comm_config {
     const char *data_addr; /* literal address to listen on, "192.0.2.1", "192.0.2.1:4711", "[2001:db8::1]:0"; NULL: see
                               route_to */
     const char *route_to;  /* literal "address:port" of the coordinator: listen on the local address that reaches it;
-                              NULL: loopback */
+                              NULL or "": loopback */
     const char *
         host_id; /* processes with equal ids talk over Unix sockets; NULL: derived from boot id and network namespace */
     const char
@@ -162,8 +162,9 @@ void mu_comm_free(struct mu_comm *comm);
 /* "host=<id>;unix=@<name>;tcp=<literal address>:<port>", for the coordinator and the peers. Lives as long as comm. */
 const char *mu_comm_address(const struct mu_comm *comm);
 
-/* The coordinator's address as literal "address:port", for the choice of the data plane's own; false: it has none. */
-bool mu_comm_route_to(const char *coordinator, char *out, size_t size);
+/* The coordinator's address as literal "address:port", for the choice of the data plane's own; "" for a Unix socket and
+ * for what is no "host:port". Asks the name service and blocks. MU_ERR_UNAVAILABLE: it cannot be resolved now. */
+enum mu_status mu_comm_route_to(const char *coordinator, char *out, size_t size, struct mu_error *err) MU_WARN_UNUSED;
 void mu_comm_stats(const struct mu_comm *comm, struct mu_comm_stats *ret_stats);
 
 /* A descriptor that becomes readable when mu_comm_progress has something to do, for a thread that sleeps elsewhere.
@@ -230,6 +231,8 @@ enum mu_status mu_comm_wait_all(struct mu_comm_group *group, uint64_t deadline_u
 /* Peers that have failed so far, the first one first: what the coordinator is told. Returns how many; writes at most
  * `capacity`. After the first failure progress still looks for further ones, but moves no data. */
 size_t mu_comm_group_failures(const struct mu_comm_group *group, struct mu_comm_failure *out, size_t capacity);
+/* The first of them in words, with the rank: "rank 3: not connected by the deadline, last: ..."; empty: none yet. */
+const char *mu_comm_group_failure_text(const struct mu_comm_group *group);
 const char *mu_comm_failure_name(enum mu_comm_failure_kind kind);
 
 /* Counters of all peers, in ascending rank; returns how many there are, writes at most `capacity`. A system call each.

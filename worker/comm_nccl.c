@@ -11,7 +11,7 @@
 
 const char *nccl_scope_name(enum mu_nccl_scope scope)
 {
-    static const char *const names[] = {"world", "tensor group", "replicas", "stages"};
+    static const char *const names[] = {"world", "tensor group", "replicas", "stages", "tied embedding"};
     return names[scope];
 }
 
@@ -225,11 +225,23 @@ static enum mu_status copy_config(struct mu_nccl *nccl, const struct mu_nccl_con
     return status;
 }
 
-static ncclConfig_t non_blocking(const char *name)
+/* An operation that waits for a peer holds its blocks of the GPU: beside kernels that compute not more than it needs to
+ * move with a good part of NVLink's rate, and where it is posted long before (head chains) next to nothing.
+ * NCCL_MAX_CTAS overrides. 0: as many as NCCL likes. */
+static int blocks_at_most(enum mu_nccl_scope scope)
+{
+    static const int most[] = {
+        [MU_NCCL_REPLICAS] = 16, [MU_NCCL_STAGES] = 16, [MU_NCCL_TIED] = 4, [MU_NCCL_SCOPES] = 0};
+    return most[scope];
+}
+
+static ncclConfig_t config_of(enum mu_nccl_scope scope)
 {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    config.commName = name;
+    config.commName = scope == MU_NCCL_WORLD ? "muster" : nccl_scope_name(scope);
+    if (blocks_at_most(scope) > 0)
+        config.maxCTAs = blocks_at_most(scope);
     return config;
 }
 
@@ -237,7 +249,7 @@ static enum mu_status open_world(struct mu_nccl *nccl, const struct mu_nccl_id *
                                  uint64_t deadline_us, struct mu_error *err)
 {
     struct channel *world = &nccl->channels[MU_NCCL_WORLD];
-    ncclConfig_t config = non_blocking("muster");
+    ncclConfig_t config = config_of(MU_NCCL_WORLD);
     ncclUniqueId *copy = malloc(id_count * sizeof *copy);
     if (!copy)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %u ids of NCCL", id_count);
@@ -260,7 +272,7 @@ static enum mu_status open_scope(struct mu_nccl *nccl, enum mu_nccl_scope scope,
     struct channel *channel = &nccl->channels[scope];
     ncclComm_t world = nccl->channels[MU_NCCL_WORLD].comm;
     int color = channel->size > 1 ? (int)channel->ranks[0] : NCCL_SPLIT_NOCOLOR;
-    ncclConfig_t config = non_blocking(nccl_scope_name(scope));
+    ncclConfig_t config = config_of(scope);
     if (channel->size == 0)
         return MU_OK;
     snprintf(nccl->doing, sizeof nccl->doing, "the split into %s", nccl_scope_name(scope));

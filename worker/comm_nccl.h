@@ -1,7 +1,8 @@
 /* The data plane between GPUs: NCCL, beside the sockets of comm.h.
  *
  * A struct mu_nccl holds one rank's communicators of one generation: all working ranks, and what is split from them,
- * the tensor group, the replicas of a column, the stages of a pipeline. Like comm.h it moves bytes, of device memory.
+ * the tensor group, the replicas of a column, the stages of a pipeline, the two of them that share a tied embedding.
+ * Like comm.h it moves bytes, of device memory.
  * Sums are `exact`: partials are moved and added here in tree order by the kernels of the pool, so the bits are those
  * of any other layout and of the CPU; or fast: NCCL adds, in an order of its own.
  *
@@ -29,7 +30,7 @@
 
 struct CUstream_st; /* a pointer to it is CUDA's cudaStream_t: builds without CUDA can read this header */
 
-enum mu_nccl_scope { MU_NCCL_WORLD, MU_NCCL_TENSOR, MU_NCCL_REPLICAS, MU_NCCL_STAGES, MU_NCCL_SCOPES };
+enum mu_nccl_scope { MU_NCCL_WORLD, MU_NCCL_TENSOR, MU_NCCL_REPLICAS, MU_NCCL_STAGES, MU_NCCL_TIED, MU_NCCL_SCOPES };
 
 enum {
     MU_NCCL_ID_SIZE = 128,
@@ -168,7 +169,7 @@ enum mu_status mu_nccl_all_reduce(struct mu_nccl *nccl, enum mu_nccl_scope scope
 /* The functions above. */
 struct mu_nccl_ops {
     uint32_t (*version)(void); /* 22707: 2.27.7 */
-    struct CUstream_st *(*stream)(struct mu_device *gpu);
+    struct CUstream_st *(*stream)(struct mu_device *gpu, enum mu_track track);
     enum mu_status (*meeting_new)(const struct mu_nccl_meeting_config *config, struct mu_nccl_meeting **ret_meeting,
                                   struct mu_error *err);
     enum mu_status (*meeting_run)(struct mu_nccl_meeting *meeting, uint64_t deadline_us, struct mu_error *err);
@@ -190,13 +191,5 @@ struct mu_nccl_ops {
 };
 /* NULL in a program without NCCL. */
 const struct mu_nccl_ops *mu_nccl_ops(void);
-
-/* The communicators of a generation, and the stream of the GPU that computes: operations stand in the order of its
- * kernels. */
-struct mu_nccl_link {
-    const struct mu_nccl_ops *ops;
-    struct mu_nccl *nccl; /* NULL: there are none, exchanges go over the sockets */
-    struct CUstream_st *stream;
-};
 
 #endif

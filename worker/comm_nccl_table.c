@@ -10,9 +10,9 @@ static uint32_t version(void)
     return ncclGetVersion(&number) == ncclSuccess && number > 0 ? (uint32_t)number : 0;
 }
 
-static struct CUstream_st *stream_of(struct mu_device *gpu)
+static struct CUstream_st *stream_of(struct mu_device *gpu, enum mu_track track)
 {
-    return ((struct mu_cuda *)gpu)->stream;
+    return ((struct mu_cuda *)gpu)->tracks[track];
 }
 
 const struct mu_nccl_ops *mu_nccl_ops(void)

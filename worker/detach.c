@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,6 +110,8 @@ bool mu_detach(const char *log, int *ret_ready_fd, int *ret_code)
     }
     close(fds[1]);
     close(log_fd);
+    signal(SIGTERM, SIG_DFL); /* what is in the background sees its reader go, and does not stay */
+    signal(SIGINT, SIG_DFL);
     if (pid < 0)
         fprintf(stderr, "muster-worker: cannot start a process: %s\n", strerror(errno));
     else

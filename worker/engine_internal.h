@@ -16,11 +16,11 @@
 #include "plan/layout.h"
 #include "worker/buddy.h"
 #include "worker/comm.h"
-#include "worker/comm_nccl.h"
 #include "worker/data.h"
 #include "worker/engine.h"
 #include "worker/feed.h"
 #include "worker/model.h"
+#include "worker/nccl_link.h"
 #include "worker/pipeline.h"
 #include "worker/reduce.h"
 #include "worker/snapshot.h"
@@ -369,7 +369,7 @@ enum mu_status engine_tied_expect(struct mu_engine *engine, uint32_t leaves, str
 /* First stage: waits for the leaf's head chain and puts it into its gradient, or (`add`) adds it to what is there. */
 enum mu_status engine_tied_take(struct mu_engine *engine, float *grads, bool add, struct mu_error *err) MU_WARN_UNUSED;
 /* Last stage: the leaf's head chain is complete; before the next one may be begun: it has left. */
-enum mu_status engine_tied_send(struct mu_engine *engine, const float *grads, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status engine_tied_send(struct mu_engine *engine, float *grads, struct mu_error *err) MU_WARN_UNUSED;
 enum mu_status engine_tied_sent(struct mu_engine *engine, struct mu_error *err) MU_WARN_UNUSED;
 /* Both: parameters of the embedding from the first to the last stage. */
 enum mu_status engine_tied_copy_begin(struct mu_engine *engine, struct mu_error *err) MU_WARN_UNUSED;

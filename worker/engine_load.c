@@ -122,7 +122,10 @@ static enum mu_status load_job(struct mu_engine *engine, const struct engine_com
     mu_model_spec_init(&job->model, &job->spec.model);
     job->leaves = mu_job_leaves(&job->spec);
     job->tokens_per_step = (uint64_t)job->spec.batch.sequences * job->spec.batch.length;
-    enum mu_status status = open_data(job, err);
+    enum mu_dtype dtype = job->spec.compute == MU_COMPUTE_BF16 ? MU_DTYPE_BF16 : MU_DTYPE_FP32;
+    enum mu_status status = mu_device_compute(engine->device, dtype, err);
+    if (status == MU_OK)
+        status = open_data(job, err);
     if (status == MU_OK)
         status = engine_state_new(engine, &job->state, err);
     if (status == MU_OK)

@@ -17,26 +17,54 @@ static void host_of(const char *address, char out[MU_NCCL_HOST_SIZE])
     snprintf(out, MU_NCCL_HOST_SIZE, "%.*s", (int)(end ? end - text : (ptrdiff_t)strlen(text)), text);
 }
 
-struct scope_ranks {
-    uint32_t ranks[MU_SLICES_MAX];
-};
-_Static_assert((int)MU_MESH_WORLD_MAX <= (int)MU_SLICES_MAX, "replicas fit too");
+/* ---- who is with whom ---- */
 
-/* The ranks of this one's tensor group, or its replicas: of those not more than a mesh, beyond that gradients go along
- * a tree of sockets. */
-static struct mu_nccl_members members_of(const struct engine_generation *now, enum mu_nccl_scope scope,
-                                         struct scope_ranks *room)
+struct scopes {
+    struct mu_nccl_members of[MU_NCCL_SCOPES];
+    uint32_t *ranks; /* all of them, one scope after the other */
+};
+
+static uint32_t *add_scope(struct scopes *scopes, enum mu_nccl_scope scope, uint32_t *room, uint32_t size,
+                           uint32_t index)
 {
-    const struct mu_layout *layout = &now->layout;
-    bool tensor = scope == MU_NCCL_TENSOR;
-    uint32_t size = tensor ? layout->tp : layout->dp;
-    if (size < 2 || (!tensor && size > MU_MESH_WORLD_MAX))
-        return (struct mu_nccl_members){0};
-    for (uint32_t i = 0; i < size; i++)
-        room->ranks[i] =
-            mu_layout_rank(layout, (struct mu_coords){tensor ? i : now->at.t, tensor ? now->at.d : i, now->at.p});
-    return (struct mu_nccl_members){.ranks = room->ranks, .size = size, .index = tensor ? now->at.t : now->at.d};
+    scopes->of[scope] = (struct mu_nccl_members){.ranks = room, .size = size, .index = index};
+    return room + size;
 }
+
+/* The ranks of this one's tensor group, its replicas (not more than a mesh: beyond that gradients go along a tree of
+ * sockets), its stages, and the two of them that have a tied embedding; whoever has none is alone there. */
+static enum mu_status find_scopes(const struct mu_engine *engine, struct scopes *scopes, struct mu_error *err)
+{
+    const struct engine_generation *now = &engine->now;
+    const struct mu_layout *layout = &now->layout;
+    uint32_t tp = layout->tp, dp = layout->dp, pp = layout->pp;
+    uint32_t *room = scopes->ranks = calloc(tp + dp + pp + 2u, sizeof *room);
+    if (!room)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the ranks of %u groups", (uint32_t)MU_NCCL_SCOPES);
+    if (tp > 1) {
+        for (uint32_t t = 0; t < tp; t++)
+            room[t] = mu_layout_rank(layout, (struct mu_coords){t, now->at.d, now->at.p});
+        room = add_scope(scopes, MU_NCCL_TENSOR, room, tp, now->at.t);
+    }
+    if (dp > 1 && dp <= MU_MESH_WORLD_MAX) {
+        for (uint32_t d = 0; d < dp; d++)
+            room[d] = mu_layout_rank(layout, (struct mu_coords){now->at.t, d, now->at.p});
+        room = add_scope(scopes, MU_NCCL_REPLICAS, room, dp, now->at.d);
+    }
+    for (uint32_t p = 0; p < pp && pp > 1; p++)
+        room[p] = mu_layout_rank(layout, (struct mu_coords){now->at.t, now->at.d, p});
+    if (pp > 1)
+        room = add_scope(scopes, MU_NCCL_STAGES, room, pp, now->at.p);
+    if (pp == 1 || !mu_model_is_tied(&engine->job.model.config))
+        return MU_OK;
+    bool middle = now->at.p > 0 && now->at.p < pp - 1;
+    room[0] = middle ? now->rank : scopes->of[MU_NCCL_STAGES].ranks[0];
+    room[1] = scopes->of[MU_NCCL_STAGES].ranks[pp - 1];
+    add_scope(scopes, MU_NCCL_TIED, room, middle ? 1 : 2, !middle && now->at.p > 0);
+    return MU_OK;
+}
+
+/* ---- opening ---- */
 
 /* Ids and versions come over the sockets. */
 static enum mu_status meet(struct mu_engine *engine, uint32_t working, uint64_t deadline_us,
@@ -67,35 +95,117 @@ static enum mu_status open_link(struct mu_engine *engine, const struct mu_assign
     return status;
 }
 
+/* ---- first words ---- */
+
+enum { WORD_BYTES = 256 };
+
+/* Whom a rank will exchange with in a scope: its neighbours among stages, else everybody. */
+static bool will_exchange(enum mu_nccl_scope scope, const struct mu_nccl_members *members, uint32_t other)
+{
+    uint32_t own = members->index;
+    return other != own && (scope != MU_NCCL_STAGES || other + 1 == own || own + 1 == other);
+}
+
+/* A word to each of them and one from each. NCCL connects two ranks when both of them first exchange something, and the
+ * host waits for that: in a step, where one of them may come later, this could be in a circle. */
+static enum mu_status connect_scope(struct mu_engine *engine, enum mu_nccl_scope scope,
+                                    const struct mu_nccl_members *members, uint8_t *words, struct mu_error *err)
+{
+    const struct mu_nccl_link *link = &engine->now.link;
+    struct CUstream_st *stream = link->streams[MU_TRACK_MAIN];
+    struct mu_nccl_move *moves = calloc(2u * members->size, sizeof *moves);
+    size_t count = 0;
+    if (!moves)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for words to %u ranks", members->size);
+    for (uint32_t i = 0; i < members->size; i++) {
+        if (!will_exchange(scope, members, i))
+            continue;
+        moves[count++] = (struct mu_nccl_move){
+            .peer = i, .send = true, .data = words + (size_t)members->index * WORD_BYTES, .size_bytes = WORD_BYTES};
+        moves[count++] =
+            (struct mu_nccl_move){.peer = i, .data = words + (size_t)i * WORD_BYTES, .size_bytes = WORD_BYTES};
+    }
+    enum mu_status status = link->ops->exchange(link->nccl, scope, moves, count, stream, err);
+    if (status == MU_OK && scope == MU_NCCL_TENSOR)
+        status = link->ops->all_gather(link->nccl, scope, words, WORD_BYTES, stream, err);
+    free(moves);
+    return status;
+}
+
+static enum mu_status connect(struct mu_engine *engine, const struct scopes *scopes, uint64_t deadline_us,
+                              struct mu_error *err)
+{
+    const struct mu_nccl_link *link = &engine->now.link;
+    uint32_t largest = 0;
+    void *words = NULL;
+    for (int scope = 0; scope < MU_NCCL_SCOPES; scope++)
+        largest = scopes->of[scope].size > largest ? scopes->of[scope].size : largest;
+    enum mu_status status =
+        mu_device_allocate(engine->device, MU_MEMORY_DEVICE, (size_t)largest * WORD_BYTES, err, &words);
+    for (int scope = MU_NCCL_WORLD + 1; scope < MU_NCCL_SCOPES && status == MU_OK; scope++)
+        if (scopes->of[scope].size > 1)
+            status = connect_scope(engine, (enum mu_nccl_scope)scope, &scopes->of[scope], words, err);
+    if (status == MU_OK)
+        status = link->ops->wait(link->nccl, link->streams[MU_TRACK_MAIN], deadline_us, err);
+    if (status != MU_OK) /* it may still be written to: give_up, before it is given back */
+        engine_nccl_end(engine, &engine->now);
+    mu_device_release(engine->device, MU_MEMORY_DEVICE, words, (size_t)largest * WORD_BYTES);
+    return status;
+}
+
+/* ---- the whole ---- */
+
+static void log_opened(const struct mu_engine *engine, const struct mu_nccl_config *config, uint32_t working,
+                       uint64_t begin_us)
+{
+    static const struct {
+        enum mu_nccl_scope scope;
+        const char *text;
+    } groups[] = {{MU_NCCL_TENSOR, "tensor group of %u"},
+                  {MU_NCCL_REPLICAS, "%u replicas"},
+                  {MU_NCCL_STAGES, "%u stages"},
+                  {MU_NCCL_TIED, "tied embedding on %u stages"}};
+    uint32_t version = engine->nccl->version();
+    char text[160] = "";
+    for (size_t i = 0, used = 0; i < sizeof groups / sizeof groups[0]; i++) {
+        uint32_t size = config->scopes[groups[i].scope].size;
+        if (size < 2)
+            continue;
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s", used > 0 ? ", " : "");
+        used += (size_t)snprintf(text + used, sizeof text - used, groups[i].text, size);
+    }
+    MU_LOGI("generation %llu: %u GPUs exchange with NCCL %u.%u.%u (here: %s), connected in %llu ms",
+            (unsigned long long)engine->now.generation, working, version / 10000, version / 100 % 100, version % 100,
+            text, (unsigned long long)(mu_clock_mono_us() - begin_us) / 1000);
+}
+
 enum mu_status engine_nccl_open(struct mu_engine *engine, const struct mu_assign *assign, struct mu_error *err)
 {
     struct engine_generation *now = &engine->now;
     uint32_t working = now->world - now->layout.idle;
-    struct scope_ranks rooms[2];
+    struct scopes scopes = {0};
     struct mu_nccl_config config = {
         .group = now->group, .rank = now->rank, .world = working, .waiting = engine_set_waiting, .waiting_ctx = engine};
     if (!assign->nccl || now->idle || working < 2)
         return MU_OK;
     if (!engine->nccl || mu_device_is_host(engine->device))
         return mu_fail(err, MU_ERR_INVALID, "assigned to exchange with NCCL, but this worker has none");
-    config.scopes[MU_NCCL_TENSOR] = members_of(now, MU_NCCL_TENSOR, &rooms[0]);
-    config.scopes[MU_NCCL_REPLICAS] = members_of(now, MU_NCCL_REPLICAS, &rooms[1]);
-    if (config.scopes[MU_NCCL_TENSOR].size == 0 && config.scopes[MU_NCCL_REPLICAS].size == 0)
-        return MU_OK; /* between stages blocks go over the sockets */
     uint64_t begin_us = mu_clock_mono_us(), deadline_us = begin_us + (uint64_t)engine->connect_timeout_ms * 1000;
+    enum mu_status status = find_scopes(engine, &scopes, err);
+    memcpy(config.scopes, scopes.of, sizeof config.scopes);
     engine_set_waiting(engine, true);
-    enum mu_status status = meet(engine, working, deadline_us, &now->meeting, err);
+    if (status == MU_OK)
+        status = meet(engine, working, deadline_us, &now->meeting, err);
     if (status == MU_OK)
         config.ids = engine->nccl->meeting_ids(now->meeting, &config.id_count);
     if (status == MU_OK)
         status = open_link(engine, assign, &config, deadline_us, err);
+    if (status == MU_OK)
+        status = connect(engine, &scopes, deadline_us, err);
     engine_set_waiting(engine, false);
-    if (status == MU_OK) {
-        uint32_t version = engine->nccl->version();
-        MU_LOGI("generation %llu: %u GPUs exchange with NCCL %u.%u.%u, connected in %llu ms",
-                (unsigned long long)now->generation, working, version / 10000, version / 100 % 100, version % 100,
-                (unsigned long long)(mu_clock_mono_us() - begin_us) / 1000);
-    }
+    free(scopes.ranks);
+    if (status == MU_OK)
+        log_opened(engine, &config, working, begin_us);
     return status;
 }
 
@@ -112,6 +222,8 @@ static void give_up(struct mu_engine *engine, struct mu_nccl *nccl)
     if (engine->nccl->abort(nccl, mu_clock_mono_us() + ENGINE_NCCL_ABORT_US, &err) == MU_OK)
         return;
     MU_LOGE("%s", err.text);
+    if (engine->callbacks.stuck)
+        engine->callbacks.stuck(engine->callbacks.ctx, err.text);
     _exit(ENGINE_NCCL_EXIT);
 }
 

@@ -54,8 +54,9 @@ static void fill_generation(struct mu_engine *engine, const struct engine_comman
     now->rank = assign->rank;
     now->world = mu_layout_world(&assign->layout);
     now->idle = mu_layout_is_idle(&assign->layout, assign->rank);
-    now->link = (struct mu_nccl_link){.ops = engine->nccl,
-                                      .stream = engine->nccl ? engine->nccl->stream(engine->device) : NULL};
+    now->link = (struct mu_nccl_link){.ops = engine->nccl, .device = engine->device};
+    for (int track = 0; track < MU_TRACKS && engine->nccl; track++)
+        now->link.streams[track] = engine->nccl->stream(engine->device, (enum mu_track)track);
     engine->nccl_over = false;
     now->merged = engine->job.spec.numerics == MU_NUMERICS_FAST;
     if (now->idle)
@@ -225,6 +226,8 @@ static enum mu_status new_pipeline(struct mu_engine *engine, struct mu_error *er
     struct mu_pipeline_config config = {.group = now->group,
                                         .before = stage_rank(now, (int64_t)now->at.p - 1),
                                         .after = stage_rank(now, (int64_t)now->at.p + 1),
+                                        .stage = now->at.p,
+                                        .link = &now->link,
                                         .block_floats = mu_model_stream_elements(engine->job.net.model),
                                         .device = engine->device,
                                         .waiting = engine_set_waiting,

@@ -81,7 +81,7 @@ static enum mu_status evaluate_own(struct mu_engine *engine, struct mu_small *ow
         if (status == MU_OK && engine_reports(engine))
             mu_small_push(own, engine->job.eval_leaves, now->first_eval_leaf, leaf, loss);
     }
-    return status;
+    return status == MU_OK && now->pipeline ? mu_pipeline_flush(now->pipeline, err) : status;
 }
 
 /* Mean loss of the held-out sequences; leaves are spread over replicas and summed like those of a step. */

@@ -79,8 +79,13 @@ enum mu_status engine_settle(struct mu_engine *engine, bool sent, struct mu_erro
         status = engine_tied_copy_finish(engine, false, err);
     if (status != MU_OK)
         return status;
-    engine->held.shares[0].owned_only = false;
-    return engine_tied_copy_finish(engine, sent, err);
+    status = engine_tied_copy_finish(engine, sent, err);
+    const struct mu_nccl_link *link = mu_nccl_link_open(&engine->now.link);
+    if (status == MU_OK && link && sent)
+        status = link->ops->wait(link->nccl, link->streams[MU_TRACK_MAIN], MU_COMM_FOREVER, err);
+    if (status == MU_OK && (!link || sent)) /* between GPUs it may still be coming: then the vote knows */
+        engine->held.shares[0].owned_only = false;
+    return status;
 }
 
 /* ---- micro-batches ---- */
@@ -351,6 +356,8 @@ static enum mu_status compute_leaves(struct mu_engine *engine, struct mu_small *
         status = op.backward ? backward_micro(&pass, op.micro) : forward_micro(&pass, op.micro);
     }
     engine->times.replicas_us += pass.hook_us;
+    if (status == MU_OK && now->pipeline)
+        status = mu_pipeline_flush(now->pipeline, err);
     return status == MU_OK ? engine_tied_sent(engine, err) : status;
 }
 
@@ -444,6 +451,7 @@ static enum mu_status vote(struct mu_engine *engine, struct mu_small *own, struc
                                     .grad_norm = sqrt(mu_exact_sum_round(&total.squares)),
                                     .command = total.command};
     result.finite = mu_exact_sum_finite(&total.squares) && isfinite(result.loss) && isfinite(result.grad_norm);
+    held->shares[0].owned_only = false; /* the pool has waited: all that was computed with is here */
     held->has_result = true;
     held->result = result;
     MU_FAULT("worker.vote.after");

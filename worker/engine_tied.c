@@ -4,7 +4,8 @@
  *   per update   first stage: updated parameters                                   -->  last stage: copy
  *
  * Head chains wait in buffers on the first stage, which is behind the last one in its backward passes, so that the last
- * one can go on with the next leaf. */
+ * one can go on with the next leaf. Between GPUs both move with NCCL, on a track of their own, in the order in which
+ * both stages come to them: chains of a step, copy, chains of the next step. */
 #include "worker/engine_internal.h"
 
 #include <stdlib.h>
@@ -85,8 +86,37 @@ void engine_tied_free(struct engine_tied *tied)
     free(tied);
 }
 
-static enum mu_status wait_for(struct mu_engine *engine, const struct mu_comm_request *request, struct mu_error *err)
+/* ---- between GPUs ---- */
+
+enum { POINT_COPY = LINK_POINT_TIED + CHAINS_MAX, POINT_SENT };
+_Static_assert((int)POINT_SENT < (int)LINK_POINT_TIED + (int)LINK_POINTS_TIED, "points of this file");
+
+static bool linked(const struct mu_engine *engine)
 {
+    return mu_nccl_link_open(&engine->now.link) != NULL;
+}
+
+static enum mu_status move(struct mu_engine *engine, bool send, uint64_t exchange, float *data, uint32_t point,
+                           struct mu_error *err)
+{
+    const struct engine_tied *tied = engine->now.tied;
+    const struct mu_nccl_move one = {.peer = tied->first ? 1 : 0,
+                                     .send = send,
+                                     .exchange = exchange,
+                                     .data = data,
+                                     .size_bytes = tied->size * sizeof *data};
+    enum mu_status status = mu_nccl_link_exchange(&engine->now.link, MU_NCCL_TIED, MU_TRACK_TIED, &one, 1, err);
+    mu_device_signal(engine->device, MU_TRACK_TIED, point);
+    return status;
+}
+
+static enum mu_status wait_for(struct mu_engine *engine, const struct mu_comm_request *request, uint32_t point,
+                               struct mu_error *err)
+{
+    if (linked(engine)) {
+        mu_device_follow(engine->device, MU_TRACK_MAIN, point);
+        return MU_OK;
+    }
     engine_set_waiting(engine, true);
     enum mu_status status = mu_comm_wait(engine->now.group, request, MU_COMM_FOREVER, err);
     engine_set_waiting(engine, false);
@@ -95,16 +125,25 @@ static enum mu_status wait_for(struct mu_engine *engine, const struct mu_comm_re
 
 /* ---- head chains ---- */
 
+static enum mu_status post_chain(struct mu_engine *engine, struct mu_error *err)
+{
+    struct engine_tied *tied = engine->now.tied;
+    uint32_t slot = (uint32_t)(tied->begun % tied->chain_count);
+    uint64_t number = exchange_counted(EXCHANGE_TIED_GRADIENT, tied->begun++);
+    if (linked(engine))
+        return move(engine, false, number, tied->chains[slot], LINK_POINT_TIED + slot, err);
+    return mu_comm_recv(engine->now.group, tied->peer, number, tied->chains[slot], tied->size * sizeof(float),
+                        &tied->requests[slot], err);
+}
+
 static enum mu_status post_chains(struct mu_engine *engine, struct mu_error *err)
 {
     struct engine_tied *tied = engine->now.tied;
     enum mu_status status = MU_OK;
-    while (status == MU_OK && tied->begun < tied->expected && tied->begun < tied->done + tied->chain_count) {
-        uint64_t slot = tied->begun % tied->chain_count;
-        status = mu_comm_recv(engine->now.group, tied->peer, exchange_counted(EXCHANGE_TIED_GRADIENT, tied->begun),
-                              tied->chains[slot], tied->size * sizeof(float), &tied->requests[slot], err);
-        tied->begun++;
-    }
+    if (linked(engine) && engine->now.gathering) /* the copy comes first: engine_tied_copy_begin */
+        return MU_OK;
+    while (status == MU_OK && tied->begun < tied->expected && tied->begun < tied->done + tied->chain_count)
+        status = post_chain(engine, err);
     return status;
 }
 
@@ -137,8 +176,8 @@ enum mu_status engine_tied_take(struct mu_engine *engine, float *grads, bool add
 {
     struct engine_tied *tied = engine->now.tied;
     MU_ASSERT(tied && tied->first && tied->done < tied->begun);
-    uint64_t slot = tied->done % tied->chain_count;
-    enum mu_status status = wait_for(engine, &tied->requests[slot], err);
+    uint32_t slot = (uint32_t)(tied->done % tied->chain_count);
+    enum mu_status status = wait_for(engine, &tied->requests[slot], LINK_POINT_TIED + slot, err);
     if (status != MU_OK)
         return status;
     MU_FAULT("worker.tied.gradient");
@@ -149,11 +188,13 @@ enum mu_status engine_tied_take(struct mu_engine *engine, float *grads, bool add
     return post_chains(engine, err);
 }
 
-enum mu_status engine_tied_send(struct mu_engine *engine, const float *grads, struct mu_error *err)
+enum mu_status engine_tied_send(struct mu_engine *engine, float *grads, struct mu_error *err)
 {
     struct engine_tied *tied = engine->now.tied;
     MU_ASSERT(tied && !tied->first && tied->done == tied->begun);
     uint64_t number = exchange_counted(EXCHANGE_TIED_GRADIENT, tied->begun++);
+    if (linked(engine))
+        return move(engine, true, number, grads + tied->offset, POINT_SENT, err);
     return mu_comm_send(engine->now.group, tied->peer, number, grads + tied->offset, tied->size * sizeof(float),
                         &tied->requests[0], err);
 }
@@ -163,7 +204,7 @@ enum mu_status engine_tied_sent(struct mu_engine *engine, struct mu_error *err)
     struct engine_tied *tied = engine->now.tied;
     if (!tied || tied->first || tied->done == tied->begun)
         return MU_OK;
-    enum mu_status status = wait_for(engine, &tied->requests[0], err);
+    enum mu_status status = wait_for(engine, &tied->requests[0], POINT_SENT, err);
     if (status == MU_OK)
         tied->done = tied->begun;
     return status;
@@ -182,6 +223,10 @@ enum mu_status engine_tied_copy_begin(struct mu_engine *engine, struct mu_error 
     uint64_t number = exchange_counted(EXCHANGE_TIED_COPY, tied->copies++);
     tied->copying = true;
     MU_FAULT("worker.tied.copy");
+    if (linked(engine)) {
+        enum mu_status status = move(engine, tied->first, number, params, POINT_COPY, err);
+        return status == MU_OK && tied->first ? post_chains(engine, err) : status;
+    }
     if (tied->first)
         return mu_comm_send(engine->now.group, tied->peer, number, params, bytes, &tied->copy, err);
     return mu_comm_recv(engine->now.group, tied->peer, number, params, bytes, &tied->copy, err);
@@ -192,7 +237,7 @@ enum mu_status engine_tied_copy_finish(struct mu_engine *engine, bool sent, stru
     struct engine_tied *tied = engine->now.tied;
     if (!tied || !tied->copying || (tied->first && !sent))
         return MU_OK;
-    enum mu_status status = wait_for(engine, &tied->copy, err);
+    enum mu_status status = wait_for(engine, &tied->copy, POINT_COPY, err);
     if (status == MU_OK)
         tied->copying = false;
     return status;

@@ -2,8 +2,10 @@
 #include <getopt.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -17,7 +19,9 @@
 #include "worker/cpus.h"
 #include "worker/detach.h"
 #include "worker/join.h"
+#include "worker/leave.h"
 #include "worker/notes.h"
+#include "worker/route.h"
 #include "worker/stacks.h"
 #include "worker/supervisor.h"
 #include "worker/vitals.h"
@@ -29,6 +33,7 @@ enum {
     READY_DEFAULT_S = 30,
     NAME_ROOM = 9, /* "-cuda255" */
     GPU_DIGITS = 3,
+    ROUTE_SIZE = 192,
 };
 
 static const char help[] =
@@ -362,8 +367,11 @@ static bool check_choices(const struct choices *choices)
 static uint32_t count_gpus(void)
 {
     int code = 0;
-    pid_t pid = fork();
+    pid_t parent = getpid(), pid = fork();
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a driver may hang for long */
+        if (getppid() != parent)
+            _exit(0);
         uint32_t count = mu_device_count_cuda();
         _exit((int)(count < MU_SLOTS_MAX ? count : MU_SLOTS_MAX - 1));
     }
@@ -440,21 +448,32 @@ static int take_options(int argc, char **argv, struct choices *choices)
 static int work(struct choices *choices)
 {
     mu_stacks_init();
+    struct mu_agent_config *agent = &choices->agent;
     struct mu_error err = {0};
+    char route[ROUTE_SIZE] = "";
+    int code = MU_AGENT_EXIT_CANNOT_CONNECT;
+    agent->note_fd = mu_notes_open();
+    agent->route_to = route;
     enum mu_status status = MU_OK;
-    if (choices->gpu)
-        status = mu_device_open_cuda((uint32_t)strtoul(choices->gpu + 5, NULL, 10), 0, &err, &choices->agent.device);
+    if (!agent->data_addr)
+        status = mu_route_find(agent->coordinator, agent->give_up_ms, agent->note_fd, route, sizeof route, &err);
+    if (status == MU_OK && choices->gpu) {
+        status = mu_device_open_cuda((uint32_t)strtoul(choices->gpu + 5, NULL, 10), 0, &err, &agent->device);
+        code = status == MU_ERR_INVALID ? MU_AGENT_EXIT_USAGE : MU_AGENT_EXIT_FAILURE;
+    }
     if (status != MU_OK) {
         MU_LOGE("%s", err.text);
-        return status == MU_ERR_INVALID ? MU_AGENT_EXIT_USAGE : MU_AGENT_EXIT_FAILURE;
+        mu_notes_send(agent->note_fd, MU_NOTE_TROUBLE, (struct mu_id){0}, err.text);
+        return code;
     }
-    int code = mu_agent_run(&choices->agent);
-    mu_device_close(choices->agent.device);
+    code = mu_agent_run(agent);
+    mu_device_close(agent->device);
     return code;
 }
 
 int main(int argc, char **argv)
 {
+    mu_leave_early();
     const char *from_environment = getenv("MUSTER_COORDINATOR");
     struct choices choices = {
         .agent = {.coordinator = from_environment && *from_environment ? from_environment : "127.0.0.1:7070",

@@ -1,12 +1,9 @@
 #include "worker/recollect.h"
 
-#include <dirent.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "common/clock.h"
 #include "common/flight.h"
@@ -21,14 +18,11 @@ enum {
     CALL_TIMEOUT_MS = 3000,
     PART_RECORDS = 1400, /* of at most 38 bytes each */
     PART_LINES = 100,
-    THREADS_MAX = 64,
-    THREAD_SIZE = 768,
-    STACK_SIZE = 512,
-    STACKS_US = 300000,   /* threads have so long to say where they are, all of them together */
+    PART_THREADS = 64,
     LOGGED_RECORDS = 100, /* of those that are logged on request; the log keeps five times as many lines */
 };
 _Static_assert(PART_RECORDS * 38 < MU_WIRE_REQUEST_BYTES_MAX &&
-                   THREADS_MAX * (THREAD_SIZE + 8) < MU_WIRE_REQUEST_BYTES_MAX &&
+                   PART_THREADS * (MU_STACKS_LINE_SIZE + 8) < MU_WIRE_REQUEST_BYTES_MAX &&
                    PART_LINES * (MU_LOG_LINE_SIZE + 16) < MU_WIRE_REQUEST_BYTES_MAX,
                "a part fits into a request");
 _Static_assert((int)MU_RECALL_RECORDS_MAX == (int)MU_FLIGHT_RECORDS && (int)MU_RECALL_LINES_MAX == (int)MU_LOG_KEPT,
@@ -40,6 +34,13 @@ struct question {
     uint64_t asked_us;
 };
 
+/* What is told beside the records, as it was when the question was taken up. */
+struct told {
+    char threads[MU_STACKS_THREADS_MAX][MU_STACKS_LINE_SIZE];
+    struct mu_log_line lines[MU_LOG_KEPT];
+    size_t thread_count, line_count;
+};
+
 struct mu_recollector {
     struct mu_rpc_client *client;
     struct mu_wire_arena arena; /* the thread's */
@@ -49,81 +50,6 @@ struct mu_recollector {
     struct question question; /* number 0: none */
     bool ending;
 };
-
-/* ---- threads ---- */
-
-static void read_small(const char *path, char *out, size_t size)
-{
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t length = fd >= 0 ? read(fd, out, size - 1) : -1;
-    out[length > 0 ? length : 0] = 0;
-    out[strcspn(out, "\n")] = 0;
-    if (fd >= 0)
-        close(fd);
-}
-
-struct thread {
-    char tid[21];
-    struct mu_stack *stack;
-};
-
-/* All are asked at once: what they do belongs to one moment. */
-static size_t list_threads(struct thread threads[THREADS_MAX])
-{
-    DIR *dir = opendir("/proc/self/task");
-    size_t count = 0;
-    for (struct dirent *entry; dir && count < THREADS_MAX && (entry = readdir(dir));) {
-        if (entry->d_name[0] == '.')
-            continue;
-        snprintf(threads[count].tid, sizeof threads[count].tid, "%.20s", entry->d_name);
-        count++;
-    }
-    if (dir)
-        closedir(dir);
-    for (size_t i = 0; i < count; i++)
-        threads[i].stack = mu_stack_ask((pid_t)strtol(threads[i].tid, NULL, 10));
-    return count;
-}
-
-/* "1234 muster-worker: S in futex_wait_queue, system call 202, 1234 ms of processor time; write < put_line < run" */
-static void describe_thread(const struct thread *thread, uint64_t until_us, char out[THREAD_SIZE])
-{
-    char path[64], name[32], place[64], call[128], stat[512], stack[STACK_SIZE], state = '?';
-    unsigned long long user = 0, system = 0;
-    snprintf(path, sizeof path, "/proc/self/task/%s/comm", thread->tid);
-    read_small(path, name, sizeof name);
-    snprintf(path, sizeof path, "/proc/self/task/%s/wchan", thread->tid);
-    read_small(path, place, sizeof place);
-    snprintf(path, sizeof path, "/proc/self/task/%s/syscall", thread->tid);
-    read_small(path, call, sizeof call);
-    snprintf(path, sizeof path, "/proc/self/task/%s/stat", thread->tid);
-    read_small(path, stat, sizeof stat);
-    const char *rest = strrchr(stat, ')'); /* the name before it may hold anything */
-    if (rest)
-        (void)sscanf(rest + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &state, &user, &system);
-    call[strcspn(call, " ")] = 0;
-    bool waits = place[0] && strcmp(place, "0") != 0;
-    mu_stack_take(thread->stack, until_us, stack, sizeof stack);
-    snprintf(out, THREAD_SIZE, "%s %.31s: %c%s%.63s, system call %.16s, %llu ms of processor time%s%s", thread->tid,
-             name, state, waits ? " in " : "", waits ? place : "", call[0] ? call : "unknown",
-             (user + system) * 1000 / (unsigned long long)sysconf(_SC_CLK_TCK), stack[0] ? "; " : "", stack);
-}
-
-static void add_threads(struct mu_wire_arena *arena, Muster__V1__Recollection *part)
-{
-    struct thread threads[THREADS_MAX];
-    char text[THREAD_SIZE];
-    size_t count = list_threads(threads);
-    uint64_t until_us = mu_clock_mono_us() + STACKS_US;
-    part->threads = mu_wire_arena_alloc(arena, THREADS_MAX * sizeof *part->threads);
-    for (size_t i = 0; i < count; i++) {
-        describe_thread(&threads[i], until_us, text);
-        char *line = part->threads ? mu_wire_put_text(arena, text, sizeof text) : NULL;
-        char *copy = line ? mu_wire_arena_alloc(arena, strlen(line) + 1) : NULL; /* what is clean was not copied */
-        if (copy)
-            part->threads[part->n_threads++] = strcpy(copy, line);
-    }
-}
 
 /* ---- into the log ---- */
 
@@ -142,16 +68,25 @@ void mu_recollect_log(void)
                  (unsigned long long)record->number, (unsigned long long)record->bytes, peer);
         mu_log(MU_LOG_INFO, fields, "flight: %s of %s", record->is_end ? "end" : "begin", mu_flight_name(record->kind));
     }
-    struct thread threads[THREADS_MAX];
-    size_t thread_count = list_threads(threads);
-    for (size_t i = 0; i < thread_count; i++) {
-        char text[THREAD_SIZE];
-        describe_thread(&threads[i], now_us + STACKS_US, text);
-        MU_LOGI("thread: %s", text);
-    }
+    char(*threads)[MU_STACKS_LINE_SIZE] = malloc(MU_STACKS_THREADS_MAX * sizeof *threads);
+    size_t thread_count = threads ? mu_stacks_describe(threads, MU_STACKS_THREADS_MAX) : 0;
+    for (size_t i = 0; i < thread_count; i++)
+        MU_LOGI("thread: %s", threads[i]);
+    free(threads);
 }
 
-/* ---- records and lines ---- */
+/* ---- parts ---- */
+
+static void add_threads(struct mu_wire_arena *arena, Muster__V1__Recollection *part,
+                        const char (*threads)[MU_STACKS_LINE_SIZE], size_t count)
+{
+    part->threads = mu_wire_arena_alloc(arena, count * sizeof *part->threads);
+    for (size_t i = 0; part->threads && i < count; i++) {
+        char *line = mu_wire_put_text(arena, threads[i], sizeof threads[i]);
+        if (line)
+            part->threads[part->n_threads++] = line;
+    }
+}
 
 static void add_records(struct mu_wire_arena *arena, Muster__V1__Recollection *part, uint64_t from, uint64_t to)
 {
@@ -216,34 +151,48 @@ static enum mu_status send_part(struct mu_recollector *recollector, const Muster
     return status;
 }
 
-/* First what threads do, which changes; then records, which are there already; then lines. */
-static enum mu_status answer(struct mu_recollector *recollector, const struct question *question,
-                             struct mu_log_line *lines, struct mu_error *err)
+static void remember(const struct mu_recall *recall, struct told *told)
+{
+    told->thread_count = recall->threads ? mu_stacks_describe(told->threads, MU_STACKS_THREADS_MAX) : 0;
+    told->line_count = mu_log_recent(recall->log_after, told->lines, recall->log_lines);
+}
+
+static size_t at_most(size_t left, size_t most)
+{
+    return left < most ? left : most;
+}
+
+/* First what threads do, then records, then lines. */
+static enum mu_status answer(struct mu_recollector *recollector, const struct question *question, struct told *told,
+                             struct mu_error *err)
 {
     const struct mu_recall *recall = &question->recall;
     uint64_t to = mu_flight_next(), from = to > recall->flight_records ? to - recall->flight_records : 0;
-    size_t line_count = mu_log_recent(recall->log_after, lines, recall->log_lines), told = 0;
+    size_t threads = 0, lines = 0;
     enum mu_status status = MU_OK;
     bool is_last = false;
+    remember(recall, told);
     for (uint32_t number = 0; !is_last && status == MU_OK && !is_superseded(recollector); number++) {
         Muster__V1__Recollection part = MUSTER__V1__RECOLLECTION__INIT;
-        uint64_t until = from + PART_RECORDS < to ? from + PART_RECORDS : to;
         mu_wire_arena_reset(&recollector->arena);
         part.number = recall->number;
         part.incarnation = mu_wire_put_id(&recollector->arena, question->incarnation);
         part.part = number;
         part.asked_us = question->asked_us;
-        if (number == 0 && recall->threads) {
-            add_threads(&recollector->arena, &part);
+        if (threads < told->thread_count) {
+            size_t count = at_most(told->thread_count - threads, PART_THREADS);
+            add_threads(&recollector->arena, &part, told->threads + threads, count);
+            threads += count;
         } else if (from < to) {
+            uint64_t until = from + at_most(to - from, PART_RECORDS);
             add_records(&recollector->arena, &part, from, until);
             from = until;
         } else {
-            size_t count = line_count - told < PART_LINES ? line_count - told : PART_LINES;
-            add_lines(&recollector->arena, &part, lines + told, count);
-            told += count;
+            size_t count = at_most(told->line_count - lines, PART_LINES);
+            add_lines(&recollector->arena, &part, told->lines + lines, count);
+            lines += count;
         }
-        part.is_last = is_last = from == to && told == line_count;
+        part.is_last = is_last = threads == told->thread_count && from == to && lines == told->line_count;
         part.sent_us = mu_clock_mono_us();
         status = send_part(recollector, &part, err);
     }
@@ -254,8 +203,8 @@ static void *run(void *arg)
 {
     struct mu_recollector *recollector = arg;
     pthread_setname_np(pthread_self(), "recollector");
-    struct mu_log_line *lines = malloc(MU_LOG_KEPT * sizeof *lines);
-    MU_ASSERT(lines);
+    struct told *told = malloc(sizeof *told);
+    MU_ASSERT(told);
     pthread_mutex_lock(&recollector->lock);
     for (;;) {
         while (recollector->question.recall.number == 0 && !recollector->ending)
@@ -266,12 +215,12 @@ static void *run(void *arg)
         struct mu_error err;
         recollector->question.recall.number = 0;
         pthread_mutex_unlock(&recollector->lock);
-        if (answer(recollector, &question, lines, &err) != MU_OK)
+        if (answer(recollector, &question, told, &err) != MU_OK)
             MU_LOGW("recall %llu is not answered: %s", (unsigned long long)question.recall.number, err.text);
         pthread_mutex_lock(&recollector->lock);
     }
     pthread_mutex_unlock(&recollector->lock);
-    free(lines);
+    free(told);
     return NULL;
 }
 

@@ -33,7 +33,7 @@
 #include "plan/model_spec.h"
 #include "plan/tree.h"
 #include "worker/comm.h"
-#include "worker/comm_nccl.h"
+#include "worker/nccl_link.h"
 
 #define MU_REDUCE_NO_BUDDY UINT32_MAX
 

@@ -121,7 +121,7 @@ static inline int64_t reduce_parent(const struct mu_reduce *reduce, const struct
 /* Between GPUs? Then all of a step's exchange is made by reduce_nccl.c, at its end. */
 static inline bool reduce_linked(const struct mu_reduce *reduce)
 {
-    return reduce->mesh && reduce->replicas > 1 && reduce->link && reduce->link->nccl;
+    return reduce->mesh && reduce->replicas > 1 && mu_nccl_link_open(reduce->link);
 }
 
 /* How many requests of each kind a segment has on this rank. */

@@ -64,12 +64,12 @@ static enum mu_status exchange(struct mu_reduce *reduce, struct round *round, st
     const struct mu_nccl_link *link = reduce->link;
     size_t count = round->move_count;
     round->move_count = 0;
-    return link->ops->exchange(link->nccl, MU_NCCL_REPLICAS, reduce->moves, count, link->stream, err);
+    return link->ops->exchange(link->nccl, MU_NCCL_REPLICAS, reduce->moves, count, link->streams[MU_TRACK_MAIN], err);
 }
 
 static enum mu_status all_done(struct mu_reduce *reduce, struct mu_error *err)
 {
-    return reduce->link->ops->wait(reduce->link->nccl, reduce->link->stream, MU_COMM_FOREVER, err);
+    return reduce->link->ops->wait(reduce->link->nccl, reduce->link->streams[MU_TRACK_MAIN], MU_COMM_FOREVER, err);
 }
 
 /* ---- sums ---- */

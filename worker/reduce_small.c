@@ -188,8 +188,8 @@ enum mu_status mu_reduce_small(struct mu_reduce *reduce, uint64_t sequence, enum
                                const struct mu_small *own, struct mu_small *ret_total, struct mu_error *err)
 {
     struct mu_small total;
-    const struct mu_nccl_link *link = reduce->link;
-    enum mu_status status = link && link->nccl ? link->ops->progress(link->nccl, err) : MU_OK;
+    const struct mu_nccl_link *link = mu_nccl_link_open(reduce->link);
+    enum mu_status status = link ? link->ops->progress(link->nccl, err) : MU_OK;
     if (status != MU_OK)
         return status; /* what this rank computed with is not what the others sent */
     pack(sequence, kind, own, reduce->small_up);

@@ -23,6 +23,7 @@
 #include "worker/agent.h"
 #include "worker/cpus.h"
 #include "worker/herald.h"
+#include "worker/leave.h"
 #include "worker/notes.h"
 #include "worker/oom.h"
 #include "worker/renew.h"
@@ -30,6 +31,7 @@
 enum {
     ASK_AGAIN_US = 2000000,  /* a drained or quarantined name: may it come back? */
     TELL_AGAIN_US = 1000000, /* the coordinator did not answer; or no process could be started */
+    OWN_FDS = 3,             /* that are waited for, before those of the slots */
 };
 
 enum slot_state { SLOT_WAITING, SLOT_RUNNING, SLOT_TELLING, SLOT_HELD, SLOT_OVER };
@@ -41,7 +43,7 @@ struct slot {
     cpu_set_t cpus;
     pid_t pid;
     int pid_fd, note_fd; /* -1: not running */
-    bool attached, was_attached;
+    bool attached, was_attached, stuck;
     struct mu_id incarnation;
     char trouble[MU_TEXT_SIZE];
     struct mu_exit_letter letter; /* how it ended */
@@ -57,6 +59,7 @@ struct supervisor {
     struct mu_oom oom;
     uint32_t telling; /* the slot whose letter the herald has; UINT32_MAX: none */
     int signal_fd, wake_fd;
+    int ready_fd;           /* -1: nobody waits until all are attached */
     uint32_t attached_told; /* to the service manager */
     unsigned stops;         /* SIGTERM and SIGINT so far */
     sigset_t signals;
@@ -157,7 +160,7 @@ static enum mu_status start(const struct supervisor *self, struct slot *slot, st
     int notes[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, notes) != 0)
         return mu_fail_errno(err, errno, "%s: cannot make a socket", slot->name);
-    slot->attached = false;
+    slot->attached = slot->stuck = false;
     slot->incarnation = (struct mu_id){0};
     slot->trouble[0] = 0;
     enum mu_status status = fork_worker(self, slot, notes[1], err);
@@ -212,6 +215,9 @@ static void describe(const siginfo_t *info, struct slot *slot, struct mu_oom *oo
         snprintf(letter->text, sizeof letter->text, "exited with code %d%s%.*s", info->si_status,
                  info->si_status && slot->trouble[0] ? ": " : "", (int)sizeof letter->text - 40,
                  info->si_status ? slot->trouble : "");
+    else if (slot->stuck)
+        snprintf(letter->text, sizeof letter->text, "was killed, for it was stuck: %.*s", (int)sizeof letter->text - 40,
+                 slot->trouble);
     else
         snprintf(letter->text, sizeof letter->text, "was killed by signal %d (SIG%s)%s", info->si_status,
                  name ? name : "?", meaning(info, oom));
@@ -232,7 +238,18 @@ static void take_notes(struct slot *slot)
         if (note.kind == MU_NOTE_INCARNATION)
             slot->incarnation = note.incarnation;
         memcpy(slot->trouble, note.text, sizeof slot->trouble);
+        if (note.kind != MU_NOTE_STUCK)
+            continue;
+        slot->stuck = true;
+        kill(-slot->pid, SIGKILL);
     }
+}
+
+/* Once it was asked to leave. SIGTERM and SIGINT end one that is just being started. */
+static int how_it_left(const struct mu_exit_letter *letter)
+{
+    bool as_asked = letter->signal == SIGTERM || letter->signal == SIGINT;
+    return as_asked ? MU_AGENT_EXIT_OK : letter->signal ? MU_AGENT_EXIT_INTERRUPTED : (int)letter->code;
 }
 
 /* What it left behind in its group goes with it: until it is waited for, the group's number is nobody else's. */
@@ -254,7 +271,7 @@ static void reap(struct supervisor *self, struct slot *slot)
     slot->due_us = 0;
     slot->ended_us = mu_clock_mono_us();
     if (self->stops)
-        over(slot, slot->letter.signal ? MU_AGENT_EXIT_INTERRUPTED : (int)slot->letter.code);
+        over(slot, how_it_left(&slot->letter));
     else if (slot->letter.code == MU_AGENT_EXIT_CANNOT_CONNECT)
         over(slot, MU_AGENT_EXIT_CANNOT_CONNECT); /* there is nobody to tell */
 }
@@ -349,14 +366,29 @@ static void on_signals(struct supervisor *self)
 
 /* ---- all of them are attached, for who waits for that ---- */
 
+static void close_ready(struct supervisor *self)
+{
+    close(self->ready_fd);
+    self->ready_fd = -1;
+    self->ready_until_us = UINT64_MAX;
+}
+
 static void say_ready(struct supervisor *self, const char *text)
 {
-    ssize_t ignored = write(self->config->ready_fd, text, strlen(text));
+    ssize_t ignored = write(self->ready_fd, text, strlen(text));
     (void)ignored; /* nobody waits any more */
-    ignored = write(self->config->ready_fd, "\n", 1);
+    ignored = write(self->ready_fd, "\n", 1);
     (void)ignored;
-    close(self->config->ready_fd);
-    self->ready_until_us = UINT64_MAX;
+    close_ready(self);
+}
+
+/* Who waited is gone (interrupted, or its connection broke) and believes that nothing was started. */
+static void lose_starter(struct supervisor *self)
+{
+    MU_LOGW("who started this in the background has not waited until all are attached");
+    close_ready(self);
+    self->unready = true;
+    kill(getpid(), SIGTERM);
 }
 
 static void look_at_readiness(struct supervisor *self, uint64_t now_us)
@@ -408,20 +440,22 @@ static uint64_t next_due(const struct supervisor *self)
 
 static void wait_for_something(struct supervisor *self, uint64_t until_us, bool ret_ended[MU_SLOTS_MAX])
 {
-    struct pollfd fds[2 + 2 * MU_SLOTS_MAX] = {{.fd = self->signal_fd, .events = POLLIN},
-                                               {.fd = self->wake_fd, .events = POLLIN}};
+    struct pollfd fds[OWN_FDS + 2 * MU_SLOTS_MAX] = {
+        {.fd = self->signal_fd, .events = POLLIN}, {.fd = self->wake_fd, .events = POLLIN}, {.fd = self->ready_fd}};
     uint32_t slots = self->config->slots;
     for (uint32_t i = 0; i < slots; i++) { /* poll passes over those that are -1 */
-        fds[2 + 2 * i] = (struct pollfd){.fd = self->slots[i].pid_fd, .events = POLLIN};
-        fds[3 + 2 * i] = (struct pollfd){.fd = self->slots[i].note_fd, .events = POLLIN};
+        fds[OWN_FDS + 2 * i] = (struct pollfd){.fd = self->slots[i].pid_fd, .events = POLLIN};
+        fds[OWN_FDS + 1 + 2 * i] = (struct pollfd){.fd = self->slots[i].note_fd, .events = POLLIN};
     }
     uint64_t now_us = mu_clock_mono_us(), left_us = until_us > now_us ? until_us - now_us : 0;
     struct timespec timeout = {.tv_sec = (time_t)(left_us / 1000000), .tv_nsec = (long)(left_us % 1000000) * 1000};
-    int count = ppoll(fds, 2 + 2 * slots, until_us == UINT64_MAX ? NULL : &timeout, NULL);
+    int count = ppoll(fds, OWN_FDS + 2 * slots, until_us == UINT64_MAX ? NULL : &timeout, NULL);
     if (count < 0 && errno != EINTR)
         MU_LOGE("poll: %s", strerror(errno));
     for (uint32_t i = 0; i < slots; i++)
-        ret_ended[i] = count > 0 && fds[2 + 2 * i].revents != 0;
+        ret_ended[i] = count > 0 && fds[OWN_FDS + 2 * i].revents != 0;
+    if (count > 0 && (fds[2].revents & POLLERR))
+        lose_starter(self);
     uint64_t drained;
     ssize_t ignored = read(self->wake_fd, &drained, sizeof drained);
     (void)ignored;
@@ -532,6 +566,7 @@ int mu_supervise(const struct mu_supervisor_config *config)
     self->config = config;
     self->telling = UINT32_MAX;
     self->signal_fd = self->wake_fd = -1;
+    self->ready_fd = config->ready_fd;
     self->ready_until_us = config->ready_fd < 0 ? UINT64_MAX : mu_clock_mono_us() + config->ready_ms * 1000ull;
     init_slots(self);
     int code = MU_AGENT_EXIT_FAILURE;
@@ -541,6 +576,7 @@ int mu_supervise(const struct mu_supervisor_config *config)
     } else {
         MU_LOGE("%s", err.text);
     }
+    mu_leave_within(MU_AGENT_STOP_S, code); /* a call to the coordinator may be under way */
     mu_renewer_free(self->renewer);
     mu_herald_free(self->herald);
     int fds[] = {self->signal_fd, self->wake_fd};

@@ -85,26 +85,22 @@ static enum mu_status exchange(struct mu_tensor_comm *comm, const uint8_t *send,
     return status;
 }
 
-/* Enqueued in the order of the kernels; only beginning may wait for a peer. */
-static const struct mu_nccl_link *link_of(const struct mu_tensor_comm *comm)
-{
-    return comm->config.link && comm->config.link->nccl ? comm->config.link : NULL;
-}
-
 enum mu_status mu_tensor_comm_all_gather(struct mu_tensor_comm *comm, void *blocks, size_t block_bytes)
 {
-    const struct mu_nccl_link *link = link_of(comm);
+    const struct mu_nccl_link *link = mu_nccl_link_open(comm->config.link);
     if (link)
-        return link->ops->all_gather(link->nccl, MU_NCCL_TENSOR, blocks, block_bytes, link->stream, &comm->error);
+        return link->ops->all_gather(link->nccl, MU_NCCL_TENSOR, blocks, block_bytes, link->streams[MU_TRACK_MAIN],
+                                     &comm->error);
     const uint8_t *own = (const uint8_t *)blocks + comm->config.index * block_bytes;
     return exchange(comm, own, 0, blocks, block_bytes);
 }
 
 enum mu_status mu_tensor_comm_all_to_all(struct mu_tensor_comm *comm, const void *send, void *recv, size_t block_bytes)
 {
-    const struct mu_nccl_link *link = link_of(comm);
+    const struct mu_nccl_link *link = mu_nccl_link_open(comm->config.link);
     if (link)
-        return link->ops->all_to_all(link->nccl, MU_NCCL_TENSOR, send, recv, block_bytes, link->stream, &comm->error);
+        return link->ops->all_to_all(link->nccl, MU_NCCL_TENSOR, send, recv, block_bytes, link->streams[MU_TRACK_MAIN],
+                                     &comm->error);
     size_t own = comm->config.index * block_bytes;
     enum mu_status status =
         mu_device_copy(comm->config.device, (uint8_t *)recv + own, (const uint8_t *)send + own, block_bytes);

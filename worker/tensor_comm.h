@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "worker/comm.h"
-#include "worker/comm_nccl.h"
+#include "worker/nccl_link.h"
 #include "worker/model.h"
 
 struct mu_tensor_comm;

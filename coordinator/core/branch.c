@@ -54,6 +54,9 @@ static bool may_branch(const struct job *origin, const struct checkpoint *from, 
             "rebase: is not allowed: no worker has given job '%s' a numeric identity yet, so there is none to leave; "
             "start its workers",
             name);
+    else if (request->request.compute && !request->request.rebase)
+        refuse(answer, MU_ERR_INVALID, MU_REASON_FIELD_INVALID,
+               "compute: is not allowed in a branch, which keeps its origin's numeric identity; rebase the job");
     else if (!from || from->record.state != MU_CKPT_COMMITTED)
         refuse(answer, MU_ERR_NOT_FOUND, MU_REASON_CHECKPOINT_UNKNOWN,
                "job '%s' has no committed checkpoint %llu (see: muster checkpoints %s)", name,
@@ -76,6 +79,8 @@ static bool branch_spec(const struct job *origin, uint64_t step, const struct mu
         memset(spec->checkpoint.path, 0, sizeof spec->checkpoint.path);
         copy_text(spec->checkpoint.path, sizeof spec->checkpoint.path, request->request.path);
     }
+    if (request->request.compute)
+        spec->compute = request->request.compute;
     mu_amend_cut(spec, step);
     if (request->request.amendment && request->request.amendment->fields & MU_AMEND_ROLL_BACK)
         status = mu_fail(&err, MU_ERR_INVALID, "roll_back_to: is not allowed in a branch: it begins with `checkpoint`");
@@ -155,8 +160,9 @@ void branch_job(struct mu_coord *coord, struct job *from_job, const struct mu_co
     if (request->request.amendment)
         mu_amend_describe(request->request.amendment, what);
     event(coord, MU_EVENT_INFO, "job_branched", job, NULL,
-          "job %s is branched from checkpoint %llu of job %s at step %llu by %s%s%s%s", spec.name,
+          "job %s is branched from checkpoint %llu of job %s at step %llu by %s%s%s%s%s%s", spec.name,
           (unsigned long long)from.number, origin.spec.name, (unsigned long long)from.step, request->request.by,
           request->request.rebase ? ", to go on under the numeric identity of its first worker" : "",
-          what[0] ? ": " : "", what);
+          spec.compute != origin.spec.compute ? ", in " : "",
+          spec.compute != origin.spec.compute ? mu_compute_name(spec.compute) : "", what[0] ? ": " : "", what);
 }

@@ -45,6 +45,8 @@ enum {
     MU_SUSPECT_UNPREPARED =
         3,                 /* so many generations that could not be prepared from a checkpoint, with all peers there */
     MU_HUNG_KEPT = 16,     /* per job: workers that were declared lost because they hang */
+    MU_DEMOTED_KEPT = 64,  /* per job: workers whose places spares have taken, because they are slow */
+    MU_REFUSALS_KEPT = 16, /* per job: what was told of workers that were refused */
     MU_DEATHS_KEPT = 4096, /* over all jobs, for the crash budgets */
     MU_REQUESTS_KEPT = 4096,        /* changes that were made, for those who ask again because the answer was lost */
     MU_CHECKPOINT_ATTEMPTS_MAX = 3, /* a checkpoint that is given up is ordered again at once until so many were */
@@ -66,6 +68,7 @@ struct mu_coord_config {
     const struct mu_node_map *nodes;   /* by the hosts' names: who is new gets ranks by it, and buddies another switch;
                                           NULL: not known; must stay */
     const struct mu_cost_rates *rates; /* of a worker, as muster probe measured them; NULL: default ones; must stay */
+    const struct mu_cost_rates *rates_bf16; /* likewise, of one whose job is in bf16 */
 };
 
 void mu_coord_config_init(struct mu_coord_config *config);
@@ -247,6 +250,8 @@ struct mu_tally_record {
     uint64_t prediction_told;        /* see struct prediction */
     uint32_t hung_count;             /* ever */
     struct mu_id hung[MU_HUNG_KEPT]; /* the newest of them, by number modulo */
+    uint32_t demoted_count;
+    struct mu_id demoted[MU_DEMOTED_KEPT]; /* see speeds.c; the oldest first */
 };
 
 /* One loss of a worker, for the crash budget of its name. Times are of the wall clock: no other one outlives the
@@ -420,6 +425,7 @@ struct mu_coord_event {
             const char *new_job, *path;           /* BRANCH: its name, and where its checkpoints go; empty: as before */
             uint64_t checkpoint;                  /* BRANCH: from which */
             bool rebase;                          /* BRANCH: under the numeric identity of its first worker */
+            enum mu_compute compute;              /* BRANCH, with rebase: in what it computes; 0: as the origin */
             const char *node;                     /* NODE */
             const char *by;                       /* NODE, AMEND, BRANCH: who orders it */
             enum mu_node_order order;
@@ -543,6 +549,7 @@ struct mu_job_view {
     double tokens_per_second; /* over the last reports */
     uint64_t last_checkpoint, last_checkpoint_step, last_checkpoint_wall_us;
     uint64_t checkpoint_every; /* chosen where the job leaves it to the coordinator; 0: not (yet) */
+    uint64_t checkpoint_steps; /* between two, chosen or as the job says; 0: none by policy, or not known yet */
     double checkpoint_stall_s, checkpoint_write_s, checkpoint_failure_s;
     char checkpoint_every_reason[MU_TEXT_SIZE];
     uint64_t eval_step;

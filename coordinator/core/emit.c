@@ -162,10 +162,12 @@ void persist_tally(struct mu_coord *coord, const struct job *job)
                      .step_s = in->step_s},
         .prediction_told = job->prediction.told,
         .hung_count = job->hung_count,
+        .demoted_count = job->demoted_count,
     };
     memcpy(record.job, job->record.spec.name, sizeof record.job);
     memcpy(record.interval.reason, in->reason, sizeof record.interval.reason);
     memcpy(record.hung, job->hung, sizeof record.hung);
+    memcpy(record.demoted, job->demoted, sizeof record.demoted);
     persist(coord, (struct mu_record){.kind = MU_RECORD_TALLY, .tally = &record});
 }
 

@@ -75,7 +75,6 @@ struct worker {
     double seconds_per_layer;               /* in all of them: see speeds.c */
     uint32_t speed_reports;                 /* of this generation */
     int8_t odd_reports;                     /* in a row, slower (or, below 0, faster) than all before by far */
-    bool demoted;                           /* too slow for leaves to make up for it: others come first */
     struct stage_time before;               /* of the last generation in which it was measured */
     struct timing timings[MU_TIMINGS_KEPT]; /* ring */
     uint64_t timing_count;
@@ -245,6 +244,11 @@ struct job {
 
     struct mu_id hung[MU_HUNG_KEPT]; /* ring: declared lost because they hang; never taken in again */
     uint32_t hung_count;
+
+    struct mu_id demoted[MU_DEMOTED_KEPT]; /* too slow for leaves to make up for it: others come first; see speeds.c */
+    uint32_t demoted_count;
+    uint64_t refusals[MU_REFUSALS_KEPT]; /* ring: hashes of the lines that were told when workers were refused */
+    uint32_t refusal_count;
 };
 
 struct node {
@@ -351,8 +355,13 @@ void refuse(struct answer *answer, enum mu_status status, enum mu_reason reason,
 void format_into(char *out, size_t size, const char *fmt, ...) MU_PRINTF(3, 4);
 void copy_text(char *out, size_t size, const char *text);
 
-/* gpus.c: false after a rejection */
-bool accept_nccl(struct mu_coord *coord, const struct job *job, const struct mu_hello *hello, uint64_t session);
+/* admit.c: false after a rejection */
+/* For good: its device, kernels or data are not what the job needs. Told in an event, each line once in a row. */
+void refuse_worker(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session,
+                   const char *fmt, ...) MU_PRINTF(5, 6);
+bool accept_identity(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session);
+bool accept_compute(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session);
+bool accept_nccl(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session);
 bool accept_gpu(struct mu_coord *coord, struct worker *worker, const struct mu_hello *hello, uint64_t session);
 void give_back_gpu(struct mu_coord *coord, const struct worker *worker);
 
@@ -556,10 +565,15 @@ void prediction_report(struct mu_coord *coord, struct job *job, const struct wor
 
 /* speeds.c */
 /* Of no worker in particular, with what is known of embedding and head. */
+/* Those that the coordinator was started with; NULL: none. */
+const struct mu_cost_rates *speeds_given(const struct mu_coord *coord, const struct job *job);
 struct mu_cost_rates speeds_rates(const struct mu_coord *coord, const struct job *job);
 void speeds_report(struct mu_coord *coord, struct job *job, struct worker *worker, const struct mu_step_report *report);
 void speeds_end(struct mu_coord *coord, struct job *job);   /* before members and layout of a generation go */
 void speeds_begin(struct mu_coord *coord, struct job *job); /* a generation goes */
+bool is_demoted(const struct job *job, const struct worker *worker);
+/* An operator says that it is well. False: it was not demoted. */
+bool restore_demoted(struct mu_coord *coord, struct worker *worker, const char *by);
 /* A trial plan saves enough of each step to be worth a generation; says so. */
 bool speeds_change_pays(struct mu_coord *coord, struct job *job, const struct mu_plan *plan);
 

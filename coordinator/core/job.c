@@ -261,7 +261,6 @@ static void install_members(struct mu_coord *coord, struct job *job, const struc
         worker->leaf_count = leaves_of_rank(job, plan, rank);
         worker->seconds_per_leaf = 0;
         worker->speed_reports = 0;
-        worker->demoted = false;
         worker->source = planned->source;
         worker->accuser = NONE;
         worker->progress_us = lease_now(coord);

@@ -2,7 +2,7 @@
  *
  *      cordon  no worker of it that holds nothing gets a rank; those that have one go on
  *      drain   its workers leave at the next boundary and stay away; who has not left by the deadline is given up
- *      resume  lifts either
+ *      resume  lifts either, and says that its slow workers are well (speeds.c)
  *
  * Orders are of the host, not of its workers: one that is started there tomorrow is bound by them too. */
 #include "coordinator/core/internal.h"
@@ -148,6 +148,11 @@ static void resume(struct mu_coord *coord, const struct mu_coord_event *request)
 {
     const char *host = request->request.node;
     const struct mu_node_record *found = find_node(coord, host);
+    for (uint32_t slot = 0; slot < coord->worker_high; slot++) {
+        struct worker *worker = &coord->workers[slot];
+        if (worker->used && strcmp(worker->host, host) == 0)
+            (void)restore_demoted(coord, worker, request->request.by);
+    }
     if (!found)
         return; /* asked again, or never ordered: it is as it should be */
     struct mu_node_record record = *found;

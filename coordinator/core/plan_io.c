@@ -70,7 +70,7 @@ static void add_member(struct mu_coord *coord, struct job *job, const struct wor
     member->host = host_number(worker);
     member->domain = worker->domain;
     member->leaving = leaving;
-    member->demoted = worker->demoted;
+    member->demoted = is_demoted(job, worker) && !MU_MUTANT(MU_MUT_PREFER_DEMOTED);
     job->plan_staying += !leaving;
     job->plan_slots[job->plan_count++] = (uint32_t)(worker - coord->workers);
 }
@@ -142,8 +142,9 @@ static void collect_members(struct mu_coord *coord, struct job *job, bool draini
         for (uint32_t i = 0; i < job->world + newcomers; i++) {
             const struct worker *worker =
                 i < job->world ? member_at(coord, job, i) : &coord->workers[coord->newcomers[i - job->world].slot];
-            any_demoted = any_demoted || (worker && worker->demoted);
-            if (worker && worker->demoted == demoted)
+            bool is_last = worker && is_demoted(job, worker) != MU_MUTANT(MU_MUT_PREFER_DEMOTED);
+            any_demoted = any_demoted || is_last;
+            if (worker && is_last == demoted)
                 consider(coord, job, worker, draining_stay, trial);
         }
     }
@@ -182,7 +183,7 @@ static uint64_t emit_plan(struct mu_coord *coord, struct job *job, bool trial)
     struct mu_plan_input input = {
         .spec = &job->record.spec,
         .costs = job->record.costs,
-        .rates = coord->config.rates,
+        .rates = speeds_given(coord, job),
         .members = coord->plan_members,
         .member_count = job->plan_count,
         .bad_links = coord->plan_links,

@@ -76,7 +76,7 @@ static void predict(struct mu_coord *coord, struct job *job)
         return;
     p->view.rank = busiest->rank;
     p->view.slot = (uint32_t)(busiest - coord->workers);
-    p->view.calibrated = speed > 0 || coord->config.rates;
+    p->view.calibrated = speed > 0 || speeds_given(coord, job);
     double layers = mu_cost_stage_layers(spec, &job->model, &rates, &job->layout, stage);
     mu_cost_calibrate(&rates, spec, &job->layout, speed * layers);
     struct mu_cost cost = mu_cost_of_leaves(spec, &job->layout, &rates, busiest->leaf_count ? busiest->leaf_count : 1);

@@ -259,11 +259,13 @@ static void drain_worker(struct mu_coord *coord, const char *name, const char *r
 static void undrain_worker(struct mu_coord *coord, const char *name, struct answer *answer)
 {
     struct mu_worker_record *record = find_worker_record(coord, name);
-    if (!record) {
-        refuse(answer, MU_ERR_NOT_FOUND, MU_REASON_WORKER_UNKNOWN, "worker '%s' is neither drained nor quarantined",
-               name);
+    struct worker *slow = find_worker(coord, name);
+    bool restored = slow && restore_demoted(coord, slow, "an operator");
+    if (!record && !restored)
+        refuse(answer, MU_ERR_NOT_FOUND, MU_REASON_WORKER_UNKNOWN,
+               "worker '%s' is neither drained nor quarantined nor demoted", name);
+    if (!record)
         return;
-    }
     emit(coord,
          &(struct mu_coord_action){.kind = MU_CA_FORGET, .record = {.kind = MU_RECORD_WORKER, .worker = record}});
     uint64_t hash = mu_xxh3_64(record->name, strlen(record->name), 1) | 1;

@@ -165,6 +165,8 @@ static enum mu_status restore_tally(struct mu_coord *coord, const struct mu_tall
     job->prediction.told = record->prediction_told;
     job->hung_count = record->hung_count;
     memcpy(job->hung, record->hung, sizeof job->hung);
+    job->demoted_count = MU_MUTANT(MU_MUT_FORGET_DEMOTED) ? 0 : record->demoted_count;
+    memcpy(job->demoted, record->demoted, sizeof job->demoted);
     return MU_OK;
 }
 

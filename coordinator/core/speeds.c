@@ -4,11 +4,17 @@
  * A report says how long a worker computed on a leaf. Over what its stage costs, in layers (mu_cost_stage_layers), that
  * is the worker's speed, which stays its own when stages change. What embedding and head cost is what the model of
  * costs says, until a worker has been measured in two stages of different parts: the ratio of its two times does not
- * depend on how fast it is, so it tells the cost of what differs. */
+ * depend on how fast it is, so it tells the cost of what differs.
+ *
+ * A slow worker whose place a spare has taken is *demoted*: it gets a rank only where there are too few others. That is
+ * recorded of its process (its incarnation), and holds until one of three things happens: it had to get a rank after
+ * all, and was measured there to be as fast as the others; an operator says that it is well (`muster undrain`, `muster
+ * node resume`); its process is started anew. */
 #include "coordinator/core/internal.h"
 
 #include "plan/balance.h"
 #include "plan/cost.h"
+#include "plan/forecast.h"
 
 enum {
     REPORTS_MIN = 4,     /* of a generation, before its times are believed, and between two looks at the speeds */
@@ -19,17 +25,23 @@ enum {
 };
 static const double FAR = 1.25;
 static const double RELIEF_MIN = 1.2;  /* a spare must shorten the computation by so much to replace a slow member */
+static const double ORDINARY = 1.15;   /* times as long as usual: as mu_balance_by_seconds takes it */
 static const double SECONDS_MAX = 1e6; /* a longer report is a mistake */
 static const double CHANGE_S = 1;      /* of a change of generation, before one was measured */
 static const double LAYERS_MAX = 4096; /* that embedding or head may cost */
 static const double DISTINCT = 0.25;   /* parts of two stages that differ by less than this tell nothing */
 
+const struct mu_cost_rates *speeds_given(const struct mu_coord *coord, const struct job *job)
+{
+    return job->record.spec.compute == MU_COMPUTE_BF16 ? coord->config.rates_bf16 : coord->config.rates;
+}
+
 struct mu_cost_rates speeds_rates(const struct mu_coord *coord, const struct job *job)
 {
     struct mu_cost_rates rates;
-    mu_cost_rates_init(&rates);
-    if (coord->config.rates)
-        rates = *coord->config.rates;
+    mu_cost_rates_of_job(&rates, &job->record.spec);
+    if (speeds_given(coord, job))
+        rates = *speeds_given(coord, job);
     rates.embedding_layers = (double)job->record.costs.embedding / MU_STAGE_COST_UNIT;
     rates.head_layers = (double)job->record.costs.head / MU_STAGE_COST_UNIT;
     return rates;
@@ -164,8 +176,9 @@ static void measure(struct mu_coord *coord, const struct job *job, const struct 
     }
 }
 
-/* The slowest member, and how many times as long as half of the members it takes for the same. */
-static struct worker *slowest_member(struct mu_coord *coord, const struct job *job, double *ret_times)
+/* The slowest member, and what half of the members take for a layer; *ret_count: of so many. */
+static struct worker *slowest_member(struct mu_coord *coord, const struct job *job, double *ret_usual_s,
+                                     uint32_t *ret_count)
 {
     double all[MU_COUNTED_REPLICAS_MAX];
     uint32_t working = mu_layout_working(&job->layout), count = 0;
@@ -176,11 +189,87 @@ static struct worker *slowest_member(struct mu_coord *coord, const struct job *j
             continue;
         if (count < MU_COUNTED_REPLICAS_MAX)
             all[count++] = worker->seconds_per_layer;
-        if (!slowest || worker->seconds_per_layer > slowest->seconds_per_layer)
+        double longer_s = slowest ? worker->seconds_per_layer - slowest->seconds_per_layer : 1;
+        if (MU_MUTANT(MU_MUT_DEMOTE_FASTEST) ? longer_s < 0 || !slowest : longer_s > 0)
             slowest = worker;
     }
-    *ret_times = slowest ? slowest->seconds_per_layer / mu_balance_median(count, all) : 1;
+    *ret_usual_s = mu_balance_median(count, all);
+    *ret_count = count;
     return slowest;
+}
+
+/* ---- who others come before ---- */
+
+static uint32_t demotion_of(const struct job *job, const struct worker *worker)
+{
+    uint32_t at = 0;
+    while (at < job->demoted_count && !mu_id_equal(job->demoted[at], worker->incarnation))
+        at++;
+    return at;
+}
+
+bool is_demoted(const struct job *job, const struct worker *worker)
+{
+    return demotion_of(job, worker) < job->demoted_count;
+}
+
+static void forget_demotion(struct job *job, uint32_t at)
+{
+    job->demoted_count--;
+    memmove(&job->demoted[at], &job->demoted[at + 1], (job->demoted_count - at) * sizeof job->demoted[0]);
+}
+
+static void demote(struct mu_coord *coord, struct job *job, const struct worker *worker)
+{
+    if (is_demoted(job, worker))
+        return;
+    if (job->demoted_count == MU_DEMOTED_KEPT)
+        forget_demotion(job, 0);
+    job->demoted[job->demoted_count++] = worker->incarnation;
+    persist_tally(coord, job);
+}
+
+static void restore(struct mu_coord *coord, struct job *job, const struct worker *worker, const char *why)
+{
+    forget_demotion(job, demotion_of(job, worker));
+    persist_tally(coord, job);
+    event(coord, MU_EVENT_INFO, "worker_restored", job, worker, "worker %s gets a rank like any other again: %s",
+          worker->name, why);
+}
+
+bool restore_demoted(struct mu_coord *coord, struct worker *worker, const char *by)
+{
+    char why[MU_TEXT_SIZE];
+    struct job *job = job_of(coord, worker);
+    if (worker->lost || !is_demoted(job, worker))
+        return false;
+    format_into(why, sizeof why, "%s says that it is well", by);
+    restore(coord, job, worker, why);
+    worker->seconds_per_layer = 0; /* what was measured counts no more */
+    worker->odd_reports = 0;
+    worker->before = (struct stage_time){0};
+    return true;
+}
+
+/* Those that had to get a rank after all, and are as fast as the others there. */
+static void restore_measured(struct mu_coord *coord, struct job *job)
+{
+    double usual_s;
+    uint32_t count;
+    if (job->demoted_count == 0)
+        return;
+    (void)slowest_member(coord, job, &usual_s, &count);
+    for (uint32_t rank = 0; rank < mu_layout_working(&job->layout) && count > 1; rank++) {
+        const struct worker *worker = member_at(coord, job, rank);
+        if (!worker || !is_demoted(job, worker))
+            continue;
+        bool measured = worker->speed_reports >= REPORTS_MIN && worker->seconds_per_layer <= usual_s * ORDINARY;
+        if (!measured && !MU_MUTANT(MU_MUT_RESTORE_UNMEASURED))
+            continue;
+        char why[MU_TEXT_SIZE];
+        format_into(why, sizeof why, "it takes %.2f times as long as usual", worker->seconds_per_layer / usual_s);
+        restore(coord, job, worker, why);
+    }
 }
 
 static bool repays(const struct job *job, double saved_s)
@@ -190,42 +279,79 @@ static bool repays(const struct job *job, double saved_s)
     return saved_s > 0 && saved_s * (double)left > change_s;
 }
 
-static const struct worker *find_substitute(struct mu_coord *coord, const struct job *job)
+/* A spare that is not known to be as slow. */
+static const struct worker *find_substitute(struct mu_coord *coord, const struct job *job, const struct worker *slow)
 {
     for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
-        if (w->rank == NONE && !w->demoted && may_take_part(w))
+        bool last = is_demoted(job, w) && !MU_MUTANT(MU_MUT_SUBSTITUTE_DEMOTED);
+        if (w->rank == NONE && !last && may_take_part(w) && w->seconds_per_layer * RELIEF_MIN < slow->seconds_per_layer)
             return w;
     }
     return NULL;
+}
+
+/* What a step takes with an ordinary worker in the place of one that takes `times` as long as usual. */
+static double relieved_s(struct mu_coord *coord, const struct job *job, const struct worker *slow, double times)
+{
+    struct replicas then;
+    uint32_t counts[MU_COUNTED_REPLICAS_MAX];
+    measure(coord, job, slow, 1 / times, &then);
+    mu_balance_by_seconds(job->leaves, job->layout.dp, then.seconds, counts);
+    return mu_balance_step_seconds(job->layout.dp, then.seconds, counts);
+}
+
+static void give_place(struct mu_coord *coord, struct job *job, const struct worker *slow, double times,
+                       const struct worker *spare)
+{
+    job->beyond_us = 0;
+    demote(coord, job, slow);
+    job->regroup_for_leaving = true;
+    job->settle_until_us = lease_now(coord);
+    event(coord, MU_EVENT_WARNING, "worker_demoted", job, slow,
+          "worker %s takes %.1f times as long as usual, which moving work to others does not make up for: spare %s "
+          "takes its place",
+          slow->name, times, spare->name);
 }
 
 /* Leaves are divided as well as can be, in `divided_s`. With an ordinary worker in the place of the slowest one it
  * would be much better: when that has been so for a while, a spare gets the place. */
 static void look_beyond_leaves(struct mu_coord *coord, struct job *job, double divided_s)
 {
-    struct replicas then;
-    uint32_t counts[MU_COUNTED_REPLICAS_MAX];
-    double times;
-    struct worker *slowest = slowest_member(coord, job, &times);
-    const struct worker *spare = slowest && times > RELIEF_MIN ? find_substitute(coord, job) : NULL;
+    double usual_s;
+    uint32_t count;
+    struct worker *slowest = slowest_member(coord, job, &usual_s, &count);
+    double times = slowest ? slowest->seconds_per_layer / usual_s : 1;
+    const struct worker *spare = times > RELIEF_MIN ? find_substitute(coord, job, slowest) : NULL;
     if (spare) {
-        measure(coord, job, slowest, 1 / times, &then);
-        mu_balance_by_seconds(job->leaves, job->layout.dp, then.seconds, counts);
-        double then_s = mu_balance_step_seconds(job->layout.dp, then.seconds, counts);
+        double then_s = relieved_s(coord, job, slowest, times);
         spare = then_s * RELIEF_MIN < divided_s && repays(job, divided_s - then_s) ? spare : NULL;
     }
-    if (!spare || job->beyond_us == 0) {
+    if (!spare || job->beyond_us == 0)
         job->beyond_us = spare ? lease_now(coord) : 0;
-    } else if (lease_now(coord) - job->beyond_us >= 2 * rebalance_us(coord)) {
-        job->beyond_us = 0;
-        slowest->demoted = true;
-        job->regroup_for_leaving = true;
-        job->settle_until_us = lease_now(coord);
-        event(coord, MU_EVENT_WARNING, "worker_demoted", job, slowest,
-              "worker %s takes %.1f times as long as usual, which moving work to others does not make up for: spare %s "
-              "takes its place",
-              slowest->name, times, spare->name);
+    else if (lease_now(coord) - job->beyond_us >= 2 * rebalance_us(coord))
+        give_place(coord, job, slowest, times, spare);
+}
+
+/* One that was demoted before, had to get a rank, and is still slow: somebody better has come. */
+static bool relieve_demoted(struct mu_coord *coord, struct job *job, double now_s)
+{
+    double usual_s;
+    uint32_t count;
+    if (job->demoted_count == 0)
+        return false;
+    (void)slowest_member(coord, job, &usual_s, &count);
+    for (uint32_t rank = 0; rank < mu_layout_working(&job->layout); rank++) {
+        const struct worker *slow = member_at(coord, job, rank);
+        double times = slow ? slow->seconds_per_layer / usual_s : 1;
+        if (!slow || !is_demoted(job, slow) || slow->speed_reports < REPORTS_MIN || times <= ORDINARY)
+            continue;
+        const struct worker *spare = find_substitute(coord, job, slow);
+        if (!spare || !repays(job, now_s - relieved_s(coord, job, slow, times)))
+            continue;
+        give_place(coord, job, slow, times, spare);
+        return true;
     }
+    return false;
 }
 
 static uint32_t leaf_doublings(const struct job *job)
@@ -244,6 +370,8 @@ static void look_at_leaves(struct mu_coord *coord, struct job *job)
     if (lease_now(coord) - job->phase_since_us > rebalance_us(coord) << (leaf_doublings(job) + QUIET_DOUBLINGS))
         job->leaf_moves = 0;
     measure(coord, job, NULL, 1, &now);
+    if (relieve_demoted(coord, job, mu_balance_step_seconds(dp, now.seconds, now.leaves)))
+        return;
     mu_balance_by_seconds(job->leaves, dp, now.seconds, best);
     bool before = job->leaves_pay;
     job->leaves_pay = repays(job, mu_balance_saved(dp, now.seconds, now.leaves, best));
@@ -260,6 +388,7 @@ static void look(struct mu_coord *coord, struct job *job)
     if (coord->config.rebalance_ms == 0 || job->phase != MU_JP_STEPPING || job->arrived > 0 || job->trial_ticket ||
         job->settle_until_us || job->feeding)
         return;
+    restore_measured(coord, job);
     look_at_stages(coord, job);
     if (!job->trial_ticket)
         look_at_leaves(coord, job);

@@ -23,7 +23,8 @@ static bool is_condemned(const struct job *job, uint64_t generation)
 
 void suspect_status(const struct job *job, struct worker *worker)
 {
-    if (is_condemned(job, worker->status.generation))
+    const struct mu_worker_status *status = &worker->status;
+    if (is_condemned(job, status->fed_by > status->generation ? status->fed_by : status->generation))
         worker->status.held = (struct mu_held){0};
 }
 

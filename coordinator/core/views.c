@@ -56,6 +56,7 @@ static void view_job(const struct mu_coord *coord, const struct job *job, struct
         ret->last_checkpoint_step = newest->record.step;
         ret->last_checkpoint_wall_us = newest->record.wall_us;
     }
+    ret->checkpoint_steps = job->record.spec.checkpoint.path[0] ? interval_steps(job) : 0;
     if (interval_is_auto(job) && job->interval.steps) {
         ret->checkpoint_every = job->interval.steps;
         ret->checkpoint_stall_s = job->interval.cost_s;
@@ -137,6 +138,8 @@ bool mu_coord_worker_view(const struct mu_coord *coord, uint32_t slot, struct mu
     memcpy(ret->address, worker->address, sizeof ret->address);
     memcpy(ret->backend, worker->backend, sizeof ret->backend);
     memcpy(ret->reason, worker->reason, sizeof ret->reason);
+    if (!ret->reason[0] && is_demoted(job, worker))
+        copy_text(ret->reason, sizeof ret->reason, "demoted: it is slow, others come first");
     ret->incarnation = worker->incarnation;
     ret->state = state_of(worker);
     ret->phase = worker->status.phase;

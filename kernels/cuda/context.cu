@@ -34,12 +34,30 @@ static enum mu_status take_memory(struct mu_cuda *cuda, struct mu_error *err)
                        total_bytes >> 20);
     }
     error = cudaHostAlloc(&cuda->pinned, MU_CUDA_PINNED_BYTES, cudaHostAllocMapped);
+    if (error == cudaSuccess)
+        error = cudaHostAlloc(&cuda->view, MU_DEVICE_READ_MAX, cudaHostAllocDefault);
     if (error != cudaSuccess)
-        return failed(err, cuda->device, "pinned host memory", error);
+        return mu_fail(
+            err, error == cudaErrorMemoryAllocation ? MU_ERR_NO_MEMORY : MU_ERR_UNAVAILABLE,
+            "GPU %d: %d MiB of pinned host memory: %s; free memory of the host, or raise its limit of locked "
+            "memory (ulimit -l)",
+            cuda->device, (MU_CUDA_PINNED_BYTES + MU_DEVICE_READ_MAX) >> 20, cudaGetErrorString(error));
     return MU_OK;
 }
 
-enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_cuda_dtype dtype, size_t workspace_bytes,
+/* Exchanges have few blocks and others wait for them: theirs go first where the GPU has a choice. */
+static cudaError_t make_tracks(struct mu_cuda *cuda)
+{
+    int least = 0, greatest = 0;
+    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    for (int i = 0; i < MU_TRACKS && error == cudaSuccess; i++)
+        error = cudaStreamCreateWithPriority(&cuda->tracks[i], cudaStreamNonBlocking,
+                                             i == MU_TRACK_MAIN ? least : greatest);
+    cuda->stream = cuda->tracks[MU_TRACK_MAIN];
+    return error;
+}
+
+enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_dtype dtype, size_t workspace_bytes,
                             struct mu_error *err)
 {
     struct mu_cuda empty = {};
@@ -47,7 +65,6 @@ enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_cuda_dtype
     enum mu_status status = MU_OK;
     *cuda = empty;
     cuda->device = device;
-    cuda->dtype = dtype;
     cuda->workspace_bytes = workspace_bytes ? workspace_bytes : (size_t)MU_CUDA_WORKSPACE_BYTES;
     cudaError_t error = cudaSetDevice(device);
     if (error != cudaSuccess)
@@ -56,18 +73,33 @@ enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_cuda_dtype
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     if (error == cudaSuccess)
-        error = cudaStreamCreateWithFlags(&cuda->stream, cudaStreamNonBlocking);
-    if (error != cudaSuccess)
-        return failed(err, device, "stream", error);
+        error = make_tracks(cuda);
+    if (error != cudaSuccess) {
+        status = failed(err, device, "stream", error);
+        mu_cuda_fini(cuda);
+        return status;
+    }
     cuda->multiprocessors = (uint32_t)multiprocessors;
+    cuda->base.bf16 = true; /* there is no code for older GPUs, which cannot */
     cuda->shared_bytes_max = (uint32_t)shared_bytes;
     error = mu_cuda_memory_init(cuda);
     status = error == cudaSuccess ? take_memory(cuda, err) : failed(err, device, "memory", error);
-    if (status == MU_OK && dtype == MU_CUDA_BF16)
-        status = mu_cuda_plans_init(cuda, err);
+    if (status == MU_OK)
+        status = mu_cuda_compute(&cuda->base, dtype, err);
     if (status != MU_OK)
         mu_cuda_fini(cuda);
     return status;
+}
+
+enum mu_status mu_cuda_compute(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err)
+{
+    struct mu_cuda *cuda = (struct mu_cuda *)device;
+    enum mu_status status = dtype == MU_DTYPE_BF16 && !cuda->blas ? mu_cuda_plans_init(cuda, err) : MU_OK;
+    if (status != MU_OK)
+        return status;
+    cuda->dtype = dtype;
+    cuda->base.kernels = dtype == MU_DTYPE_BF16 ? &mu_cuda_bf16_ops : &mu_cuda_ops;
+    return MU_OK;
 }
 
 void mu_cuda_fini(struct mu_cuda *cuda)
@@ -79,8 +111,9 @@ void mu_cuda_fini(struct mu_cuda *cuda)
         (void)cudaFreeHost(cuda->pinned);
     if (cuda->workspace)
         (void)cudaFree(cuda->workspace);
-    if (cuda->stream)
-        (void)cudaStreamDestroy(cuda->stream);
+    for (int i = 0; i < MU_TRACKS; i++)
+        if (cuda->tracks[i])
+            (void)cudaStreamDestroy(cuda->tracks[i]);
     *cuda = empty;
 }
 
@@ -221,7 +254,7 @@ enum mu_status mu_device_open_cuda(uint32_t index, size_t workspace_bytes, struc
     struct mu_cuda *cuda = (struct mu_cuda *)calloc(1, sizeof *cuda);
     if (!cuda)
         return mu_fail(err, MU_ERR_NO_MEMORY, "device cuda:%u: no host memory", index);
-    status = mu_cuda_init(cuda, (int)index, MU_CUDA_FP32, workspace_bytes, err);
+    status = mu_cuda_init(cuda, (int)index, MU_DTYPE_FP32, workspace_bytes, err);
     if (status == MU_OK && (status = name_it(&cuda->base, index, err)) != MU_OK)
         mu_cuda_fini(cuda);
     if (status != MU_OK) {
@@ -260,7 +293,7 @@ enum mu_status mu_cuda_identity(struct mu_pool *pool, const struct mu_kernel_sha
     char text[128];
     struct mu_cuda *cuda = mu_pool_cuda(pool);
     const struct mu_identity_place place = {cuda, shared_alloc, shared_free, shared_wait, text};
-    if (cuda->dtype == MU_CUDA_BF16) {
+    if (cuda->dtype == MU_DTYPE_BF16) {
         uint64_t hash;
         enum mu_status status = mu_cuda_plans_hash(cuda, shapes, &hash);
         if (status != MU_OK)

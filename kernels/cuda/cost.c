@@ -5,14 +5,14 @@ static double fp32(double elements)
     return elements * (double)sizeof(float);
 }
 
-struct mu_cuda_cost mu_cuda_cost_gemm(const struct mu_gemm *g, enum mu_cuda_dtype dtype)
+struct mu_cuda_cost mu_cuda_cost_gemm(const struct mu_gemm *g, enum mu_dtype dtype)
 {
     const double slices = g->slices > 1 ? (double)g->slices : 1.0, k = slices * (double)g->k, m = (double)g->m,
                  n = (double)g->n;
     const double operands = m * k + k * n,
                  beside = g->epilogue == MU_EPILOGUE_BIAS_GELU || g->epilogue == MU_EPILOGUE_GELU_GRAD;
     struct mu_cuda_cost cost = {.kernel = "gemm", .flops = 2.0 * m * n * k};
-    cost.bytes = operands * (dtype == MU_CUDA_BF16 ? 8.0 : 4.0) + fp32(m * n * (1.0 + beside + g->accumulate));
+    cost.bytes = operands * (dtype == MU_DTYPE_BF16 ? 8.0 : 4.0) + fp32(m * n * (1.0 + beside + g->accumulate));
     return cost;
 }
 

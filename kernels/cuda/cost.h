@@ -14,7 +14,7 @@ struct mu_cuda_cost {
 };
 
 /* 2 m n k FLOPs. fp32: operands and C once. bf16: also the rounding of the operands, 4 bytes in and 2 out, and 2 in. */
-struct mu_cuda_cost mu_cuda_cost_gemm(const struct mu_gemm *gemm, enum mu_cuda_dtype dtype);
+struct mu_cuda_cost mu_cuda_cost_gemm(const struct mu_gemm *gemm, enum mu_dtype dtype);
 /* Forward 2, backward 7 products of [length, length, channels of a head], half of each masked. */
 struct mu_cuda_cost mu_cuda_cost_attention(const struct mu_attention *attention, bool backward);
 /* Forward: residual, branch, residual_out, y. Backward: residual and dy twice (sums of rows, then columns). */

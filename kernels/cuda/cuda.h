@@ -28,8 +28,6 @@ extern "C" {
 #include "kernels/device.h"
 #include "kernels/kernels.h"
 
-enum mu_cuda_dtype { MU_CUDA_FP32, MU_CUDA_BF16 };
-
 enum {
     MU_CUDA_WORKSPACE_BYTES = 512 << 20, /* unless asked for otherwise; what is larger is done in parts */
     MU_CUDA_PINNED_BYTES = MU_DEVICE_READ_MAX,
@@ -49,12 +47,13 @@ struct mu_cuda_shadow {
 struct mu_cuda {
     struct mu_device base; /* first: one is the other */
     int device;
-    enum mu_cuda_dtype dtype;
+    enum mu_dtype dtype;
     uint32_t multiprocessors;
     uint32_t shared_bytes_max; /* of one block, when asked for */
-    cudaStream_t stream;
+    cudaStream_t stream;       /* of the track in use: operations are enqueued here */
+    cudaStream_t tracks[MU_TRACKS];
     cudaStream_t side; /* copies beside the order of the operations */
-    cudaEvent_t events[MU_CUDA_MARKS];
+    cudaEvent_t events[MU_CUDA_MARKS], points[MU_DEVICE_POINTS];
     uint64_t marks, marks_passed;
     struct cublasLtContext *blas; /* bf16 only, else NULL */
     void *workspace;              /* device, 256-byte aligned */
@@ -69,9 +68,11 @@ struct mu_cuda {
 
 /* Takes GPU `device` for the calling thread; cuda->base is then the device. See mu_device_open_cuda for one that is not
  * known to be fit. workspace_bytes 0: MU_CUDA_WORKSPACE_BYTES. On failure nothing is held. */
-enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_cuda_dtype dtype, size_t workspace_bytes,
+enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_dtype dtype, size_t workspace_bytes,
                             struct mu_error *err) MU_WARN_UNUSED;
 void mu_cuda_fini(struct mu_cuda *cuda);
+/* mu_device_compute. */
+enum mu_status mu_cuda_compute(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err) MU_WARN_UNUSED;
 
 /* The GPU that a pool is bound to; NULL when it computes on the CPU. */
 struct mu_cuda *mu_pool_cuda(struct mu_pool *pool);

@@ -160,8 +160,11 @@ static enum mu_status gpu_allocate(struct mu_device *device, enum mu_memory kind
         (void)cudaGetLastError();
         (void)cudaMemGetInfo(&free_bytes, &total_bytes);
         if (kind == MU_MEMORY_PINNED)
-            return mu_fail(err, MU_ERR_NO_MEMORY, "GPU %d: no %zu MiB of pinned host memory: %s", cuda->device,
-                           size >> 20, cudaGetErrorString(error));
+            return mu_fail(
+                err, MU_ERR_NO_MEMORY,
+                "GPU %d: no %zu MiB of pinned host memory: %s; free memory of the host, or raise its limit of locked "
+                "memory (ulimit -l)",
+                cuda->device, size >> 20, cudaGetErrorString(error));
         return mu_fail(err, MU_ERR_NO_MEMORY, "GPU %d: no memory for %zu MiB (%s); %zu of %zu MiB are free",
                        cuda->device, size >> 20, cudaGetErrorString(error), free_bytes >> 20, total_bytes >> 20);
     }
@@ -266,6 +269,29 @@ static enum mu_status gpu_passed(struct mu_device *device, uint64_t mark)
     return MU_OK;
 }
 
+/* ---- tracks ---- */
+
+static void gpu_use(struct mu_device *device, enum mu_track track)
+{
+    cuda_of(device)->stream = cuda_of(device)->tracks[track];
+}
+
+static void gpu_signal(struct mu_device *device, enum mu_track track, uint32_t point)
+{
+    struct mu_cuda *cuda = cuda_of(device);
+    cudaError_t error = cudaEventRecord(cuda->points[point], cuda->tracks[track]);
+    if (error != cudaSuccess)
+        (void)gpu_failed(cuda, "event", error);
+}
+
+static void gpu_follow(struct mu_device *device, enum mu_track track, uint32_t point)
+{
+    struct mu_cuda *cuda = cuda_of(device);
+    cudaError_t error = cudaStreamWaitEvent(cuda->tracks[track], cuda->points[point], 0);
+    if (error != cudaSuccess)
+        (void)gpu_failed(cuda, "event", error);
+}
+
 /* ---- the device ---- */
 
 static enum mu_status gpu_enter(struct mu_device *device, struct mu_error *err)
@@ -290,10 +316,10 @@ static void gpu_memory(struct mu_device *, uint64_t *ret_free_bytes, uint64_t *r
     *ret_total_bytes = total_bytes;
 }
 
-static const struct mu_device_ops gpu_ops = {gpu_enter,   gpu_close,   gpu_memory,    mu_cuda_identity, gpu_allocate,
-                                             gpu_release, gpu_reserve, gpu_unreserve, gpu_back,         gpu_unback,
-                                             gpu_copy,    gpu_read,    gpu_peek,      gpu_move,         gpu_holds,
-                                             gpu_mark,    gpu_passed,  gpu_await};
+static const struct mu_device_ops gpu_ops = {
+    gpu_enter,     gpu_close,  mu_cuda_compute, gpu_memory, mu_cuda_identity, gpu_allocate, gpu_release, gpu_reserve,
+    gpu_unreserve, gpu_back,   gpu_unback,      gpu_copy,   gpu_read,         gpu_peek,     gpu_move,    gpu_holds,
+    gpu_mark,      gpu_passed, gpu_await,       gpu_use,    gpu_signal,       gpu_follow};
 
 cudaError_t mu_cuda_memory_init(struct mu_cuda *cuda)
 {
@@ -307,10 +333,10 @@ cudaError_t mu_cuda_memory_init(struct mu_cuda *cuda)
         error = cudaStreamCreateWithFlags(&cuda->side, cudaStreamNonBlocking);
     for (int i = 0; i < MU_CUDA_MARKS && error == cudaSuccess; i++)
         error = cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming);
-    if (error == cudaSuccess)
-        error = cudaHostAlloc(&cuda->view, MU_DEVICE_READ_MAX, cudaHostAllocDefault);
+    for (int i = 0; i < MU_DEVICE_POINTS && error == cudaSuccess; i++)
+        error = cudaEventCreateWithFlags(&cuda->points[i], cudaEventDisableTiming);
     cuda->base.ops = &gpu_ops;
-    cuda->base.kernels = cuda->dtype == MU_CUDA_BF16 ? &mu_cuda_bf16_ops : &mu_cuda_ops;
+    cuda->base.kernels = &mu_cuda_ops;
     cuda->base.page_bytes = granularity;
     cuda->base.error = &cuda->error;
     (void)snprintf(cuda->base.name, sizeof cuda->base.name, "cuda:%d", cuda->device);
@@ -324,6 +350,9 @@ void mu_cuda_memory_fini(struct mu_cuda *cuda)
     for (int i = 0; i < MU_CUDA_MARKS; i++)
         if (cuda->events[i])
             (void)cudaEventDestroy(cuda->events[i]);
+    for (int i = 0; i < MU_DEVICE_POINTS; i++)
+        if (cuda->points[i])
+            (void)cudaEventDestroy(cuda->points[i]);
     if (cuda->side)
         (void)cudaStreamDestroy(cuda->side);
 }

@@ -25,6 +25,7 @@ class Browser:
             raise Skipped("there is no chromium (Debian package chromium)")
         self.profile = os.path.join(directory, "chromium")
         self.errors, self.number, self.buffer, self.session = [], 0, b"", None
+        self.answers, self.credentials, self.challenges = False, None, 0
         to_read, self.to = os.pipe()
         self.out, out_write = os.pipe()
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--no-first-run",
@@ -67,23 +68,35 @@ class Browser:
 
     def note(self, message):
         method, params = message.get("method"), message.get("params", {})
-        if method == "Runtime.exceptionThrown":
+        if method == "Fetch.requestPaused":
+            self.send("Fetch.continueRequest", requestId=params["requestId"])
+        elif method == "Fetch.authRequired":
+            self.challenges += 1
+            answer = {"response": "CancelAuth"}
+            if self.credentials:
+                answer = {"response": "ProvideCredentials", "username": self.credentials[0], "password": self.credentials[1]}
+            self.send("Fetch.continueWithAuth", requestId=params["requestId"], authChallengeResponse=answer)
+        elif method == "Runtime.exceptionThrown":
             self.errors.append(params["exceptionDetails"].get("exception", {}).get("description") or params["exceptionDetails"]["text"])
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             self.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
             self.errors.append(str(params["args"]))
 
-    def call(self, method, limit_s=30, **params):
+    def send(self, method, **params):
         self.number += 1
         request = {"id": self.number, "method": method, "params": params}
         if self.session:
             request["sessionId"] = self.session
         os.write(self.to, json.dumps(request).encode() + b"\0")
+        return self.number
+
+    def call(self, method, limit_s=30, **params):
+        number = self.send(method, **params)
         deadline = time.monotonic() + limit_s * SLOW
         while True:
             answer = self.read(deadline)
-            if answer.get("id") == self.number:
+            if answer.get("id") == number:
                 if "error" in answer:
                     raise Failure(f"{method}: {answer['error']}")
                 return answer["result"]
@@ -91,6 +104,13 @@ class Browser:
 
     def open(self, url):
         self.call("Page.navigate", url=url)
+
+    def answer_challenges(self, credentials):
+        """What the user says when a server asks who it is: (name, password), or None: nothing. self.challenges counts the questions."""
+        if not self.answers:
+            self.answers = True
+            self.call("Fetch.enable", handleAuthRequests=True)
+        self.credentials = credentials
 
     def eval(self, expression):
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)

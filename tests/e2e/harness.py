@@ -83,6 +83,23 @@ def connect(address, credentials=None):
     return grpc.secure_channel(address, credentials, options=options) if credentials else grpc.insecure_channel(address, options=options)
 
 
+class Guardian:
+    """Lets no process outlive this one, also when this one is killed. In a session of its own: what ends us does not end it first."""
+
+    def __init__(self):
+        self.lock, self.popen = threading.Lock(), None
+
+    def watch(self, pid):
+        with self.lock:
+            if self.popen is None:
+                self.popen = subprocess.Popen([sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "guardian.py")],
+                                              stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
+            self.popen.stdin.write(b"%d\n" % pid)
+
+
+GUARDIAN = Guardian()
+
+
 class Process:
     def __init__(self, cluster, name, argv, env=None):
         self.name, self.log = name, os.path.join(cluster.dir, name + ".log")
@@ -90,6 +107,7 @@ class Process:
         self.signals, self.held, self.trained = threading.Lock(), False, False
         with open(self.log, "ab") as log:
             self.popen = subprocess.Popen(RUNNER + argv, stdout=log, stderr=log, env=full, cwd=cluster.dir)
+        GUARDIAN.watch(self.pid)
 
     @property
     def pid(self):
@@ -159,6 +177,8 @@ class Cluster:
 
     def summary(self):
         """For the one line that says what failed: jobs and newest events, as seen from here."""
+        if not self.address:
+            return "no coordinator"
         try:
             jobs = self.call("ListJobs", api.ListJobsRequest(), api.ListJobsResponse, timeout_s=2 / SLOW).jobs
             told = [f"{job.name}: {pb.JobState.Name(job.state)[10:]} {pb.JobPhase.Name(job.phase)[10:]} generation {job.generation}, "

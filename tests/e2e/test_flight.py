@@ -168,6 +168,13 @@ def test_one_that_is_alive_and_stuck_is_reported_with_its_stacks():
         check(re.match(rf"held up by rank \d \(worker {lost.worker}\): \w+ \d+ for [\d.]+ s$", report["verdict"]), report["verdict"])
         out = run(cluster, "report", "hang", str(report["number"]), code=0)
         check(re.search(r"^  rank \d, thread \d+ \S+: S.*; (__)?write < ", out, re.M), out)
+        check("no stack" not in out and "threads of 2 more: muster report hang 1 --threads" in out, out)
+        full = run(cluster, "report", "hang", str(report["number"]), "--threads", code=0)
+        for rank in range(3):  # all threads of all ranks, also those that gRPC started, which wait in epoll or for a condition
+            threads = re.findall(rf"^  rank {rank}, thread \d+ (.*?): \w.*, system call .*, \d+ ms of processor time; (.*)$", full, re.M)
+            names = {name for name, _ in threads}
+            check({"muster-worker", "recollector", "engine"} <= names and any("grpc" in name or "execut" in name for name in names), f"{names} of {full}")
+            check(all(" < " in stack for _, stack in threads) and any("libgrpc" in stack or "grpc_" in stack for _, stack in threads), full)
         check(workers[1].alive(), "it is not alive")
         cluster.cancel()
         os.close(reader)

@@ -89,7 +89,8 @@ def test_metrics_say_what_the_service_says():
         check(sha == reference(steps=STEPS), "the weights differ from the undisturbed run's")
         cluster.wait_until(lambda: metrics(address)['muster_jobs{state="finished"}'] == 1, 5, "the end does not show")
         job, page = cluster.job(), metrics(address)
-        for name, value in (("step", job.steps_done), ("steps_wanted", STEPS), ("workers_lost_total", 1), ("loss", job.result.loss)):
+        for name, value in (("step", job.steps_done), ("steps_wanted", STEPS), ("workers_lost_total", 1), ("loss", job.result.loss),
+                            ("checkpoint_interval_steps", job.spec.checkpoint.every)):
             got = page[f'muster_job_{name}{{job="tiny"}}']
             check(abs(got - value) <= 1e-9 * abs(value), f"muster_job_{name} is {got}, not {value}")
         every_second_is_in_one_class(cluster, job, page)
@@ -102,6 +103,29 @@ def test_metrics_say_what_the_service_says():
             documented = set(re.findall(r"`((?:muster|grpc_server)_[a-z_]+)`", f.read()))
         names = set(re.findall(r"^# TYPE (\S+)", get(address, "/metrics")[1], re.M))
         check(names == documented, f"not in docs/operations.md: {sorted(names - documented)}; documented, but not there: {sorted(documented - names)}")
+
+
+def test_when_the_last_checkpoint_was_outlives_the_coordinator():
+    """Killed and started again on its store, while nobody works for the job: step and time of the newest commit are those of the record."""
+    names = [f'muster_job_checkpoint_{word}{{job="tiny"}}' for word in ("step", "timestamp_seconds")]
+    with serving(workers=1) as (cluster, address):
+        cluster.submit(tiny_job(cluster, steps=1000000, eval__every=0, checkpoint_every=0))
+        cluster.wait_step(3)
+        check([metrics(address)[name] for name in (*names, 'muster_job_checkpoint_interval_steps{job="tiny"}')] == [0, 0, 0], "a checkpoint before the first one")
+        run(cluster, "checkpoint", "tiny", code=0)
+        cluster.wait_event("checkpoint_committed")
+        cluster.workers[0].kill()
+        cluster.wait_event("worker_lost")
+        (newest,) = cluster.checkpoints()
+        cluster.wait_until(lambda: metrics(address)[names[0]] == newest.step, 10, "the checkpoint does not show")
+        page = metrics(address)
+        before = [page[name] for name in names]
+        check(abs(before[1] - cluster.job().last_checkpoint_wall_us * 1e-6) < 1e-3, f"{before} of {newest}")
+        cluster.coordinator.kill()
+        cluster.coordinator.wait()
+        cluster.start_coordinator(flags=[*FAST, "--http", f"{address[0]}:{address[1]}"])
+        page = metrics(address)
+        check([page[name] for name in names] == before, f"{[page[name] for name in names]}, not {before}")
 
 
 def api_of(address, path, status=200):

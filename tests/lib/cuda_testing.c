@@ -20,7 +20,7 @@ static uint32_t copy_count;
 static uint64_t order; /* of the order of threads: another one for each case */
 #endif
 
-static enum mu_status new_pool(enum mu_cuda_dtype dtype, struct mu_error *err, struct mu_pool **ret_pool)
+static enum mu_status new_pool(enum mu_dtype dtype, struct mu_error *err, struct mu_pool **ret_pool)
 {
     struct mu_cuda *cuda = kt_alloc(1, sizeof *cuda);
     enum mu_status status = mu_cuda_init(cuda, 0, dtype, TEST_WORKSPACE_BYTES, err);
@@ -36,8 +36,8 @@ int ct_setup(void **state)
     struct mu_error err;
     if (kt_setup(state) != 0)
         return -1;
-    for (int dtype = MU_CUDA_FP32; dtype <= MU_CUDA_BF16; dtype++)
-        if (new_pool((enum mu_cuda_dtype)dtype, &err, &pools[dtype]) != MU_OK) {
+    for (int dtype = MU_DTYPE_FP32; dtype <= MU_DTYPE_BF16; dtype++)
+        if (new_pool((enum mu_dtype)dtype, &err, &pools[dtype]) != MU_OK) {
             print_error("%s\n", err.text);
             return -1;
         }
@@ -47,7 +47,7 @@ int ct_setup(void **state)
 int ct_teardown(void **state)
 {
     ct_reset();
-    for (int dtype = MU_CUDA_FP32; dtype <= MU_CUDA_BF16; dtype++) {
+    for (int dtype = MU_DTYPE_FP32; dtype <= MU_DTYPE_BF16; dtype++) {
         if (!pools[dtype])
             continue; /* the setup failed */
         struct mu_cuda *cuda = mu_pool_cuda(pools[dtype]);
@@ -60,12 +60,12 @@ int ct_teardown(void **state)
 
 struct mu_pool *ct_pool(void)
 {
-    return pools[MU_CUDA_FP32];
+    return pools[MU_DTYPE_FP32];
 }
 
 struct mu_pool *ct_bf16_pool(void)
 {
-    return pools[MU_CUDA_BF16];
+    return pools[MU_DTYPE_BF16];
 }
 
 struct mu_pool *ct_cpu(void)
@@ -114,7 +114,7 @@ void ct_reset(void)
 static void *read_back(const void *device, size_t size_bytes)
 {
     void *host = kt_alloc(size_bytes, 1);
-    for (int dtype = MU_CUDA_FP32; dtype <= MU_CUDA_BF16; dtype++)
+    for (int dtype = MU_DTYPE_FP32; dtype <= MU_DTYPE_BF16; dtype++)
         assert_int_equal(mu_cuda_wait(mu_pool_cuda(pools[dtype])), MU_OK);
     assert_int_equal(cudaMemcpy(host, device, size_bytes, cudaMemcpyDeviceToHost), cudaSuccess);
     return host;

@@ -237,6 +237,22 @@ void mu_sim_client_drain(struct mu_sim *sim, const char *worker)
     add(sim, MU_CE_DRAIN, worker);
 }
 
+void mu_sim_client_demoted(struct mu_sim *sim, const char *worker)
+{
+    if (mu_sim_below(sim, 4) == 0)
+        add_later(sim, MU_CE_UNDRAIN, worker, mu_sim_between(sim, MU_SIM_S, 30 * MU_SIM_S));
+}
+
+bool mu_sim_client_called_well(const struct mu_sim *sim, const char *worker)
+{
+    for (uint32_t i = 0; i < sim->client->count; i++) {
+        const struct request *request = &sim->client->requests[i];
+        if (request->kind == MU_CE_UNDRAIN && strcmp(request->worker, worker) == 0)
+            return true;
+    }
+    return false;
+}
+
 /* Mostly at once; now and then only when another process has the name already, or twice, because the answer was lost.
  */
 void mu_sim_client_exited(struct mu_sim *sim, const char *worker, struct mu_id incarnation)

@@ -342,6 +342,7 @@ static void emit(void *ctx, const struct mu_coord_action *action)
 {
     struct mu_sim *sim = ctx;
     struct mu_sim_coordinator *coord = &sim->coord;
+    mu_sim_slow_said(sim, action);
     if (action->kind == MU_CA_PLAN) {
         mu_sim_after(sim, mu_sim_delay(sim, 2 * MU_SIM_MS), MU_SIM_NODE_COORDINATOR, planned,
                      mu_sim_copy_plan_input(action->plan.input), action->plan.ticket, 0);
@@ -485,6 +486,7 @@ void mu_sim_coord_start(struct mu_sim *sim)
     }
     struct mu_coord_event now = {0};
     fill_times(sim, &now);
+    mu_sim_slow_restart(sim);
     coord->turn++;
     mu_coord_start(coord->core, now.now_us, now.wall_us, &(struct mu_coord_sink){emit, sim});
     after_step(sim);

@@ -14,7 +14,7 @@ const char *mu_sim_fault_name(enum mu_sim_fault fault)
                                         "add-worker",  "hang-engine", "lose-stream", "half-open",   "cut-stream",
                                         "cut-link",    "reset-link",  "kill-coord",  "pause-coord", "jump-wall",
                                         "drain",       "checkpoint",  "full-disk",   "corrupt",     "cancel",
-                                        "kill-stage",  "drain-stage", "lose-disk",   "poison"};
+                                        "kill-stage",  "drain-stage", "lose-disk",   "poison",      "change-speed"};
     return names[fault];
 }
 
@@ -232,6 +232,14 @@ static void on_stage(struct mu_sim *sim, enum mu_sim_fault fault)
     }
 }
 
+static void change_speed(struct mu_sim *sim, struct mu_sim_worker *worker)
+{
+    bool was_slow = worker->speed_percent > 160;
+    worker->speed_percent = was_slow ? worker->speed_percent / 3 : worker->speed_percent * 3;
+    worker->was_slow = true;
+    worker->speed_changed_us = sim->now_us;
+}
+
 static void on_worker(struct mu_sim *sim, enum mu_sim_fault fault)
 {
     uint32_t slot = pick(sim);
@@ -277,6 +285,9 @@ static void on_worker(struct mu_sim *sim, enum mu_sim_fault fault)
         break;
     case MU_SIM_FAULT_DRAIN:
         mu_sim_client_drain(sim, mu_worker_name(sim->workers[slot].core));
+        break;
+    case MU_SIM_FAULT_CHANGE_SPEED:
+        change_speed(sim, &sim->workers[slot]);
         break;
     case MU_SIM_FAULT_KILL_ALL:
     case MU_SIM_FAULT_ADD_WORKER:
@@ -349,6 +360,7 @@ static void do_fault(struct mu_sim *sim, enum mu_sim_fault fault)
     case MU_SIM_FAULT_CUT_LINK:
     case MU_SIM_FAULT_RESET_LINK:
     case MU_SIM_FAULT_DRAIN:
+    case MU_SIM_FAULT_CHANGE_SPEED:
         on_worker(sim, fault);
         break;
     case MU_SIM_FAULT_COUNT:

@@ -22,7 +22,9 @@ static const char *const mutant_profiles[MU_MUT_COUNT] = {
     [MU_MUT_RETAIN_SUSPECT] = "poison",       [MU_MUT_INTERVAL_IGNORES_COST] = "paced",
     [MU_MUT_INTERVAL_ONCE] = "paced",         [MU_MUT_COUNT_VOID_STATE] = "rollbacks",
     [MU_MUT_KEEP_VOID_STATE] = "rollbacks",   [MU_MUT_START_FROM_VOID] = "rollbacks",
-    [MU_MUT_KEEP_UNDONE_TERMS] = "rollbacks",
+    [MU_MUT_KEEP_UNDONE_TERMS] = "rollbacks", [MU_MUT_FORGET_DEMOTED] = "slow",
+    [MU_MUT_PREFER_DEMOTED] = "slow",         [MU_MUT_SUBSTITUTE_DEMOTED] = "slow",
+    [MU_MUT_RESTORE_UNMEASURED] = "slow",     [MU_MUT_DEMOTE_FASTEST] = "slow",
 };
 
 static const char *const mutant_names[MU_MUT_COUNT] = {
@@ -75,6 +77,11 @@ static const char *const mutant_names[MU_MUT_COUNT] = {
     [MU_MUT_RETAIN_SUSPECT] = "retain-suspect",
     [MU_MUT_INTERVAL_IGNORES_COST] = "interval-ignores-cost",
     [MU_MUT_INTERVAL_ONCE] = "interval-once",
+    [MU_MUT_FORGET_DEMOTED] = "forget-demoted",
+    [MU_MUT_PREFER_DEMOTED] = "prefer-demoted",
+    [MU_MUT_SUBSTITUTE_DEMOTED] = "substitute-demoted",
+    [MU_MUT_RESTORE_UNMEASURED] = "restore-unmeasured",
+    [MU_MUT_DEMOTE_FASTEST] = "demote-fastest",
     [MU_MUT_DROP_BEFORE_GO] = "drop-before-go",
     [MU_MUT_GATHER_INCOMPLETE] = "gather-incomplete",
     [MU_MUT_VOTE_BEFORE_STAGE] = "vote-before-stage",

@@ -140,6 +140,7 @@ void mu_sim_oracle_fini(struct mu_sim *sim)
     free(oracle->values);
     free(oracle->gradients);
     free(oracle->pace.step_us);
+    free(oracle->slow.offered);
     free(oracle);
 }
 
@@ -364,14 +365,13 @@ static void check_votes(struct mu_sim *sim, const struct mu_sim_generation *gene
 /* Where nothing else goes wrong, nobody goes on for long with values that came with a checkpoint and are not finite. */
 static void check_unfinite(struct mu_sim *sim, const struct mu_step_result *result)
 {
-    enum {
-        HEARD_US = 3000000, /* reports and orders travel, records become durable */
-        UNHEARD = 2,        /* steps whose reports a change of generation swallows */
-    };
+    enum { HEARD_US = 3000000 }; /* reports and orders travel, records become durable */
     struct mu_sim_oracle *oracle = sim->oracle;
     uint64_t weights = 0;
     oracle->nan_steps = result->loss == mu_sim_step_result(0, MU_SIM_NAN, 0).loss ? oracle->nan_steps + 1 : 0;
-    if (oracle->nan_steps <= MU_SUSPECT_REPORTS + UNHEARD)
+    if (oracle->nan_steps == 0)
+        oracle->nan_unheard = 0;
+    if (oracle->nan_steps <= MU_SUSPECT_REPORTS + MU_SIM_UNHEARD + oracle->nan_unheard)
         oracle->nan_since_us = sim->now_us;
     for (int fault = 0; fault < MU_SIM_FAULT_COUNT; fault++)
         weights += sim->params.weight[fault];
@@ -397,6 +397,7 @@ void mu_sim_oracle_decided(struct mu_sim *sim, uint32_t slot, const struct mu_st
         *decision = (struct mu_sim_decision){.set = true, .result = *result};
         check_votes(sim, generation, result->step);
         mu_sim_pace_decided(sim, generation->number, result->step);
+        mu_sim_slow_decided(sim, generation->number, result->step);
         check_unfinite(sim, result);
     } else if (!same_result(&decision->result, result)) {
         mu_sim_violate(sim,
@@ -579,14 +580,18 @@ void mu_sim_oracle_drops(struct mu_sim *sim, uint32_t slot, const struct mu_held
                        slot, before, why, saved);
 }
 
-/* What a spare holds goes only to a newer generation that has come past it. */
+/* What a spare holds goes only to a newer generation that has come past it. (Past, or as far as it: what was loaded for
+ * a generation that never went is not believed where the one before it was condemned.) */
 void mu_sim_oracle_makes_room(struct mu_sim *sim, uint32_t slot, uint64_t generation)
 {
     const struct mu_sim_engine *engine = &sim->workers[slot].engine;
     bool is_void = mu_sim_oracle_is_void(sim, mu_sim_oracle_era(sim, slot));
     if (mu_sim_oracle_poisoned(sim, slot))
         return;
-    if (engine->generation >= generation || (engine->held.step >= sim->oracle->newest_step && !is_void))
+    const struct mu_sim_generation *own = mu_sim_oracle_generation(sim, engine->generation);
+    bool doubted = sim->stats.faults[MU_SIM_FAULT_POISON] > 0 && own && !own->go;
+    uint64_t past = sim->oracle->newest_step + doubted;
+    if (engine->generation >= generation || (engine->held.step >= past && !is_void))
         mu_sim_violate(sim,
                        "worker %u of generation %" PRIu64 " drops step %" PRIu64 " for a feed by generation %" PRIu64
                        ", which has come to step %" PRIu64,

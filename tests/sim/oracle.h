@@ -4,6 +4,8 @@
 
 #include "tests/sim/sim.h"
 
+enum { MU_SIM_UNHEARD = 4 }; /* steps that a change of generation swallows, or that one report sums up with others */
+
 struct mu_sim_rank {
     bool assigned, prepared, running;
     uint32_t slot, runner;
@@ -51,6 +53,17 @@ struct mu_sim_pace {
     double interval_s;            /* that pays, when it was to be chosen last; 0: nothing was committed yet */
 };
 
+/* Of slow workers; see oracle_slow.c. */
+struct mu_sim_slow {
+    uint32_t count; /* as the coordinator said it last; after its restart: as it is durable */
+    struct mu_id demoted[MU_DEMOTED_KEPT];
+    int change; /* 1: one more, -1: one fewer, and its event has not followed yet */
+    struct mu_id changed;
+    struct mu_id *offered; /* who was there when the newest plan was asked for */
+    uint32_t offered_count, offered_capacity;
+    uint64_t due_generation, due_us; /* a spare is to take a slow worker's place: since when, in this one */
+};
+
 struct mu_sim_oracle {
     struct mu_sim_seen *seen; /* by the coordinator's slots */
     uint32_t seen_capacity;
@@ -68,7 +81,9 @@ struct mu_sim_oracle {
     uint64_t amended_generation, amended_step; /* the newest one that settled something, and from where on */
     bool rolls_back;                           /* durable, and no generation has gone since */
     struct mu_sim_pace pace;
+    struct mu_sim_slow slow;
     uint64_t nan_steps, nan_since_us; /* in a row, because of what was loaded; when they became enough to tell */
+    uint64_t nan_unheard;             /* of them, at most: their reports were swallowed as generations changed */
     bool restore_lost; /* a committed checkpoint was damaged by a fault: going back further is legitimate */
 };
 
@@ -83,6 +98,7 @@ bool mu_sim_oracle_attached(struct mu_sim *sim, uint32_t slot);
 bool mu_sim_oracle_values_right(struct mu_sim *sim, const struct mu_sim_values *values, uint64_t step);
 /* oracle_pace.c */
 void mu_sim_pace_decided(struct mu_sim *sim, uint64_t generation, uint64_t step); /* by the first rank that knows */
+void mu_sim_slow_decided(struct mu_sim *sim, uint64_t generation, uint64_t step); /* likewise */
 void mu_sim_pace_go(struct mu_sim *sim, uint32_t world);
 void mu_sim_pace_tally(struct mu_sim *sim, const struct mu_tally_record *tally);
 void mu_sim_pace_ordered(struct mu_sim *sim, const struct mu_checkpoint_record *record);

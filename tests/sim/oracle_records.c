@@ -102,23 +102,36 @@ static void amendments_durable(struct mu_sim *sim, const struct mu_job_record *j
     oracle->amended_step = first;
 }
 
-/* The newest committed checkpoint with a number above this one whose values are finite; NULL: there is none. */
-static const struct mu_checkpoint_record *newest_sound(struct mu_sim *sim, uint64_t above)
+/* The newest committed checkpoint with a number above this one whose values, of those in `what`, are finite; NULL:
+ * there is none. */
+static const struct mu_checkpoint_record *newest_finite(struct mu_sim *sim, uint64_t above, struct mu_sim_mask what)
 {
     const struct mu_checkpoint_record *newest = NULL;
-    const struct mu_sim_mask all = {sim->all_chunks, sim->all_chunks};
     struct mu_sim_values values;
     uint64_t step;
     for (uint32_t i = 0; i < mu_sim_store_count(sim->store); i++) {
         const struct mu_record *record = mu_sim_store_at(sim->store, i);
         bool committed = record->kind == MU_RECORD_CHECKPOINT && record->checkpoint->state == MU_CKPT_COMMITTED;
         if (committed && record->checkpoint->number > above &&
-            mu_sim_files_load(sim, record->checkpoint->dir, &step, &values) && !mu_sim_has_nan(&values, all)) {
+            mu_sim_files_load(sim, record->checkpoint->dir, &step, &values) && !mu_sim_has_nan(&values, what)) {
             newest = record->checkpoint;
             above = newest->number;
         }
     }
     return newest;
+}
+
+static const struct mu_checkpoint_record *newest_sound(struct mu_sim *sim, uint64_t above)
+{
+    return newest_finite(sim, above, (struct mu_sim_mask){sim->all_chunks, sim->all_chunks});
+}
+
+/* Its result is the weights. (Moments that are not finite spoil them with the first update, but there may have been
+ * none since they were loaded: all steps that were left may have been skipped.) */
+static bool final_weights_are_finite(struct mu_sim *sim)
+{
+    const struct mu_checkpoint_record *newest = newest_finite(sim, 0, (struct mu_sim_mask){sim->all_chunks, 0});
+    return newest && newest->step == mu_job_end(&sim->law);
 }
 
 static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, const struct mu_job_record *before)
@@ -148,9 +161,8 @@ static void job_durable(struct mu_sim *sim, const struct mu_job_record *job, con
         if (job->steps_done != mu_job_end(&sim->law))
             mu_sim_violate(sim, "the job is finished after %" PRIu64 " of %" PRIu64 " steps", job->steps_done,
                            mu_job_end(&sim->law));
-        if (sim->stats.faults[MU_SIM_FAULT_POISON] > 0 &&
-            (!newest_sound(sim, 0) || newest_sound(sim, 0)->step != mu_job_end(&sim->law)))
-            mu_sim_violate(sim, "the job is finished, and what its newest checkpoint has is not finite");
+        if (sim->stats.faults[MU_SIM_FAULT_POISON] > 0 && !final_weights_are_finite(sim))
+            mu_sim_violate(sim, "the job is finished, and the weights in its newest checkpoint are not finite");
         if (sim->params.checkpoints && mu_sim_oracle_committed_step(sim) != mu_job_end(&sim->law))
             mu_sim_violate(sim, "the job is finished, but its newest checkpoint is of step %" PRIu64,
                            mu_sim_oracle_committed_step(sim));
@@ -285,6 +297,8 @@ static void generation_durable(struct mu_sim *sim, const struct mu_generation_re
         return;
     generation->go = true;
     oracle->newest_go = record->generation;
+    if (oracle->nan_steps > 0)
+        oracle->nan_unheard += MU_SIM_UNHEARD;
     check_start(sim, generation, record->start_step);
     mu_sim_pace_go(sim, record->world);
     if (oracle->newest_step > record->start_step)
@@ -349,9 +363,11 @@ static void committed(struct mu_sim *sim, const struct mu_checkpoint_record *rec
                        record->number, record->step);
 }
 
+/* What nobody knows to be spoiled counts as good when older ones are deleted, and a job is promised only that one
+ * spoiled checkpoint at a time leaves a good one to go back to. So the newest is spoiled only while the one just before
+ * it (by number: the store keeps no order) can be trained from. */
 struct mu_sim_directory *mu_sim_oracle_to_poison(struct mu_sim *sim)
 {
-
     const struct mu_checkpoint_record *newest = newest_sound(sim, 0), *older = NULL;
     for (uint32_t i = 0; newest && i < mu_sim_store_count(sim->store); i++) {
         const struct mu_record *record = mu_sim_store_at(sim->store, i);
@@ -359,7 +375,7 @@ struct mu_sim_directory *mu_sim_oracle_to_poison(struct mu_sim *sim)
             continue;
         if (record->checkpoint->number > newest->number)
             return NULL; /* which is spoiled already */
-        if (record->checkpoint->number < newest->number)
+        if (record->checkpoint->number < newest->number && (!older || record->checkpoint->number > older->number))
             older = record->checkpoint;
     }
     if (!older || newest->step >= mu_job_end(&sim->law)) /* from that one no step follows */
@@ -498,6 +514,8 @@ void mu_sim_oracle_event(struct mu_sim *sim, const struct mu_event_record *event
     if (event->number > sim->oracle->newest_event)
         mu_sim_violate(sim, "event %" PRIu64 " is shown before it is durable", event->number);
     sim->oracle->newest_watched = event->number;
+    if (strcmp(event->kind, "worker_demoted") == 0)
+        mu_sim_client_demoted(sim, event->worker);
 }
 
 void mu_sim_oracle_durable(struct mu_sim *sim, const struct mu_record *record, const struct mu_record *before)

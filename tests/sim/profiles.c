@@ -688,8 +688,39 @@ static void speeds(struct mu_sim *sim, struct mu_sim_params *p)
     kinds[mu_sim_below(sim, sizeof kinds / sizeof kinds[0])](sim, p);
     p->rebalance_ms = 400;
     p->slow_workers = (uint32_t)mu_sim_between(sim, 1, 3);
+    p->W(CHANGE_SPEED) = p->undisturbed ? 0 : (uint32_t)mu_sim_below(sim, 3);
     p->steps = mu_sim_between(sim, 100, 200);
     p->horizon_us += 600 * MU_SIM_S; /* of two slow workers */
+}
+
+/* More workers than the job may have, and several of them slow, or so for a time: spares take their places. */
+static void slow(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    bool alone = mu_sim_below(sim, 4) == 0;
+    ordinary(sim, p);
+    p->workers = (uint32_t)mu_sim_between(sim, 4, 7);
+    p->slots = p->workers + 2;
+    p->min_workers = 1;
+    p->max_workers = p->workers - (uint32_t)mu_sim_between(sim, 1, 2);
+    p->spares = 0;
+    p->leaves = (uint32_t)mu_sim_between(sim, 3 * p->max_workers, 30);
+    p->leaf_us = 400 * MU_SIM_MS / p->leaves; /* five times, and ten times as long as usual, a step is still no hang */
+    p->steps = mu_sim_between(sim, 300, 600);
+    p->rebalance_ms = 400;
+    p->slow_workers = 3;
+    p->fault_mean_us = mu_sim_between(sim, 4, 30) * MU_SIM_S;
+    p->faults_end_us = mu_sim_between(sim, 60, 240) * MU_SIM_S;
+    p->horizon_us = p->faults_end_us + 2400 * MU_SIM_S;
+    p->restart_us = mu_sim_between(sim, 1000, 60000) * MU_SIM_MS;
+    p->W(CHANGE_SPEED) = 3;
+    if (alone)
+        return;
+    p->W(KILL_WORKER) = 3;
+    p->W(KILL_COORD) = 4;
+    p->W(ADD_WORKER) = 2;
+    p->W(LOSE_STREAM) = 2;
+    p->W(DRAIN) = mu_sim_below(sim, 2) ? 0 : 1;
+    p->sync_crash_ppm = mu_sim_below(sim, 2) ? 0 : (uint32_t)mu_sim_below(sim, 5000);
 }
 
 const struct mu_sim_profile mu_sim_profiles[] = {
@@ -737,6 +768,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"nodes", "hosts are cordoned, drained and resumed, with and without a deadline", 8, nodes},
     {"local", "checkpoints on the hosts' own disks: deaths, coordinator crashes, one disk lost", 8, local},
     {"speeds", "some workers take three times as long: leaves and layers follow, spares relieve them", 6, speeds},
+    {"slow", "more workers than are needed, several of them slow for a time: spares take their places", 6, slow},
     {"big", "1,000 to 4,000 workers, few steps, tree exchange", 0, big},
 };
 const uint32_t mu_sim_profile_count = sizeof mu_sim_profiles / sizeof mu_sim_profiles[0];

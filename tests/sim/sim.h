@@ -15,7 +15,8 @@
  *   engine_state.c      what the engine is made of: links, frames, snapshots
  *   shares.c            sets of chunks: shares, moves, what somebody holds
  *   oracle.c            the undisturbed run and the invariants of steps and held state; oracle_plan.c: of plans;
- *                       oracle_records.c: of what becomes durable; oracle_pace.c: of how often checkpoints are taken
+ *                       oracle_records.c: of what becomes durable; oracle_pace.c: of how often checkpoints are taken;
+ *                       oracle_slow.c: of slow workers whose places spares take
  *   choose.c            layouts that no cost model would choose
  *   profiles.c          what goes wrong in which history;  faults.c: makes it go wrong
  *   main.c              command line
@@ -86,8 +87,9 @@ enum mu_sim_fault {
     MU_SIM_FAULT_KILL_STAGE,  /* every rank of one stage */
     MU_SIM_FAULT_DRAIN_STAGE, /* the same leave: often the only holders */
     MU_SIM_FAULT_LOSE_DISK,   /* of one host, with its workers; once in a history */
-    MU_SIM_FAULT_POISON, /* the newest checkpoint has values that are not finite; kills everybody. The last one: only
-                            profiles that are made for it draw it */
+    MU_SIM_FAULT_POISON, /* the newest checkpoint has values that are not finite; kills everybody. This one and those
+                            that follow are drawn only by profiles that are made for them */
+    MU_SIM_FAULT_CHANGE_SPEED, /* a worker takes three times as long, or as long as others again */
     MU_SIM_FAULT_COUNT
 };
 
@@ -443,7 +445,9 @@ struct mu_sim_worker {
     int exit_code;
     bool restart_planned, stranger, leaving; /* leaving: SIGTERM was sent ... */
     uint64_t leaving_us;                     /* ... then */
-    uint32_t speed_percent;
+    uint32_t speed_percent;                  /* of the time that a worker takes for a leaf */
+    bool was_slow;                           /* at some time */
+    uint64_t speed_changed_us;
     uint32_t host;
     char address[48];
 };
@@ -588,6 +592,8 @@ void mu_sim_client_fini(struct mu_sim *sim);
 void mu_sim_client_reply(struct mu_sim *sim, uint64_t cookie, enum mu_status status, bool existed, uint64_t checkpoint,
                          const char *text);
 void mu_sim_client_checkpoint(struct mu_sim *sim);
+void mu_sim_client_demoted(struct mu_sim *sim, const char *worker); /* may say later that it is well: */
+bool mu_sim_client_called_well(const struct mu_sim *sim, const char *worker);
 void mu_sim_client_drain(struct mu_sim *sim, const char *worker);
 void mu_sim_client_cancel(struct mu_sim *sim);
 /* What a supervisor saw; told until it is answered. */
@@ -724,6 +730,9 @@ void mu_sim_oracle_event(struct mu_sim *sim, const struct mu_event_record *event
 /* Around the step in which the coordinator hears of an exit: it takes away that process and no other one. */
 struct mu_sim_present *mu_sim_oracle_before_exit(struct mu_sim *sim);
 void mu_sim_oracle_after_exit(struct mu_sim *sim, struct mu_sim_present *before, const struct mu_process_exit *exit);
+/* oracle_slow.c: what the coordinator says of slow workers, when it says it; a new one has read its records */
+void mu_sim_slow_said(struct mu_sim *sim, const struct mu_coord_action *action);
+void mu_sim_slow_restart(struct mu_sim *sim);
 void mu_sim_oracle_views(struct mu_sim *sim);                         /* what the coordinator shows */
 bool mu_sim_oracle_job_over(const struct mu_sim *sim);                /* durably */
 bool mu_sim_oracle_lists(const struct mu_sim *sim, const char *path); /* as a committed checkpoint, durably */

@@ -310,6 +310,8 @@ void mu_sim_worker_start(struct mu_sim *sim, uint32_t slot)
     worker->speed_percent = (uint32_t)mu_sim_between(sim, 70, 160);
     if (sim->params.slow_workers && mu_sim_below(sim, 8) < sim->params.slow_workers)
         worker->speed_percent *= 3;
+    worker->was_slow = worker->speed_percent > 160;
+    worker->speed_changed_us = sim->now_us;
     worker->core = mu_worker_new(&config);
     sim->stats.worker_starts++;
     mu_sim_trace(sim, "w%u   starts, name '%s'", slot, config.hello.name);

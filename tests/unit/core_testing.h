@@ -65,6 +65,7 @@ struct box {
     uint64_t memory_bytes; /* of each worker added from now on; 0: it does not say */
     uint32_t nccl_version; /* likewise */
     const char *gpu;       /* likewise; NULL: none */
+    bool computes_bf16;    /* likewise */
     struct mu_coord_config config;
     struct mu_coord *coord; /* NULL: not running */
     uint64_t life, now_us, next_session, next_id;
@@ -571,6 +572,7 @@ static void box_add_worker(struct box *box, uint32_t index)
     strcpy(config.hello.backend, "cpu");
     config.hello.memory_bytes = box->memory_bytes;
     config.hello.nccl_version = box->nccl_version;
+    config.hello.computes_bf16 = box->computes_bf16;
     snprintf(config.hello.gpu, sizeof config.hello.gpu, "%s", box->gpu ? box->gpu : "");
     config.incarnation = box_id(box);
     *worker = (struct box_worker){.exit_code = -1, .incarnation = config.incarnation};

@@ -51,7 +51,7 @@ struct rank {
     uint32_t ranks_per_id;
     uint64_t stall_us;
     uint32_t waits, waiting; /* how often it began to wait for a peer, and whether it does */
-    uint32_t tensor_ranks[RANKS_MAX], replica_ranks[RANKS_MAX];
+    uint32_t tensor_ranks[RANKS_MAX], replica_ranks[RANKS_MAX], tied_ranks[2];
 };
 
 typedef void rank_fn(struct rank *r);
@@ -137,7 +137,7 @@ static inline void rank_begin(struct rank *r)
     snprintf(devices, sizeof devices, "%u:Emulated GPU:9.0:256:4", r->world);
     setenv("CUDASIM_DEVICES", devices, 1);
     cudasim_seed(7 + r->rank);
-    OK(mu_cuda_init(&r->cuda, (int)r->rank, MU_CUDA_FP32, WORKSPACE_BYTES, err));
+    OK(mu_cuda_init(&r->cuda, (int)r->rank, MU_DTYPE_FP32, WORKSPACE_BYTES, err));
     OK(mu_pool_new(1, err, &r->gpu));
     OK(mu_pool_new(1, err, &r->cpu));
     mu_pool_bind(r->gpu, &r->cuda.base);
@@ -150,7 +150,8 @@ static inline void count_waits(void *ctx, bool waiting)
     r->waiting = waiting;
 }
 
-/* World 4 is a grid: tensor groups {0, 1} and {2, 3}, replicas {0, 2} and {1, 3}, everybody is a stage of its own.
+/* World 4 is a grid: tensor groups {0, 1} and {2, 3}, replicas {0, 2} and {1, 3}, everybody is a stage of its own, 0
+ * and 3 have something tied.
  * Others have one tensor group of all, and no replicas. */
 static inline struct mu_nccl_config rank_config(struct rank *r)
 {
@@ -172,6 +173,10 @@ static inline struct mu_nccl_config rank_config(struct rank *r)
         r->replica_ranks[i] = r->rank % 2 + 2 * i;
     config.scopes[MU_NCCL_REPLICAS] = (struct mu_nccl_members){r->replica_ranks, 2, r->rank / 2};
     config.scopes[MU_NCCL_STAGES] = (struct mu_nccl_members){&r->rank, 1, 0};
+    bool tied = r->rank == 0 || r->rank == 3;
+    r->tied_ranks[0] = tied ? 0 : r->rank;
+    r->tied_ranks[1] = 3;
+    config.scopes[MU_NCCL_TIED] = (struct mu_nccl_members){r->tied_ranks, tied ? 2 : 1, r->rank == 3};
     return config;
 }
 

@@ -275,7 +275,7 @@ static void use_two_streams(struct rank *r)
     void *device[2][ROUNDS];
     uint8_t *own = malloc(BYTES), *all = malloc(2 * BYTES);
     rank_open(r);
-    CHECK(members_of(r, scopes) == 4);
+    CHECK(members_of(r, scopes) == 5);
     streams[0] = r->cuda.stream;
     CHECK(cudaStreamCreateWithFlags(&streams[1], cudaStreamNonBlocking) == cudaSuccess);
     for (size_t i = 0; i < ROUNDS; i++) {

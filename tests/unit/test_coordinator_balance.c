@@ -217,6 +217,144 @@ static void test_a_spare_waits_where_leaves_are_enough(void **state)
     box_fini(&box);
 }
 
+static bool works(struct box *box, uint32_t worker)
+{
+    return rank_of(box, worker) != UINT32_MAX;
+}
+
+static void heal(struct box *box)
+{
+    box_settle(box);
+    box_advance(box, 8000);
+    assert_true(box_all_run(box));
+}
+
+static void restart(struct box *box)
+{
+    box_kill_coord(box);
+    box_start_coord(box);
+    heal(box);
+}
+
+static enum mu_status ask(struct box *box, enum mu_coord_event_kind kind, const char *name)
+{
+    struct mu_coord_event event = {.kind = kind};
+    event.request.cookie = 7;
+    event.request.worker = event.request.node = name;
+    event.request.order = MU_NODE_RESUME;
+    event.request.by = "alice";
+    box_step(box, &event);
+    return box->reply;
+}
+
+/* Two of five work, of whom w0 is slow, until w0's place is a spare's. */
+static void begin_demoted(struct box *box, struct pace *pace)
+{
+    struct mu_job_spec spec;
+    box_spec(&spec, 1, 1);
+    spec.batch.sequences = LEAVES;
+    spec.steps = 100000;
+    spec.workers.max = 2;
+    box_init(box, &spec);
+    for (uint32_t i = 0; i < 5; i++)
+        box_add_worker(box, i);
+    heal(box);
+    assert_true(works(box, 0) && works(box, 1));
+    pace->slowness[0] = 4;
+    train(box, pace, 200);
+    if (works(box, 0) || !box_said(box, "worker_demoted: worker w0"))
+        fail_msg("%s", box->events);
+    box->events[0] = 0;
+}
+
+/* Whoever is lost, spares that are not known to be slow come first: also after a restart of the coordinator, and for
+ * one whose stream broke. */
+static void test_a_demoted_worker_stays_behind_over_restarts(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct pace pace = even_pace(0.05, 9);
+    begin_demoted(&box, &pace);
+    restart(&box);
+    for (uint32_t i = 1; i < 4; i++) {
+        train(&box, &pace, 10);
+        if (i == 2) {
+            box_put(&box, BOX_DISCONNECT, 0)->session = box.workers[0].session;
+            heal(&box);
+        }
+        uint32_t lost = works(&box, i) ? i : 4;
+        box_kill_worker(&box, lost);
+        heal(&box);
+        assert_int_equal(works(&box, 0), i == 3); /* there are too few others */
+    }
+    train(&box, &pace, 40);
+    restart(&box);
+    train(&box, &pace, 40);
+    assert_false(box_said(&box, "worker_restored"));
+    box.events[0] = 0;
+    box_add_worker(&box, 8); /* now there are enough */
+    heal(&box);
+    train(&box, &pace, 200);
+    assert_true(!works(&box, 0) && works(&box, 8) && box_said(&box, "spare w8 takes its place"));
+    box_fini(&box);
+}
+
+/* One that is measured to be as fast as the others, or of which an operator says so, is like any other. */
+static void test_a_demoted_worker_comes_back(void **state)
+{
+    (void)state;
+    static struct box box;
+    for (int way = 0; way < 3; way++) {
+        struct pace pace = even_pace(0.05, 10);
+        begin_demoted(&box, &pace);
+        pace.slowness[0] = 1;
+        train(&box, &pace, 50);
+        assert_false(works(&box, 0) || box_said(&box, "worker_restored")); /* nobody has looked */
+        if (way == 1) {
+            assert_int_equal(ask(&box, MU_CE_UNDRAIN, "w0"), MU_OK);
+            assert_int_equal(ask(&box, MU_CE_UNDRAIN, "w0"), MU_ERR_NOT_FOUND);
+        } else if (way == 2) {
+            assert_int_equal(ask(&box, MU_CE_NODE, "host0"), MU_OK);
+        }
+        assert_int_equal(box_said(&box, "worker_restored: worker w0"), way > 0);
+        for (uint32_t i = 1; i < 5; i++) { /* until w0 works again */
+            if (!works(&box, i) || works(&box, 0))
+                continue;
+            box_kill_worker(&box, i);
+            heal(&box);
+            i = 0;
+        }
+        train(&box, &pace, 20);
+        assert_true(works(&box, 0) && box_said(&box, "worker_restored: worker w0"));
+        box.events[0] = 0;
+        box_add_worker(&box, 8);
+        heal(&box);
+        train(&box, &pace, 200);
+        assert_true(works(&box, 0) && !box_said(&box, "worker_demoted"));
+        box_fini(&box);
+    }
+}
+
+/* Of two slow ones with a spare between them each is demoted once: they do not take turns. */
+static void test_slow_workers_do_not_take_turns(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct pace pace = even_pace(0.05, 11);
+    begin_demoted(&box, &pace);
+    uint32_t second = works(&box, 2) ? 2 : works(&box, 3) ? 3 : 4;
+    for (uint32_t i = 2; i < 5; i++)
+        pace.slowness[i] = 4;
+    train(&box, &pace, 2000);
+    uint32_t demoted = 0;
+    for (const char *at = box.events; (at = strstr(at, "worker_demoted")) != NULL; at++)
+        demoted++;
+    assert_int_equal(demoted,
+                     2); /* w0 before; now two of the three others, and none is left to take the third's place */
+    assert_true(!works(&box, 0) && !works(&box, second) && works(&box, 1));
+    box_fini(&box);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -225,6 +363,9 @@ int main(void)
         cmocka_unit_test(test_leaves_stay_near_the_end),
         cmocka_unit_test(test_a_spare_relieves_a_slow_worker),
         cmocka_unit_test(test_a_spare_waits_where_leaves_are_enough),
+        cmocka_unit_test(test_a_demoted_worker_stays_behind_over_restarts),
+        cmocka_unit_test(test_a_demoted_worker_comes_back),
+        cmocka_unit_test(test_slow_workers_do_not_take_turns),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

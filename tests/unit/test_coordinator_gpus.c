@@ -85,9 +85,34 @@ static void test_another_version_of_nccl_is_refused_for_good(void **state)
     box_fini(&box);
 }
 
+static void test_a_job_in_bf16_is_for_those_who_compute_in_it(void **state)
+{
+    (void)state;
+    static struct box box;
+    struct mu_job_spec spec;
+    box_spec(&spec, 1, 1);
+    spec.compute = MU_COMPUTE_BF16;
+    box_init(&box, &spec);
+    for (uint32_t i = 0; i < 2; i++) { /* the second time it is no news */
+        add(&box, 0, NULL, 0);
+        assert_true(box.reject.seen && box.reject.reason == MU_REJECT_IDENTITY);
+        assert_non_null(strstr(box.reject.text, "is in bf16, which the device of worker 'w0' on host0 (cpu) cannot"));
+        assert_int_equal(box_view(&box).attached, 0);
+        assert_int_equal(box_said(&box, "worker_refused: compute: job"), i == 0);
+        box.events[0] = 0;
+    }
+    box.computes_bf16 = true;
+    add(&box, 1, "GPU-a", 22809);
+    assert_false(box.reject.seen);
+    box_advance(&box, 300);
+    assert_true(box_train(&box, 4));
+    box_fini(&box);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_job_in_bf16_is_for_those_who_compute_in_it),
         cmocka_unit_test(test_a_gpu_is_one_workers_until_that_is_lost),
         cmocka_unit_test(test_a_restarted_coordinator_knows_again_whose_gpu_it_is),
         cmocka_unit_test(test_another_version_of_nccl_is_refused_for_good),

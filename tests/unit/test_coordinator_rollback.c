@@ -145,6 +145,40 @@ static void test_a_rebased_job_is_bound_by_its_first_worker(void **state)
     box_fini(&box);
 }
 
+static enum mu_compute compute_of(struct box *box, const char *name)
+{
+    struct mu_job_view view;
+    assert_true(mu_coord_job_find(box->coord, name, &view));
+    return view.record.spec.compute;
+}
+
+static void test_only_a_rebase_may_compute_in_another_type(void **state)
+{
+    (void)state;
+    static struct box box;
+    box_begin(&box, 1);
+    box_save(&box);
+    struct mu_coord_event change = branch_of(&box, 1, "twin");
+    change.request.compute = MU_COMPUTE_BF16;
+    expect(&box, change, MU_ERR_INVALID);
+    assert_non_null(strstr(box.reply_text, "compute: is not allowed in a branch"));
+    change.request.rebase = true;
+    change.request.compute = 7;
+    expect(&box, change, MU_ERR_INVALID);
+    assert_non_null(strstr(box.reply_text, "compute: value 7 is not allowed: fp32 or bf16"));
+    change.request.compute = MU_COMPUTE_BF16;
+    expect(&box, change, MU_OK);
+    assert_true(box_said(&box, "first worker, in bf16"));
+    restart(&box);
+    assert_int_equal(compute_of(&box, "twin"), MU_COMPUTE_BF16);
+    assert_int_equal(compute_of(&box, box.name), MU_COMPUTE_FP32);
+    change = branch_of(&box, 1, "same");
+    change.request.rebase = true;
+    expect(&box, change, MU_OK);
+    assert_int_equal(compute_of(&box, "same"), MU_COMPUTE_FP32);
+    box_fini(&box);
+}
+
 static void test_a_branch_outlives_its_origin(void **state)
 {
     (void)state;
@@ -246,6 +280,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_what_is_borrowed_is_kept_until_the_branch_ends),
         cmocka_unit_test(test_a_rebased_job_is_bound_by_its_first_worker),
+        cmocka_unit_test(test_only_a_rebase_may_compute_in_another_type),
         cmocka_unit_test(test_a_branch_outlives_its_origin),
         cmocka_unit_test(test_a_branch_of_a_branch_borrows_from_the_first),
         cmocka_unit_test(test_later_checkpoints_are_void_and_go_with_the_next_generation),

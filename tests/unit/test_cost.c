@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "common/rng.h"
+#include "plan/forecast.h"
 #include "plan/memory.h"
 #include "tests/lib/sanitized.h"
 
@@ -193,6 +194,25 @@ static void test_cost_calibration_meets_the_measurement(void **state)
     assert_true(same.flops == r.flops);
     mu_cost_calibrate(&same, &s, &layout, 1e-9); /* less than what is not products: still a finite speed */
     assert_true(same.flops > r.flops && same.flops < 1e30);
+}
+
+/* Only GPUs compute in bf16: the same layout is faster, by its products more than by what passes through memory. */
+static void test_cost_of_bf16_is_that_of_a_gpu(void **state)
+{
+    (void)state;
+    struct mu_job_spec s = job(6, 2, 8, 2);
+    struct mu_layout layout = {.tp = 2, .pp = 2, .dp = 2, .stage_first = {0, 3, 6}};
+    struct mu_cost_rates cpu, plain, gpu;
+    mu_cost_rates_init(&plain);
+    mu_cost_rates_of_job(&cpu, &s);
+    assert_memory_equal(&cpu, &plain, sizeof cpu);
+    s.compute = MU_COMPUTE_BF16;
+    mu_cost_rates_of_job(&gpu, &s);
+    const struct mu_device_type *h100 = mu_device_type_named("h100-sxm");
+    assert_true(gpu.flops > h100->flops_bf16 / 2 && gpu.flops < h100->flops_bf16);
+    assert_true(gpu.memory_bytes_per_second < h100->memory_bytes_per_second);
+    assert_true(gpu.flops / cpu.flops > gpu.memory_bytes_per_second / cpu.memory_bytes_per_second);
+    assert_true(mu_cost_of_layout(&s, &layout, &gpu).step_s < mu_cost_of_layout(&s, &layout, &cpu).step_s / 10);
 }
 
 /* ---- choosing ---- */
@@ -531,6 +551,7 @@ int main(void)
         cmocka_unit_test(test_cost_stages_balance_head_and_embedding),
         cmocka_unit_test(test_cost_stages_suit_the_speeds_of_their_workers),
         cmocka_unit_test(test_cost_calibration_meets_the_measurement),
+        cmocka_unit_test(test_cost_of_bf16_is_that_of_a_gpu),
         cmocka_unit_test(test_choose_uses_replicas_while_leaves_last),
         cmocka_unit_test(test_choose_obeys_given_degrees),
         cmocka_unit_test(test_choose_fits_into_memory_or_says_what_is_short),

@@ -112,6 +112,43 @@ static void test_products_are_those_of_rounded_operands(void **state)
         }
 }
 
+static void one_product(float *c)
+{
+    enum { SIZE = 16 };
+    float *a = kt_floats(SIZE * SIZE, 1, 1.0), *b = kt_floats(SIZE * SIZE, 2, 1.0);
+    struct mu_gemm g = {.m = SIZE, .n = SIZE, .k = SIZE, .lda = SIZE, .ldb = SIZE, .ldc = SIZE, .ldaux = SIZE};
+    g.a = ct_floats(a, SIZE * SIZE);
+    g.b = ct_floats(b, SIZE * SIZE);
+    g.c = ct_floats(NULL, SIZE * SIZE);
+    assert_int_equal(mu_kernel_gemm(ct_bf16_pool(), &g), MU_OK);
+    float *values = ct_read(g.c, SIZE * SIZE);
+    memcpy(c, values, SIZE * SIZE * sizeof *c);
+    free(a);
+    free(b);
+    free(values);
+    ct_reset();
+}
+
+/* As for one job after another. */
+static void test_a_device_computes_in_the_type_it_was_told_last(void **state)
+{
+    (void)state;
+    struct mu_device *device = &mu_pool_cuda(ct_bf16_pool())->base;
+    float bf16[256], fp32[256], again[256];
+    one_product(bf16);
+    assert_int_equal(mu_device_compute(device, MU_DTYPE_FP32, NULL), MU_OK);
+    one_product(fp32);
+    assert_int_equal(mu_device_compute(device, MU_DTYPE_BF16, NULL), MU_OK);
+    one_product(again);
+    assert_memory_equal(bf16, again, sizeof bf16);
+    assert_memory_not_equal(bf16, fp32, sizeof bf16);
+    struct mu_error err;
+    assert_true(device->bf16 && !mu_host_device()->bf16);
+    assert_int_equal(mu_device_compute(NULL, MU_DTYPE_FP32, &err), MU_OK);
+    assert_int_equal(mu_device_compute(NULL, MU_DTYPE_BF16, &err), MU_ERR_INVALID);
+    assert_string_equal(err.text, "compute: bf16 is not possible on cpu; use a GPU, or fp32");
+}
+
 static void test_slices_are_added_by_the_tree(void **state)
 {
     (void)state;
@@ -277,6 +314,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_attention_matches_the_reference),
         cmocka_unit_test(test_products_are_those_of_rounded_operands),
+        cmocka_unit_test(test_a_device_computes_in_the_type_it_was_told_last),
         cmocka_unit_test(test_slices_are_added_by_the_tree),
         cmocka_unit_test(test_products_in_blocks_are_whole),
         cmocka_unit_test(test_copy_of_the_parameters_shows_in_no_bit),

@@ -449,7 +449,7 @@ static void test_failures_leave_nothing_and_say_why(void **state)
         struct mu_cuda cuda;
         struct mu_error err = {0};
         cudasim_fail(calls[i], 1, 0);
-        assert_int_not_equal(mu_cuda_init(&cuda, 0, MU_CUDA_FP32, 1 << 20, &err), MU_OK);
+        assert_int_not_equal(mu_cuda_init(&cuda, 0, MU_DTYPE_FP32, 1 << 20, &err), MU_OK);
         assert_non_null(strstr(err.text, "GPU 0: "));
         assert_int_equal(cudasim_device_bytes(0), before);
         cudasim_fail_none();

@@ -207,6 +207,8 @@ static void test_job_bad_policy_is_named(void **state)
     BAD(s.eval.sequences = 0, "eval.sequences", "0", "1 to 16777216");
     BAD(s.data.holdout = 0, "eval.every", "100", "data.holdout");
     BAD(s.numerics = 0, "numerics", "0", "exact or fast");
+    BAD(s.compute = 0, "compute", "0", "fp32 or bf16");
+    BAD(s.compute = 3, "compute", "3", "fp32 or bf16");
 }
 
 static struct mu_job_spec llama_spec(void)
@@ -396,6 +398,7 @@ static void test_job_hash_covers_the_numeric_part_and_only_it(void **state)
     DIFFERS(s.eval.every++);
     DIFFERS(s.eval.sequences++);
     DIFFERS(s.numerics = MU_NUMERICS_FAST);
+    DIFFERS(s.compute = MU_COMPUTE_BF16);
     DIFFERS(s.seed++);
     DIFFERS(s = with_init(s));
     SAME(strcpy(s.name, "other"));

@@ -29,7 +29,8 @@ static const char good[] =
     "eval:       {every: 50, sequences: 16}\n"
     "numerics:   fast\n"
     "seed:       18446744073709551615\n"
-    "data_tls:   true\n";
+    "data_tls:   true\n"
+    "compute:    bf16\n";
 
 static const char llama[] =
     "job: a\n"
@@ -99,6 +100,7 @@ static void test_job_file_every_field_is_read(void **state)
     assert_int_equal(s.eval.every, 50);
     assert_int_equal(s.eval.sequences, 16);
     assert_int_equal(s.numerics, MU_NUMERICS_FAST);
+    assert_int_equal(s.compute, MU_COMPUTE_BF16);
     assert_true(s.seed == UINT64_MAX);
 }
 
@@ -155,6 +157,7 @@ static void test_job_file_absent_fields_take_their_defaults(void **state)
     assert_string_equal(s.checkpoint.path, "");
     assert_int_equal(s.eval.every, 0);
     assert_int_equal(s.numerics, MU_NUMERICS_EXACT);
+    assert_int_equal(s.compute, MU_COMPUTE_FP32);
     assert_memory_equal(&s.parallel, &d.parallel, sizeof s.parallel);
     assert_int_equal(s.model.kv_heads, 1);
     assert_int_equal(s.model.hidden, 32);
@@ -229,6 +232,9 @@ static const struct bad bads[] = {
      ""},
     {"kind: adamw", "kind: sgd", "f.yaml:6: optimizer.kind: value sgd is not allowed: adamw", ""},
     {"numerics:   fast", "numerics: Exact", "f.yaml:12: numerics: value Exact is not allowed: exact or fast", ""},
+    {"compute:    bf16", "compute: fp16", "f.yaml:15: compute: value fp16 is not allowed: fp32 or bf16", ""},
+    {"compute:    bf16", "compute: BF16", "f.yaml:15: compute: value BF16 is not allowed: fp32 or bf16", ""},
+    {"compute:    bf16", "compute: [fp32]", "f.yaml:15: compute: a list is not allowed: a single value", ""},
     {"data_tls:   true", "data_tls: on", "f.yaml:14: data_tls: value on is not allowed: true or false", ""},
     {"kind: shared", "kind: s3", "f.yaml:10: checkpoint.kind: value s3 is not allowed: shared or local", ""},
     {"every: 100", "every: automatic", "f.yaml:10: checkpoint.every: value automatic is not allowed: a whole number",
@@ -516,7 +522,8 @@ static void project_path(const char *name, char *out, size_t out_size)
 static void test_job_file_examples_are_valid(void **state)
 {
     (void)state;
-    static const char *const names[] = {"examples/kjv.yaml", "examples/tiny.yaml", "examples/llama.yaml"};
+    static const char *const names[] = {"examples/kjv.yaml", "examples/tiny.yaml", "examples/llama.yaml",
+                                        "examples/gpt2-bf16.yaml"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         char path[512];
         project_path(names[i], path, sizeof path);
@@ -577,6 +584,7 @@ static void test_job_file_every_field_is_documented(void **state)
                                          "eval.every",
                                          "eval.sequences",
                                          "numerics",
+                                         "compute",
                                          "data_tls",
                                          "seed"};
     char path[512], row[64];

@@ -26,6 +26,7 @@ static struct mu_job_spec sample(void)
     s.parallel.dp = 2;
     s.parallel.optimizer_sharding = true;
     s.data_tls = true;
+    s.compute = MU_COMPUTE_BF16;
     s.parallel.recompute = MU_RECOMPUTE_SELECTIVE;
     s.parallel.redundancy = MU_REDUNDANCY_NONE;
     strcpy(s.data.path, "/data/\xc3\xa9t\xc3\xa9 \"quoted\" \\ kjv.txt");
@@ -180,6 +181,7 @@ static void test_job_json_records_of_earlier_versions_have_the_old_defaults(void
     assert_false(s.parallel.optimizer_sharding || s.data_tls);
     assert_int_equal(s.parallel.recompute, MU_RECOMPUTE_NONE);
     assert_int_equal(s.parallel.redundancy, d.parallel.redundancy);
+    assert_int_equal(s.compute, MU_COMPUTE_FP32);
     assert_int_equal(s.init.path[0] + s.init.sha256[0], 0);
     assert_true(mu_job_spec_hash(&s) == 0xb4e6b2ce90027c05); /* the identity that version gave it */
 }
@@ -323,6 +325,7 @@ static void test_job_json_wrong_records_are_refused(void **state)
                    "parallel.optimizer_sharding: not true or");
     expect_refused("\"recompute\":\"selective\"", "\"recompute\":\"some\"", "parallel.recompute: not one of the known");
     expect_refused("\"redundancy\":\"none\"", "\"redundancy\":\"raid\"", "parallel.redundancy: not one of the known");
+    expect_refused("\"compute\":\"bf16\"", "\"compute\":\"fp8\"", "compute: not one of the known");
     expect_refused("\"slices\":1", "\"slices\":2", "parallel.slices: value 2 is not allowed");
     expect_refused("{", "[1]{", "not valid JSON");
     expect_refused("{", "7", "");

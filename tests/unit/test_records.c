@@ -156,7 +156,10 @@ static void make_samples(void)
         .interval = {120, 110, 900, 123456789, 0.25, 1.5, 3600, 0.125, -0.5, 0.75, "120 s; one delays by 0.250 s"},
         .prediction_told = 11,
         .hung_count = 2,
-        .hung = {{1, 2}, {3, 4}}};
+        .hung = {{1, 2}, {3, 4}},
+        .demoted_count = MU_DEMOTED_KEPT};
+    for (uint64_t i = 0; i < MU_DEMOTED_KEPT; i++)
+        samples.tally.demoted[i] = (struct mu_id){i + 1, i};
     samples.node = (struct mu_node_record){.name = "Node 7",
                                            .order = MU_NODE_DRAIN,
                                            .reason = "new fan",

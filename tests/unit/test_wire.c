@@ -31,7 +31,8 @@ static bool same_spec(const struct mu_job_spec *a, const struct mu_job_spec *b)
            strcmp(a->checkpoint.path, b->checkpoint.path) == 0 && a->checkpoint.kind == b->checkpoint.kind &&
            a->checkpoint.every == b->checkpoint.every && a->checkpoint.keep == b->checkpoint.keep &&
            a->checkpoint.keep_every == b->checkpoint.keep_every && a->eval.every == b->eval.every &&
-           a->eval.sequences == b->eval.sequences && a->numerics == b->numerics && a->seed == b->seed;
+           a->eval.sequences == b->eval.sequences && a->numerics == b->numerics && a->compute == b->compute &&
+           a->seed == b->seed;
 }
 
 /* Compares and forgets what is pointed to, so that the rest can be compared as bytes. */

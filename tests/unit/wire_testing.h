@@ -144,6 +144,7 @@ static void some_status(struct mu_worker_status *status)
     status->peer_failure = (enum mu_peer_failure)below(MU_PEER_FAILURE_PROTOCOL + 1);
     status->bad_checkpoint = any();
     status->feed = any();
+    status->fed_by = any();
     status->feed_state = (enum mu_feed_state)below(MU_FEED_FAILED + 1);
     some_text(status->text, sizeof status->text);
     for (int i = 0; i < 32; i++)
@@ -180,6 +181,7 @@ static void some_hello(struct mu_hello *hello)
     hello->threads = (uint32_t)any();
     hello->memory_bytes = any();
     hello->nccl_version = (uint32_t)any();
+    hello->computes_bf16 = flip();
     hello->prepared_job = flip();
     if (flip())
         hello->job_uid = some_id();
@@ -288,6 +290,7 @@ static void good_spec(struct mu_job_spec *spec)
     spec->eval.every = 7;
     spec->eval.sequences = 5;
     spec->numerics = MU_NUMERICS_EXACT;
+    spec->compute = flip() ? MU_COMPUTE_BF16 : MU_COMPUTE_FP32;
     spec->data_tls = flip();
     spec->seed = flip() ? 0 : any();
 }

@@ -25,8 +25,10 @@ bool taking_begins(struct mu_worker_status *status, const struct mu_layout *layo
                  order->taker == status->rank && mu_layout_equal(&order->layout, layout);
     if (order->taker == MU_LAYOUT_NOBODY ? !free : !steps)
         return false;
-    if (order->taker == MU_LAYOUT_NOBODY)
+    if (order->taker == MU_LAYOUT_NOBODY) {
         memset(&status->held, 0, sizeof status->held);
+        status->fed_by = generation;
+    }
     status->feed = order->number;
     status->feed_state = MU_FEED_FILLING;
     return true;
