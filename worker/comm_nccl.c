@@ -321,5 +321,6 @@ void mu_nccl_free(struct mu_nccl *nccl)
     free(nccl->nodes);
     free(nccl->adds);
     free(nccl->partials);
+    free(nccl->sorted);
     free(nccl);
 }

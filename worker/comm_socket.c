@@ -579,9 +579,9 @@ enum mu_status mu_comm_recv(struct mu_comm_group *group, uint32_t peer_rank, uin
     return post(group, peer_rank, request, err);
 }
 
-void mu_comm_recv_hash(struct mu_comm_request *request, struct mu_hash128 *ret_hash)
+void mu_comm_hash(struct mu_comm_request *request, struct mu_hash128 *ret_hash)
 {
-    MU_ASSERT(request->kind == REQUEST_RECEIVE && !request->far);
+    MU_ASSERT(!request->far);
     if (mu_comm_done(request)) /* it lay here already */
         *ret_hash = mu_xxh3_128(request->data, request->size);
     else

@@ -373,7 +373,7 @@ struct worker *add_worker(struct mu_coord *coord, struct job *job, const char *n
 void free_worker(struct mu_coord *coord, struct worker *worker);
 void count_ready(struct mu_coord *coord, struct worker *worker); /* after ready, lost or draining changed */
 void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu_worker_message *message);
-void on_disconnected(struct mu_coord *coord, uint64_t session, const char *reason);
+void on_disconnected(struct mu_coord *coord, uint64_t session, enum mu_stream_end end, const char *reason);
 void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt, ...) MU_PRINTF(3, 4);
 void scan_leases(struct mu_coord *coord);
 void drain(struct mu_coord *coord, struct worker *worker, const char *reason);
