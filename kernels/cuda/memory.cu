@@ -170,7 +170,8 @@ static enum mu_status gpu_allocate(struct mu_device *device, enum mu_memory kind
     }
     if (kind == MU_MEMORY_PINNED)
         memset(memory, 0, size);
-    else if ((error = cudaMemsetAsync(memory, 0, size, cuda->stream)) != cudaSuccess)
+    else if (!MU_GPU_MUTANT(MU_GPU_MUT_KEEP_FRESH) &&
+             (error = cudaMemsetAsync(memory, 0, size, cuda->stream)) != cudaSuccess)
         return mu_fail(err, gpu_failed(cuda, "memory", error), "%s", cuda->error.text);
     *ret_memory = memory;
     return MU_OK;
@@ -203,7 +204,7 @@ static enum mu_status gpu_read(struct mu_device *device, const void *from, size_
 {
     struct mu_cuda *cuda = cuda_of(device);
     *ret_view = cuda->view;
-    return copy_now(cuda, cuda->view, from, size, cuda->stream);
+    return copy_now(cuda, cuda->view, from, size, MU_GPU_MUTANT(MU_GPU_MUT_READ_EARLY) ? cuda->side : cuda->stream);
 }
 
 static enum mu_status gpu_peek(struct mu_device *device, const void *from, size_t size, const void **ret_view)
@@ -229,7 +230,7 @@ static bool gpu_holds(const struct mu_device *, const void *data)
 static enum mu_status gpu_await(struct mu_device *device, uint64_t mark)
 {
     struct mu_cuda *cuda = cuda_of(device);
-    if (mark <= cuda->marks_passed)
+    if (mark <= cuda->marks_passed || MU_GPU_MUTANT(MU_GPU_MUT_PASS_EARLY))
         return MU_OK;
     cudaError_t error = mu_cuda_await_event(cuda, cuda->events[mark % MU_CUDA_MARKS]);
     if (error != cudaSuccess)
@@ -256,7 +257,7 @@ static enum mu_status gpu_passed(struct mu_device *device, uint64_t mark)
     struct mu_cuda *cuda = cuda_of(device);
     if (cuda->error.status != MU_OK)
         return cuda->error.status;
-    if (mark <= cuda->marks_passed)
+    if (mark <= cuda->marks_passed || MU_GPU_MUTANT(MU_GPU_MUT_PASS_EARLY))
         return MU_OK;
     cudaError_t error = cudaEventQuery(cuda->events[mark % MU_CUDA_MARKS]);
     if (error == cudaErrorNotReady) {
@@ -287,6 +288,8 @@ static void gpu_signal(struct mu_device *device, enum mu_track track, uint32_t p
 static void gpu_follow(struct mu_device *device, enum mu_track track, uint32_t point)
 {
     struct mu_cuda *cuda = cuda_of(device);
+    if (MU_GPU_MUTANT(MU_GPU_MUT_FOLLOW_NOBODY))
+        return;
     cudaError_t error = cudaStreamWaitEvent(cuda->tracks[track], cuda->points[point], 0);
     if (error != cudaSuccess)
         (void)gpu_failed(cuda, "event", error);

@@ -10,6 +10,9 @@
 
 #include <cudasim/control.h>
 
+extern "C" int mu_gpu_mutant_active;
+int mu_gpu_mutant_active; /* common/gpu_mutant.h */
+
 namespace cudasim
 {
 
