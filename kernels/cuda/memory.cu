@@ -295,6 +295,47 @@ static void gpu_follow(struct mu_device *device, enum mu_track track, uint32_t p
         (void)gpu_failed(cuda, "event", error);
 }
 
+/* ---- spans ---- */
+
+static void gpu_span(struct mu_device *device, enum mu_work work, bool begin)
+{
+    struct mu_cuda *cuda = cuda_of(device);
+    if (begin) {
+        cuda->in_span = cuda->spans < MU_DEVICE_SPANS;
+        cuda->span_count[work]++;
+    }
+    if (!cuda->in_span)
+        return;
+    cudaError_t error = cudaEventRecord(cuda->span_ends[2 * cuda->spans + !begin], cuda->tracks[MU_TRACK_MAIN]);
+    if (error != cudaSuccess)
+        (void)gpu_failed(cuda, "event", error);
+    cuda->span_works[cuda->spans] = (uint8_t)work;
+    cuda->spans += !begin;
+    cuda->in_span = begin;
+}
+
+static void gpu_spent_us(struct mu_device *device, uint64_t ret_us[MU_WORKS])
+{
+    struct mu_cuda *cuda = cuda_of(device);
+    double us[MU_WORKS] = {};
+    uint32_t measured[MU_WORKS] = {};
+    for (uint32_t i = 0; i < cuda->spans; i++) {
+        float ms = 0;
+        if (cudaEventElapsedTime(&ms, cuda->span_ends[2 * i], cuda->span_ends[2 * i + 1]) != cudaSuccess) {
+            (void)cudaGetLastError(); /* the step was given up in the middle */
+            continue;
+        }
+        us[cuda->span_works[i]] += ms * 1e3;
+        measured[cuda->span_works[i]]++;
+    }
+    for (int work = 0; work < MU_WORKS; work++) {
+        ret_us[work] = measured[work] ? (uint64_t)(us[work] * cuda->span_count[work] / measured[work]) : 0;
+        cuda->span_count[work] = 0;
+    }
+    cuda->spans = 0;
+    cuda->in_span = false;
+}
+
 /* ---- the device ---- */
 
 static enum mu_status gpu_enter(struct mu_device *device, struct mu_error *err)
@@ -322,7 +363,8 @@ static void gpu_memory(struct mu_device *, uint64_t *ret_free_bytes, uint64_t *r
 static const struct mu_device_ops gpu_ops = {
     gpu_enter,     gpu_close,  mu_cuda_compute, gpu_memory, mu_cuda_identity, gpu_allocate, gpu_release, gpu_reserve,
     gpu_unreserve, gpu_back,   gpu_unback,      gpu_copy,   gpu_read,         gpu_peek,     gpu_move,    gpu_holds,
-    gpu_mark,      gpu_passed, gpu_await,       gpu_use,    gpu_signal,       gpu_follow};
+    gpu_mark,      gpu_passed, gpu_await,       gpu_use,    gpu_signal,       gpu_follow,
+    gpu_span, gpu_spent_us};
 
 cudaError_t mu_cuda_memory_init(struct mu_cuda *cuda)
 {
@@ -338,6 +380,8 @@ cudaError_t mu_cuda_memory_init(struct mu_cuda *cuda)
         error = cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming);
     for (int i = 0; i < MU_DEVICE_POINTS && error == cudaSuccess; i++)
         error = cudaEventCreateWithFlags(&cuda->points[i], cudaEventDisableTiming);
+    for (int i = 0; i < 2 * MU_DEVICE_SPANS && error == cudaSuccess; i++)
+        error = cudaEventCreateWithFlags(&cuda->span_ends[i], cudaEventDefault);
     cuda->base.ops = &gpu_ops;
     cuda->base.kernels = &mu_cuda_ops;
     cuda->base.page_bytes = granularity;
@@ -356,6 +400,9 @@ void mu_cuda_memory_fini(struct mu_cuda *cuda)
     for (int i = 0; i < MU_DEVICE_POINTS; i++)
         if (cuda->points[i])
             (void)cudaEventDestroy(cuda->points[i]);
+    for (int i = 0; i < 2 * MU_DEVICE_SPANS; i++)
+        if (cuda->span_ends[i])
+            (void)cudaEventDestroy(cuda->span_ends[i]);
     if (cuda->side)
         (void)cudaStreamDestroy(cuda->side);
 }
