@@ -17,7 +17,7 @@ struct device_text {
 struct fabric_text {
     char **nodes, **oversubscription;
     uint32_t nodes_count, oversubscription_count;
-    char *routing, *flows_per_pair, *fat_tree;
+    char *type, *cards, *routing, *flows_per_pair, *fat_tree;
 };
 struct storage_text {
     char *write_rate, *read_rate;
@@ -27,7 +27,7 @@ struct failures_text {
         *power_mtbf_hours, *power_nodes;
 };
 struct topology_text {
-    char *slurm, *topograph, *nccl, *hosts;
+    char *slurm, *topograph, *nccl, *hwloc, *hosts;
 };
 struct worker_text {
     char *flops, *memory_rate, *rows_rate, *link_rate, *latency_s, *fixed_s, *slice_cost;
@@ -56,7 +56,8 @@ static const cyaml_schema_field_t device_schema[] = {TEXT(device_text, type),   
                                                      TEXT(device_text, host_rate),  CYAML_FIELD_END};
 static const cyaml_schema_field_t fabric_schema[] = {LIST(fabric_text, nodes),    LIST(fabric_text, oversubscription),
                                                      TEXT(fabric_text, routing),  TEXT(fabric_text, flows_per_pair),
-                                                     TEXT(fabric_text, fat_tree), CYAML_FIELD_END};
+                                                     TEXT(fabric_text, fat_tree), TEXT(fabric_text, type),
+                                                     TEXT(fabric_text, cards),    CYAML_FIELD_END};
 static const cyaml_schema_field_t storage_schema[] = {TEXT(storage_text, write_rate), TEXT(storage_text, read_rate),
                                                       CYAML_FIELD_END};
 static const cyaml_schema_field_t failures_schema[] = {TEXT(failures_text, device_mtbf_hours),
@@ -69,8 +70,8 @@ static const cyaml_schema_field_t failures_schema[] = {TEXT(failures_text, devic
                                                        TEXT(failures_text, power_nodes),
                                                        CYAML_FIELD_END};
 static const cyaml_schema_field_t topology_schema[] = {TEXT(topology_text, slurm), TEXT(topology_text, topograph),
-                                                       TEXT(topology_text, nccl), TEXT(topology_text, hosts),
-                                                       CYAML_FIELD_END};
+                                                       TEXT(topology_text, nccl),  TEXT(topology_text, hwloc),
+                                                       TEXT(topology_text, hosts), CYAML_FIELD_END};
 static const cyaml_schema_field_t worker_schema[] = {TEXT(worker_text, flops),      TEXT(worker_text, memory_rate),
                                                      TEXT(worker_text, rows_rate),  TEXT(worker_text, link_rate),
                                                      TEXT(worker_text, latency_s),  TEXT(worker_text, fixed_s),
@@ -94,15 +95,26 @@ static const struct mu_yaml_kind cluster_kind = {.noun = "cluster file",
 
 /* ---- Groups of fields. ---- */
 
-/* What NCCL says of the node, before the fields that say it better. */
-static enum mu_status read_node_file(struct mu_yaml_reader *r, const char *text, struct mu_device_type *device)
+static bool has_node_file(const struct topology_text *t)
+{
+    return t && (t->nccl || t->hwloc);
+}
+
+/* What NCCL or hwloc says of the node, before the fields that say it better. */
+static enum mu_status read_node_file(struct mu_yaml_reader *r, const struct topology_text *t,
+                                     struct mu_device_type *device, struct mu_node_file *ret_node)
 {
     char path[MU_PATH_SIZE];
-    struct mu_node_file node;
-    enum mu_status status = text ? mu_yaml_read_path(r, "topology.nccl", text, path) : MU_OK;
-    if (status != MU_OK || !text)
-        return status;
-    status = mu_node_file_read(path, &node, r->err);
+    struct mu_node_file node = {0};
+    *ret_node = node;
+    if (!has_node_file(t))
+        return MU_OK;
+    if (t->nccl && t->hwloc)
+        return mu_yaml_refuse(r, "topology.hwloc", t->hwloc, "one of nccl and hwloc", "leave one of them out");
+    enum mu_status status =
+        mu_yaml_read_path(r, t->nccl ? "topology.nccl" : "topology.hwloc", t->nccl ? t->nccl : t->hwloc, path);
+    if (status == MU_OK)
+        status = mu_node_file_read(path, t->nccl ? MU_NODE_NCCL_XML : MU_NODE_HWLOC_XML, &node, r->err);
     if (status != MU_OK)
         return status;
     device->per_node = node.devices;
@@ -112,13 +124,44 @@ static enum mu_status read_node_file(struct mu_yaml_reader *r, const char *text,
     for (size_t i = 0; i < sizeof rates / sizeof rates[0]; i++)
         if (said[i] > 0)
             *rates[i] = said[i];
+    *ret_node = node;
     return MU_OK;
 }
 
-static enum mu_status read_device(struct mu_yaml_reader *r, const struct device_text *t, const char *node_file,
-                                  struct mu_device_type *device)
+/* What a profile of the network says, before the fields that say it better: what a device gets of the node's cards, of
+ * which it has one each unless somebody counts them. */
+static enum mu_status read_fabric_type(struct mu_yaml_reader *r, const struct fabric_text *t,
+                                       const struct mu_node_file *node, struct mu_cluster *c)
+{
+    struct mu_device_type *device = &c->device;
+    uint32_t cards = node->cards ? node->cards : device->per_node;
+    if (!t || (!t->type && !t->cards))
+        return MU_OK;
+    if (!t->type)
+        return mu_yaml_missing(r, "fabric.type", "cards are those of a kind of network: give both");
+    const struct mu_fabric_type *type = mu_fabric_type_named(t->type);
+    if (!type)
+        return mu_yaml_refuse(r, "fabric.type", t->type, mu_fabric_type_names(),
+                              "write one of these, or leave it out and give device.nic_rate");
+    enum mu_status status = mu_yaml_read_positive(r, "fabric.cards", t->cards, NULL, &cards);
+    if (status != MU_OK)
+        return status;
+    if (cards > MU_NODE_DEVICES_MAX)
+        return mu_yaml_refuse(r, "fabric.cards", t->cards, "a number from 1 to 128", "count the cards of one node");
+    bool said = node->nic_bytes_per_second > 0 && !t->cards; /* by NCCL, of these very cards */
+    double line = said ? node->nic_bytes_per_second : type->line_bytes_per_second * cards / device->per_node;
+    device->nic_bytes_per_second = line * type->payload;
+    c->switch_s = type->switch_s;
+    c->routing = type->routing;
+    return MU_OK;
+}
+
+static enum mu_status read_device(struct mu_yaml_reader *r, const struct cluster_text *all, struct mu_cluster *c)
 {
     static const char advice[] = "give device: {type: h100-sxm}, or all of its rates";
+    const struct device_text *t = all->device;
+    struct mu_device_type *device = &c->device;
+    struct mu_node_file node;
     enum mu_status status;
     if (!t)
         return mu_yaml_missing(r, "device", advice);
@@ -131,10 +174,11 @@ static enum mu_status read_device(struct mu_yaml_reader *r, const struct device_
     } else {
         snprintf(device->name, sizeof device->name, "device");
     }
-    if ((status = read_node_file(r, node_file, device)))
+    if ((status = read_node_file(r, all->topology, device, &node)))
         return status;
     uint32_t devices = device->per_node;
     if ((status = mu_yaml_read_positive(r, "device.per_node", t->per_node, NULL, &device->per_node)) ||
+        (status = read_fabric_type(r, all->fabric, &node, c)) ||
         (status = mu_yaml_read_real(r, "device.flops_bf16", t->flops_bf16, &device->flops_bf16)) ||
         (status = mu_yaml_read_real(r, "device.flops_fp32", t->flops_fp32, &device->flops_fp32)) ||
         (status = mu_yaml_read_real(r, "device.memory", t->memory, &device->memory_bytes)) ||
@@ -144,10 +188,11 @@ static enum mu_status read_device(struct mu_yaml_reader *r, const struct device_
         (status = mu_yaml_read_real(r, "device.host_rate", t->host_rate, &device->host_bytes_per_second)))
         return status;
     if (!t->type && (!t->per_node || !t->flops_bf16 || !t->flops_fp32 || !t->memory || !t->memory_rate ||
-                     !t->link_rate || !t->nic_rate || !t->host_rate))
+                     !t->link_rate || !(device->nic_bytes_per_second > 0) || !t->host_rate))
         return mu_yaml_missing(r, "device.type", advice);
-    if (node_file && t->per_node && device->per_node != devices)
-        return mu_yaml_refuse(r, "device.per_node", t->per_node, "the file of topology.nccl has another number of GPUs",
+    if (has_node_file(all->topology) && t->per_node && device->per_node != devices)
+        return mu_yaml_refuse(r, "device.per_node", t->per_node,
+                              "the file of topology.nccl or topology.hwloc has another number of GPUs",
                               "leave it out, or give the right file");
     return MU_OK;
 }
@@ -231,11 +276,14 @@ static bool has_file(const struct topology_text *t)
 static enum mu_status expect_host(void *ctx, const char *name, size_t length, struct mu_error *err)
 {
     struct mu_topology *t = ctx;
-    uint32_t node;
+    uint32_t node, before = t->node_count;
     enum mu_status status = mu_topology_node_of(t, name, length, 0, &node, err);
-    if (status == MU_OK)
-        t->nodes[node].absent = false;
-    return status;
+    if (status != MU_OK)
+        return status;
+    if (t->node_count == before) /* known */
+        t->nodes[node].repeated = !t->nodes[node].absent || t->nodes[node].repeated;
+    t->nodes[node].absent = false;
+    return MU_OK;
 }
 
 /* The cluster has the hosts of this list, whatever the topology file names. */
@@ -377,7 +425,7 @@ enum mu_status mu_cluster_file_parse(const char *name, const char *directory, co
         return status;
     const struct cluster_text *t = document;
     mu_cluster_init(&cluster);
-    if (!(status = read_device(&r, t->device, t->topology ? t->topology->nccl : NULL, &cluster.device)) &&
+    if (!(status = read_device(&r, t, &cluster)) &&
         !(status = read_fabric(&r, t->fabric, has_file(t->topology), &cluster)) &&
         !(status = read_rest(&r, t, &cluster)) && !(status = check_fat_tree(&r, t->fabric, &cluster)) &&
         !(status = read_topology(&r, t, &cluster))) {

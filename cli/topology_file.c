@@ -100,14 +100,15 @@ enum mu_status mu_topology_file_load(const char *path, struct mu_topology **ret_
     return topology_located(path, err);
 }
 
-enum mu_status mu_node_file_read(const char *path, struct mu_node_file *ret_node, struct mu_error *err)
+enum mu_status mu_node_file_read(const char *path, enum mu_node_format format, struct mu_node_file *ret_node,
+                                 struct mu_error *err)
 {
     char *directory, *text;
     size_t size;
     enum mu_status status = mu_yaml_read_file(path, &topology_kind, &directory, &text, &size, err);
     if (status != MU_OK)
         return status;
-    status = mu_node_file_parse(path, text, size, ret_node, err);
+    status = mu_node_file_parse(path, format, text, size, ret_node, err);
     free(directory);
     free(text);
     return status;

@@ -1,5 +1,5 @@
 /* Topology files as people have them: Slurm's topology.conf (tree, block) and topology.yaml, topograph's JSON; NCCL's
- * XML for the inside of a node.
+ * XML and hwloc's for the inside of a node.
  *
  * Refusals are one line "FILE:LINE: ...". What is odd but usable is a note of the topology (plan/topology.h). */
 #ifndef MU_CLI_TOPOLOGY_FILE_H
@@ -27,14 +27,17 @@ enum mu_status mu_topology_file_parse(const char *name, enum mu_topology_format 
                                       size_t size_bytes, struct mu_topology **ret_topology,
                                       struct mu_error *err) MU_WARN_UNUSED;
 
-/* What NCCL_TOPO_DUMP_FILE says of a node. */
+/* What NCCL_TOPO_DUMP_FILE, or hwloc's lstopo, says of a node. */
+enum mu_node_format { MU_NODE_NCCL_XML = 1, MU_NODE_HWLOC_XML };
 struct mu_node_file {
     uint32_t devices, islands; /* GPUs; groups of them that NVLink joins (as many as GPUs without NVLink) */
+    uint32_t cards;            /* for the job's network; 0: not said */
     double link_bytes_per_second, nic_bytes_per_second, host_bytes_per_second; /* of the GPU with least; 0: not said */
 };
-enum mu_status mu_node_file_read(const char *path, struct mu_node_file *ret_node, struct mu_error *err) MU_WARN_UNUSED;
-enum mu_status mu_node_file_parse(const char *name, const char *text, size_t size_bytes, struct mu_node_file *ret_node,
-                                  struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_node_file_read(const char *path, enum mu_node_format format, struct mu_node_file *ret_node,
+                                 struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_node_file_parse(const char *name, enum mu_node_format format, const char *text, size_t size_bytes,
+                                  struct mu_node_file *ret_node, struct mu_error *err) MU_WARN_UNUSED;
 
 /* The formats, one file each. Errors begin with "LINE: ". */
 enum mu_status topology_read_slurm(struct mu_topology *t, const char *text, size_t size_bytes,

@@ -67,5 +67,6 @@ function(mu_add_cuda_library name)
   endforeach()
   add_library(${name}_sim STATIC ${sim_sources})
   target_link_libraries(${name}_sim PUBLIC ${arg_LINKS} cudasim mu_flags)
+  target_compile_definitions(${name}_sim PRIVATE MU_GPU_MUTANTS=1) # common/gpu_mutant.h
   target_compile_options(${name}_sim PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wno-unknown-pragmas -Wno-unused-function>)
 endfunction()

@@ -82,19 +82,6 @@ static void step_from_api(void *ctx, struct mu_coord_event *event)
 
 /* ---- streams ---- */
 
-void mu_driver_break_session(struct mu_driver *driver, struct mu_session *session, enum mu_rpc_code code,
-                             const char *reason)
-{
-    struct mu_coord_event event = {.kind = MU_CE_DISCONNECTED};
-    event.disconnected.session = session->number;
-    event.disconnected.reason = reason;
-    bool tell = session->known && !session->closing;
-    mu_rpc_call_finish(session->call, code, code == MU_RPC_OK ? NULL : reason);
-    mu_sessions_close(driver->sessions, session);
-    if (tell)
-        mu_driver_step(driver, &event);
-}
-
 /* Not all of them: they come as fast as a peer likes. */
 static void log_refusal(struct mu_driver *driver, struct mu_rpc_call *call, const struct mu_error *err)
 {

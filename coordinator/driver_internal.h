@@ -65,7 +65,8 @@ struct mu_driver {
 void mu_driver_emit(void *ctx, const struct mu_coord_action *action);
 /* Steps the core. Fills in time and randomness. */
 void mu_driver_step(struct mu_driver *driver, struct mu_coord_event *event);
-/* The stream is over, from whichever side: ends the call and tells the core. */
+/* The stream is over: ends the call and tells the core. MU_RPC_OK: the peer ended it; else with that code, because of
+ * what it sent, or (RESOURCE_EXHAUSTED) because it reads nothing. */
 void mu_driver_break_session(struct mu_driver *driver, struct mu_session *session, enum mu_rpc_code code,
                              const char *reason);
 

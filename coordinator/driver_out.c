@@ -24,6 +24,27 @@ static void fail_no_memory(struct mu_driver *driver, const char *what)
 
 /* ---- messages to workers ---- */
 
+static enum mu_stream_end end_of(enum mu_rpc_code code)
+{
+    return code == MU_RPC_OK                   ? MU_STREAM_RESET
+           : code == MU_RPC_RESOURCE_EXHAUSTED ? MU_STREAM_SLOW
+                                               : MU_STREAM_MALFORMED;
+}
+
+void mu_driver_break_session(struct mu_driver *driver, struct mu_session *session, enum mu_rpc_code code,
+                             const char *reason)
+{
+    struct mu_coord_event event = {.kind = MU_CE_DISCONNECTED};
+    event.disconnected.session = session->number;
+    event.disconnected.reason = reason;
+    event.disconnected.end = end_of(code);
+    bool tell = session->known && !session->closing;
+    mu_rpc_call_finish(session->call, code, code == MU_RPC_OK ? NULL : reason);
+    mu_sessions_close(driver->sessions, session);
+    if (tell)
+        mu_driver_step(driver, &event);
+}
+
 struct held_send {
     struct mu_outbox_item item;
     uint64_t session;

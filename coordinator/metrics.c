@@ -1,6 +1,7 @@
 #include "coordinator/metrics.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/timex.h>
@@ -52,6 +53,10 @@ static double state_steps_wanted(const struct mu_job_view *v)
 static double state_tokens(const struct mu_job_view *v)
 {
     return (double)v->steps_done * v->record.spec.batch.sequences * v->record.spec.batch.length;
+}
+static double state_samples(const struct mu_job_view *v)
+{
+    return (double)v->steps_done * v->record.spec.batch.sequences;
 }
 static double state_token_rate(const struct mu_job_view *v)
 {
@@ -114,6 +119,7 @@ static const struct job_metric job_metrics[] = {
     {"muster_job_workers_max", "gauge", "Workers that the job may use.", state_workers_max},
     {"muster_job_step", "gauge", "Steps done; goes back when steps are replayed.", state_steps},
     {"muster_job_steps_wanted", "gauge", "Steps after which the job ends.", state_steps_wanted},
+    {"muster_job_samples", "gauge", "Sequences trained in the steps done.", state_samples},
     {"muster_job_tokens", "gauge", "Tokens trained in the steps done.", state_tokens},
     {"muster_job_tokens_per_second", "gauge", "Tokens a second over the last reports.", state_token_rate},
     {"muster_job_loss", "gauge", "Loss of the newest reported step.", state_loss},
@@ -136,6 +142,22 @@ static const struct job_metric job_metrics[] = {
 void mu_metrics_head(FILE *out, const char *name, const char *type, const char *help)
 {
     fprintf(out, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+/* `labels`: "", or those beside le. */
+static void write_buckets(FILE *out, const char *name, const char *labels, const struct mu_histogram *histogram)
+{
+    const char *comma = labels[0] ? "," : "", *open = labels[0] ? "{" : "", *close = labels[0] ? "}" : "";
+    uint64_t below = 0;
+    for (int i = 0; i <= MU_HISTOGRAM_BOUNDS; i++) {
+        char bound[16] = "+Inf";
+        below += histogram->counts[i];
+        if (i < MU_HISTOGRAM_BOUNDS)
+            snprintf(bound, sizeof bound, "%.3f", 0.001 * (1 << i));
+        fprintf(out, "%s_bucket{%s%sle=\"%s\"} %" PRIu64 "\n", name, labels, comma, bound, below);
+    }
+    fprintf(out, "%s_sum%s%s%s %.17g\n%s_count%s%s%s %" PRIu64 "\n", name, open, labels, close,
+            (double)histogram->sum_us * 1e-6, name, open, labels, close, below);
 }
 
 static void write_phases(FILE *out, const struct mu_coord *coord, struct mu_job_view *view)
@@ -290,19 +312,9 @@ static void write_step_histograms(FILE *out, const struct mu_coord *coord)
     mu_metrics_head(out, name, "histogram", "Where the time of the members' steps went.");
     for (uint32_t j = 0; mu_coord_job_view(coord, j, view) && (steps = mu_coord_step_phases(coord, j)) != NULL; j++)
         for (int p = 0; p < PHASES && steps->wall_us; p++) {
-            const struct mu_histogram *histogram = &steps->of[p];
-            const char *job = view->record.spec.name;
-            uint64_t below = 0;
-            for (int i = 0; i <= MU_HISTOGRAM_BOUNDS; i++) {
-                char bound[16] = "+Inf";
-                below += histogram->counts[i];
-                if (i < MU_HISTOGRAM_BOUNDS)
-                    snprintf(bound, sizeof bound, "%.3f", 0.001 * (1 << i));
-                fprintf(out, "%s_bucket{job=\"%s\",phase=\"%s\",le=\"%s\"} %" PRIu64 "\n", name, job, phases[p], bound,
-                        below);
-            }
-            fprintf(out, "%s_sum{job=\"%s\",phase=\"%s\"} %.17g\n%s_count{job=\"%s\",phase=\"%s\"} %" PRIu64 "\n", name,
-                    job, phases[p], (double)histogram->sum_us * 1e-6, name, job, phases[p], below);
+            char labels[MU_JOB_NAME_SIZE + 64];
+            snprintf(labels, sizeof labels, "job=\"%s\",phase=\"%s\"", view->record.spec.name, phases[p]);
+            write_buckets(out, name, labels, &steps->of[p]);
         }
     mu_metrics_head(out, "muster_job_step_timestamp_seconds", "gauge",
                     "When a member last told of a step; 0: not since the coordinator's start.");
@@ -376,35 +388,57 @@ static void write_goodput(FILE *out, const struct mu_coord *coord)
 
 static void write_histogram(FILE *out, const char *name, const char *help, const struct mu_histogram *histogram)
 {
-    uint64_t below = 0;
     mu_metrics_head(out, name, "histogram", help);
-    for (int i = 0; i <= MU_HISTOGRAM_BOUNDS; i++) {
-        below += histogram->counts[i];
-        if (i < MU_HISTOGRAM_BOUNDS)
-            fprintf(out, "%s_bucket{le=\"%.3f\"} %" PRIu64 "\n", name, 0.001 * (1 << i), below);
-        else
-            fprintf(out, "%s_bucket{le=\"+Inf\"} %" PRIu64 "\n", name, below);
-    }
-    fprintf(out, "%s_sum %.17g\n%s_count %" PRIu64 "\n", name, (double)histogram->sum_us * 1e-6, name, below);
+    write_buckets(out, name, "", histogram);
 }
 
-/* Under the names that gRPC servers commonly have them. */
+/* ---- calls, under the names that gRPC servers commonly have them ---- */
+
+enum { CALL_LABELS_SIZE = 256 };
+
+static bool method_at(const struct mu_rpc_server *server, size_t index, char labels[CALL_LABELS_SIZE],
+                      enum mu_rpc_kind *ret_kind, const struct mu_rpc_counts **ret_counts)
+{
+    static const char *const types[] = {"unary", "server_stream", "bidi_stream"};
+    const char *path;
+    if (!mu_rpc_server_method(server, index, &path, ret_kind, ret_counts))
+        return false;
+    const char *slash = strrchr(path, '/');
+    snprintf(labels, CALL_LABELS_SIZE, "grpc_type=\"%s\",grpc_service=\"%.*s\",grpc_method=\"%s\"", types[*ret_kind],
+             (int)(slash - path - 1), path + 1, slash + 1);
+    return true;
+}
+
 static void write_calls(FILE *out, const struct mu_rpc_server *server)
 {
-    const char *path;
-    const uint64_t *ended;
-    mu_metrics_head(out, "grpc_server_handled_total", "counter", "Calls that have ended, by how.");
-    for (size_t i = 0; mu_rpc_server_method(server, i, &path, &ended); i++) {
-        const char *slash = strrchr(path, '/');
-        for (int code = 0; code < MU_RPC_CODE_COUNT; code++) {
-            if (ended[code] || code == MU_RPC_OK)
-                fprintf(out,
-                        "grpc_server_handled_total{grpc_service=\"%.*s\",grpc_method=\"%s\",grpc_code=\"%s\"} %" PRIu64
-                        "\n",
-                        (int)(slash - path - 1), path + 1, slash + 1, mu_rpc_code_name((enum mu_rpc_code)code),
-                        ended[code]);
-        }
+    static const struct {
+        const char *name, *help;
+        size_t offset;
+    } totals[] = {
+        {"grpc_server_started_total", "Calls that have begun.", offsetof(struct mu_rpc_counts, started)},
+        {"grpc_server_msg_received_total", "Messages that came.", offsetof(struct mu_rpc_counts, received)},
+        {"grpc_server_msg_sent_total", "Messages that went.", offsetof(struct mu_rpc_counts, sent)},
+    };
+    static const char handled[] = "grpc_server_handled_total", took[] = "grpc_server_handling_seconds";
+    char labels[CALL_LABELS_SIZE];
+    enum mu_rpc_kind kind;
+    const struct mu_rpc_counts *counts;
+    for (size_t m = 0; m < sizeof totals / sizeof totals[0]; m++) {
+        mu_metrics_head(out, totals[m].name, "counter", totals[m].help);
+        for (size_t i = 0; method_at(server, i, labels, &kind, &counts); i++)
+            fprintf(out, "%s{%s} %" PRIu64 "\n", totals[m].name, labels,
+                    *(const uint64_t *)(const void *)((const char *)counts + totals[m].offset));
     }
+    mu_metrics_head(out, handled, "counter", "Calls that have ended, by how.");
+    for (size_t i = 0; method_at(server, i, labels, &kind, &counts); i++)
+        for (int code = 0; code < MU_RPC_CODE_COUNT; code++)
+            if (counts->ended[code] || code == MU_RPC_OK)
+                fprintf(out, "%s{%s,grpc_code=\"%s\"} %" PRIu64 "\n", handled, labels,
+                        mu_rpc_code_name((enum mu_rpc_code)code), counts->ended[code]);
+    mu_metrics_head(out, took, "histogram", "How long unary calls took that have ended.");
+    for (size_t i = 0; method_at(server, i, labels, &kind, &counts); i++)
+        if (kind == MU_RPC_UNARY && counts->started)
+            write_buckets(out, took, labels, &counts->took);
 }
 
 static void write_recoveries(FILE *out, const struct mu_coord_counters *counters)
@@ -472,6 +506,28 @@ static void write_own(FILE *out, const struct mu_question_sources *sources, cons
     write_calls(out, sources->server);
 }
 
+static void write_reasons(FILE *out, const char *name, const char *help, const char *const *reasons,
+                          const uint64_t *counts, int count)
+{
+    mu_metrics_head(out, name, "counter", help);
+    for (int i = 0; i < count; i++)
+        fprintf(out, "%s{reason=\"%s\"} %" PRIu64 "\n", name, reasons[i], counts[i]);
+}
+
+static void write_refusals_of_workers(FILE *out, const struct mu_coord_counters *counters)
+{
+    static const char *const fences[MU_FENCE_COUNT] = {"lost", "stream", "generation"};
+    static const char *const rejects[MU_REJECT_REASONS] = {"version", "identity", "quarantined", "fenced",
+                                                           "no_job",  "job_over", "busy",        "invalid"};
+    static const char *const ends[MU_STREAM_END_COUNT] = {"reset", "malformed", "slow", "exit"};
+    write_reasons(out, "muster_fenced_messages_total", "Messages of stale workers, refused.", fences,
+                  counters->fenced_messages, MU_FENCE_COUNT);
+    write_reasons(out, "muster_refused_hellos_total", "Workers refused when they attached.", rejects,
+                  counters->refused_hellos, MU_REJECT_REASONS);
+    write_reasons(out, "muster_stream_losses_total", "Streams of workers that broke.", ends, counters->stream_losses,
+                  MU_STREAM_END_COUNT);
+}
+
 void mu_metrics_write(FILE *out, const struct mu_question_sources *sources)
 {
     const struct mu_coord *coord = sources->coord;
@@ -484,21 +540,11 @@ void mu_metrics_write(FILE *out, const struct mu_question_sources *sources)
     write_predictions(out, coord);
     write_refusals(out, sources->server);
     write_goodput(out, coord);
-    const struct {
-        const char *name, *help;
-        double value;
-    } totals[] = {
-        {"muster_fenced_messages_total", "Messages of stale workers, refused.", (double)counters.fenced_messages},
-        {"muster_refused_hellos_total", "Workers refused when they attached.", (double)counters.refused_hellos},
-        {"muster_stream_losses_total", "Streams of workers that broke.", (double)counters.stream_losses},
-        {"muster_forgiven_seconds_total", "Own lateness by which leases were extended.",
-         (double)counters.forgiven_us * 1e-6},
-        {"muster_events_total", "Events told.", (double)mu_coord_last_event(coord)},
-    };
-    for (size_t i = 0; i < sizeof totals / sizeof totals[0]; i++) {
-        mu_metrics_head(out, totals[i].name, "counter", totals[i].help);
-        fprintf(out, "%s %.17g\n", totals[i].name, totals[i].value);
-    }
+    write_refusals_of_workers(out, &counters);
+    mu_metrics_head(out, "muster_forgiven_seconds_total", "counter", "Own lateness by which leases were extended.");
+    fprintf(out, "muster_forgiven_seconds_total %.17g\n", (double)counters.forgiven_us * 1e-6);
+    mu_metrics_head(out, "muster_events_total", "counter", "Events told.");
+    fprintf(out, "muster_events_total %" PRIu64 "\n", mu_coord_last_event(coord));
     write_own(out, sources, &counters);
     mu_metrics_vitals(out, sources);
 }

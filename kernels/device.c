@@ -173,6 +173,19 @@ static void host_join(struct mu_device *device, enum mu_track track, uint32_t po
     (void)point;
 }
 
+static void host_span(struct mu_device *device, enum mu_work work, bool begin)
+{
+    (void)device;
+    (void)work;
+    (void)begin;
+}
+
+static void host_spent_us(struct mu_device *device, uint64_t ret_us[MU_WORKS])
+{
+    (void)device;
+    memset(ret_us, 0, MU_WORKS * sizeof *ret_us);
+}
+
 static const struct mu_device_ops host_ops = {.enter = host_enter,
                                               .close = host_close,
                                               .compute = host_compute,
@@ -194,7 +207,9 @@ static const struct mu_device_ops host_ops = {.enter = host_enter,
                                               .await = host_passed,
                                               .use = host_use,
                                               .signal = host_join,
-                                              .follow = host_join};
+                                              .follow = host_join,
+                                              .span = host_span,
+                                              .spent_us = host_spent_us};
 
 static const struct mu_error no_error;
 static struct mu_device host = {.ops = &host_ops, .kernels = &mu_cpu_ops, .name = "cpu", .error = &no_error};
@@ -305,4 +320,19 @@ void mu_device_follow(struct mu_device *device, enum mu_track track, uint32_t po
 {
     MU_ASSERT(point < MU_DEVICE_POINTS);
     or_host(device)->ops->follow(device, track, point);
+}
+
+void mu_device_span_begin(struct mu_device *device, enum mu_work work)
+{
+    or_host(device)->ops->span(device, work, true);
+}
+
+void mu_device_span_end(struct mu_device *device, enum mu_work work)
+{
+    or_host(device)->ops->span(device, work, false);
+}
+
+void mu_device_spent_us(struct mu_device *device, uint64_t ret_us[MU_WORKS])
+{
+    or_host(device)->ops->spent_us(device, ret_us);
 }

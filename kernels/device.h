@@ -32,11 +32,15 @@ enum mu_dtype { MU_DTYPE_FP32, MU_DTYPE_BF16 };
 /* Orders of operations: the one of all that compute, and those of exchanges beside it (worker/comm_nccl.h). */
 enum mu_track { MU_TRACK_MAIN, MU_TRACK_REPLICAS, MU_TRACK_STAGES, MU_TRACK_TIED, MU_TRACKS };
 
+/* What a GPU's time is measured of. */
+enum mu_work { MU_WORK_FORWARD, MU_WORK_BACKWARD, MU_WORKS };
+
 enum {
     MU_DEVICE_READ_MAX = 1 << 20,
     MU_DEVICE_NAME_SIZE = 16,
     MU_DEVICE_UUID_SIZE = 48,
     MU_DEVICE_POINTS = 32,
+    MU_DEVICE_SPANS = 512, /* measured ones of one mu_device_spent_us */
 };
 
 struct mu_device;
@@ -71,6 +75,8 @@ struct mu_device_ops {
     void (*use)(struct mu_device *device, enum mu_track track);
     void (*signal)(struct mu_device *device, enum mu_track track, uint32_t point);
     void (*follow)(struct mu_device *device, enum mu_track track, uint32_t point);
+    void (*span)(struct mu_device *device, enum mu_work work, bool begin);
+    void (*spent_us)(struct mu_device *device, uint64_t ret_us[MU_WORKS]);
 };
 
 struct mu_device {
@@ -152,5 +158,15 @@ void mu_device_use(struct mu_device *device, enum mu_track track);
  * point, as it stands at that time, is reached; at once if it was never signalled. */
 void mu_device_signal(struct mu_device *device, enum mu_track track, uint32_t point);
 void mu_device_follow(struct mu_device *device, enum mu_track track, uint32_t point);
+
+/* ---- how long a GPU works: calls return before it has begun ---- */
+
+/* Between these two the main track works, or waits for nothing but its own operations and those of its tensor group.
+ * Not one inside the other. Of the host nothing is measured. */
+void mu_device_span_begin(struct mu_device *device, enum mu_work work);
+void mu_device_span_end(struct mu_device *device, enum mu_work work);
+/* Microseconds of each work since the last call; the device must have been waited for since. Where there were more than
+ * MU_DEVICE_SPANS, those that were not measured are taken for as long as the others. */
+void mu_device_spent_us(struct mu_device *device, uint64_t ret_us[MU_WORKS]);
 
 #endif

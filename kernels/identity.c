@@ -439,7 +439,7 @@ enum mu_status mu_identity_run(struct mu_pool *pool, const struct mu_kernel_shap
     t.identity = &identity;
     float *block = place->alloc(place->ctx, bytes);
     if (!block)
-        return mu_fail(err, MU_ERR_NO_MEMORY, "numeric identity: out of memory (%zu MiB)", bytes >> 20);
+        return mu_fail(err, MU_ERR_NO_MEMORY, "numeric identity: no %zu KiB of host memory", bytes >> 10);
     float **buffers[] = {&t.a, &t.b, &t.c, &t.d, &t.e, &t.f};
     for (size_t i = 0; i < 6; i++)
         *buffers[i] = block + i * t.size;

@@ -32,13 +32,25 @@ struct mu_device_type {
     uint32_t islands; /* groups of a node's devices that NVLink joins; 0 or 1: all of them */
 };
 
-/* Profiles by name ("a100-80g", "h100-sxm", "h200-sxm", "b200-sxm"); the sources stand in cluster.c. NULL: none. */
+/* Profiles by name ("a100-80g", "h100-sxm", ...); the sources stand in cluster.c. NULL: none. */
 const struct mu_device_type *mu_device_type_named(const char *name);
 /* The names, for messages: "a100-80g, h100-sxm, ...". */
 const char *mu_device_type_names(void);
 
 /* How flows that cross a level find their way. STATIC: each flow is hashed to one uplink (ECMP). */
 enum mu_routing { MU_ROUTING_ADAPTIVE = 1, MU_ROUTING_STATIC = 2 };
+
+/* A kind of network between nodes: one port of a card, and the switches. */
+struct mu_fabric_type {
+    char name[MU_CLUSTER_NAME_SIZE];
+    double line_bytes_per_second; /* of a port */
+    double payload;               /* share of it that is data of messages */
+    double switch_s;              /* through one switch */
+    enum mu_routing routing;      /* what its switches do unless told otherwise */
+};
+/* Profiles by name ("ib-ndr", "roce-400", ...), as above. */
+const struct mu_fabric_type *mu_fabric_type_named(const char *name);
+const char *mu_fabric_type_names(void);
 
 /* One level of switches, the lowest first. */
 struct mu_fabric_level {
@@ -53,6 +65,7 @@ struct mu_cluster {
     uint32_t level_count; /* 0: one switch that blocks nothing */
     struct mu_fabric_level levels[MU_FABRIC_LEVELS_MAX];
     enum mu_routing routing;
+    double switch_s;         /* what each switch on the way adds to a hop; 0: not known */
     double slow_device;      /* one device takes so many times as long, >= 1; 1: none */
     uint32_t flows_per_pair; /* queue pairs of one connection, which STATIC routing spreads; >= 1 */
     double storage_write_bytes_per_second, storage_read_bytes_per_second; /* of all nodes together */
@@ -95,6 +108,9 @@ uint32_t mu_cluster_groups(const struct mu_cluster *cluster, uint32_t tp);
  * ring, so every inside-th of its devices sends across the level: the NIC's rate times inside / (oversubscription so
  * far x imbalance), never more than the NIC's. */
 double mu_cluster_nic_rate(const struct mu_cluster *cluster, uint32_t members, uint32_t stride);
+/* What the switches on the longest way in such a ring add to a hop: up to the level where all members meet, and down.
+ */
+double mu_cluster_switches_s(const struct mu_cluster *cluster, uint32_t members, uint32_t stride);
 /* Load of the fullest uplink over the mean, with flows_per_pair flows hashed to uplinks. 1 for adaptive routing. */
 double mu_cluster_imbalance(const struct mu_cluster *cluster);
 

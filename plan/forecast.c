@@ -223,13 +223,20 @@ static double nic_rate(const struct site *s, uint32_t members, uint32_t stride, 
     return rate * s->rates->nic_share;
 }
 
+/* From one node to the next of a ring. */
+static double hop_s(const struct site *s, uint32_t members, uint32_t stride)
+{
+    return s->rates->hop_s + mu_cluster_switches_s(s->cluster, members, stride > 0 ? stride : 1);
+}
+
 /* An all-reduce of `bytes` over n ranks, `inner` devices apart: inside the nodes, then by rails between them. */
 static double all_reduce_s(const struct site *s, double bytes, uint32_t n, uint32_t inner, double placed)
 {
     uint32_t inside = in_node(s, n, inner), outside = (n + inside - 1) / inside;
     double links = half_ring_s(bytes, inside, s->link_rate, s->rates->hop_s * LINK_HOP);
+    uint32_t stride = nodes_of(s, inner);
     double rails =
-        half_ring_s(bytes / inside, outside, nic_rate(s, outside, nodes_of(s, inner), placed), s->rates->hop_s);
+        half_ring_s(bytes / inside, outside, nic_rate(s, outside, stride, placed), hop_s(s, outside, stride));
     return 2 * (links + rails);
 }
 
@@ -245,11 +252,11 @@ static double boundary_s(const struct site *s)
     if (plan->pp == 1)
         return 0;
     double bytes = s->element_bytes * s->tokens * s->config->channels;
-    uint32_t parts = in_node(s, plan->tp, 1), apart = plan->tp * plan->dp; /* devices from stage to stage */
-    double rate = (uint64_t)plan->tp * plan->dp * plan->pp <= s->device->per_node
-                      ? s->link_rate
-                      : nic_rate(s, 2, nodes_of(s, apart), s->network.stage);
-    return bytes / parts / rate + bytes * (parts - 1) / parts / s->link_rate + s->rates->hop_s;
+    uint32_t parts = in_node(s, plan->tp, 1), apart = plan->tp * plan->dp;        /* devices from stage to stage */
+    bool alone = (uint64_t)plan->tp * plan->dp * plan->pp <= s->device->per_node; /* on one node */
+    double rate = alone ? s->link_rate : nic_rate(s, 2, nodes_of(s, apart), s->network.stage);
+    double hop = alone ? s->rates->hop_s : hop_s(s, 2, nodes_of(s, apart));
+    return bytes / parts / rate + bytes * (parts - 1) / parts / s->link_rate + hop;
 }
 
 /* ZeRO-3: for each tensor a ring through all devices of the job, twice the parameters and once the gradient. */
@@ -260,7 +267,7 @@ static double zero3_s(const struct site *s)
     uint32_t nodes = nodes_of(s, s->plan->dp);
     double rate = nodes > 1 ? nic_rate(s, nodes, 1, 0) * s->device->per_node : s->link_rate;
     rate = rate < s->link_rate ? rate : s->link_rate;
-    return 3 * (bytes * (n - 1) / n / rate + tensors * (n - 1) * s->rates->hop_s);
+    return 3 * (bytes * (n - 1) / n / rate + tensors * (n - 1) * hop_s(s, nodes, 1));
 }
 
 /* ---- memory ---- */

@@ -15,7 +15,8 @@
  *
  * With more than MU_MESH_WORLD_MAX replicas a sharded column is divided over **shard groups** of consecutive replicas,
  * as few and as even as possible: each group owns all of the column's chunks. The sum reaches all replicas along a
- * tree; updated parameters are gathered within the group. The primary owners are those of the first group.
+ * tree (between GPUs: the owners); updated parameters are gathered within the group. The primary owners are those of
+ * the first group.
  *
  * With tied embeddings and pp > 1 the last stage also holds a read-only **copy** of its column's E slices: parameters
  * only, no source for anybody.

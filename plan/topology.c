@@ -187,7 +187,9 @@ enum mu_status mu_topology_put_node(struct mu_topology *t, uint32_t node, uint32
         return mu_fail(err, MU_ERR_INVALID, "%u: node %s is under %s, but at line %u under %s; keep one of the two",
                        line, t->node_names.names[node], t->switch_names.names[parent], n->line,
                        t->switch_names.names[n->parent]);
-    *n = (struct mu_topology_node){.parent = parent, .line = n->parent == NONE ? line : n->line};
+    n->repeated = n->parent != NONE;
+    n->line = n->repeated ? n->line : line;
+    n->parent = parent;
     return MU_OK;
 }
 
@@ -353,14 +355,17 @@ static void count_nodes(struct mu_topology *t)
 
 static void note_nodes(struct mu_topology *t)
 {
-    struct examples absent = {.count = 0}, unknown = {.count = 0};
+    struct examples absent = {.count = 0}, unknown = {.count = 0}, repeated = {.count = 0};
     for (uint32_t i = 0; i < t->node_count; i++) {
+        if (t->nodes[i].repeated)
+            add_example(&repeated, t->node_names.names[i]);
         if (t->nodes[i].absent)
             add_example(&absent, t->node_names.names[i]);
         else if (t->nodes[i].parent == NONE)
             add_example(&unknown, t->node_names.names[i]);
     }
     note_examples(t, &absent, " node of the topology", " nodes of the topology", ": not in the cluster, left out");
+    note_examples(t, &repeated, " node", " nodes", ": named more than once, counted once");
     note_examples(t, &unknown, " node of the cluster", " nodes of the cluster",
                   ": under no switch, each taken as alone on one");
 }

@@ -2,10 +2,10 @@
  * the sizes in cluster.yaml.
  *
  * What people have is tolerated and said in `notes`: nodes that the file names and the cluster lacks, nodes that no
- * switch is known of, switches without anything below them, several roots. What contradicts itself is refused: a node
- * or switch under two switches, a circle, more levels or names than a cluster has. An error text begins with the line
- * of the file, "LINE: ...", where one is to blame. Heap, owned by the caller; one thread while it is built, then
- * read-only. Pure. */
+ * switch is known of, nodes named twice at one place, switches without anything below them, several roots. What
+ * contradicts itself is refused: a node or switch under two switches, a circle, more levels or names than a cluster
+ * has. An error text begins with the line of the file, "LINE: ...", where one is to blame. Heap, owned by the caller;
+ * one thread while it is built, then read-only. Pure. */
 #ifndef MU_PLAN_TOPOLOGY_H
 #define MU_PLAN_TOPOLOGY_H
 
@@ -37,7 +37,8 @@ struct mu_topology_switch {
 struct mu_topology_node {
     uint32_t parent; /* MU_TOPOLOGY_NONE: not known */
     uint32_t line;
-    bool absent; /* named by the file, not part of the cluster */
+    bool absent;   /* named by the file, not part of the cluster */
+    bool repeated; /* named more than once at its place */
 };
 
 /* Names in order of appearance, each once. */

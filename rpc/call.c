@@ -154,6 +154,7 @@ static void send_next(struct mu_rpc_call *call)
         ops[count++] = headers_op(call);
     call->sending = mu_rpc_bytes_to_buffer(message);
     mu_rpc_bytes_unref(message);
+    mu_rpc_server_counts(call)->sent++;
     ops[count].op = GRPC_OP_SEND_MESSAGE;
     ops[count].data.send_message.send_message = call->sending;
     /* Another one is behind: let the core gather both into one write. The last of a queue always flushes. */
@@ -172,13 +173,22 @@ static void set_failure(struct mu_rpc_call *call, const struct mu_error *err)
     call->trailer.value = grpc_slice_from_copied_buffer((const char *)details, size_bytes);
 }
 
+static void count_end(const struct mu_rpc_call *call, enum mu_rpc_code code)
+{
+    struct mu_rpc_counts *counts = mu_rpc_server_counts(call);
+    if ((unsigned)code < MU_RPC_CODE_COUNT)
+        counts->ended[code]++;
+    if (call->method->kind == MU_RPC_UNARY)
+        mu_histogram_add(&counts->took, mu_clock_mono_us() - call->accepted_us);
+}
+
 /* `err` NULL: there is no more to say than the code. */
 static void end(struct mu_rpc_call *call, enum mu_rpc_code code, const struct mu_error *err)
 {
     MU_ASSERT(!call->ended);
     call->ended = true;
     if (call->method)
-        mu_rpc_server_count(call, call->over ? MU_RPC_CANCELLED : code);
+        count_end(call, call->over ? MU_RPC_CANCELLED : code);
     if (call->over) {
         mu_rpc_sendq_clear(&call->queue);
         release_if_done(call);
@@ -204,8 +214,10 @@ static void end_with_text(struct mu_rpc_call *call, enum mu_rpc_code code, const
 void mu_rpc_call_reply(struct mu_rpc_call *call, struct mu_rpc_bytes *reply)
 {
     MU_ASSERT(call->method->kind == MU_RPC_UNARY);
-    if (!call->over)
+    if (!call->over) {
         call->sending = mu_rpc_bytes_to_buffer(reply);
+        mu_rpc_server_counts(call)->sent++;
+    }
     end(call, MU_RPC_OK, NULL);
 }
 
@@ -271,6 +283,7 @@ static void fill_payload(struct mu_rpc_call *call, struct mu_rpc_event *ret_even
     struct mu_rpc_server *server = call->server;
     server->payload = mu_rpc_slice_of_buffer(call->received);
     call->received = NULL;
+    mu_rpc_server_counts(call)->received++;
     ret_event->size_bytes = GRPC_SLICE_LENGTH(server->payload);
     if (ret_event->size_bytes > 0)
         ret_event->data = GRPC_SLICE_START_PTR(server->payload);
@@ -449,11 +462,12 @@ static bool step_accept(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *
         return false;
     }
     mu_rpc_server_arm(server, call->method, call->poller);
-    if (mu_rpc_call_deadline_us(call) != UINT64_MAX)
-        call->accepted_us = mu_clock_mono_us();
+    call->accepted_us = mu_clock_mono_us();
+    if (call->method)
+        mu_rpc_server_counts(call)->started++;
     if (!call->method) {
         end_with_text(call, MU_RPC_UNIMPLEMENTED, "this server does not know the method");
-    } else if (mu_rpc_call_deadline_us(call) <= mu_clock_mono_us()) {
+    } else if (mu_rpc_call_deadline_us(call) <= call->accepted_us) {
         end_with_text(call, MU_RPC_DEADLINE_EXCEEDED, "it was over when this call's turn came: nothing was done");
     } else if (!admit(call, text)) {
         end_with_text(call, MU_RPC_RESOURCE_EXHAUSTED, text);

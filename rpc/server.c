@@ -328,20 +328,19 @@ enum mu_status mu_rpc_server_refresh_tls(struct mu_rpc_server *server, bool *ret
     return server->tls ? mu_rpc_tls_refresh(server->tls, ret_changed, err) : MU_OK;
 }
 
-void mu_rpc_server_count(const struct mu_rpc_call *call, enum mu_rpc_code code)
+struct mu_rpc_counts *mu_rpc_server_counts(const struct mu_rpc_call *call)
 {
-    struct rpc_method *method = &call->server->methods[call->method - call->server->methods];
-    if ((unsigned)code < MU_RPC_CODE_COUNT)
-        method->ended[code]++;
+    return &call->server->methods[call->method - call->server->methods].counts;
 }
 
 bool mu_rpc_server_method(const struct mu_rpc_server *server, size_t index, const char **ret_path,
-                          const uint64_t **ret_ended)
+                          enum mu_rpc_kind *ret_kind, const struct mu_rpc_counts **ret_counts)
 {
     if (index >= server->method_count)
         return false;
     *ret_path = server->methods[index].path;
-    *ret_ended = server->methods[index].ended;
+    *ret_kind = server->methods[index].kind;
+    *ret_counts = &server->methods[index].counts;
     return true;
 }
 

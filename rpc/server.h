@@ -37,6 +37,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/histogram.h"
 #include "common/status.h"
 #include "rpc/bytes.h"
 #include "rpc/code.h"
@@ -148,10 +149,15 @@ void mu_rpc_server_post(struct mu_rpc_server *server, struct mu_rpc_item *item);
 /* From any thread; cheap; calls between two WAKE events are merged. */
 void mu_rpc_server_wake(struct mu_rpc_server *server);
 
-/* Calls that have ended so far, of the method registered as number `index`: *ret_ended[code]. False: there are no more
- * methods. Core thread. */
+/* Of one method, so far. */
+struct mu_rpc_counts {
+    uint64_t started, ended[MU_RPC_CODE_COUNT]; /* calls, by how */
+    uint64_t received, sent;                    /* messages that were handed on, and that were given to the C core */
+    struct mu_histogram took;                   /* unary calls that have ended: since their turn came */
+};
+/* Of the method registered as number `index`. False: there are no more. Core thread. */
 bool mu_rpc_server_method(const struct mu_rpc_server *server, size_t index, const char **ret_path,
-                          const uint64_t **ret_ended);
+                          enum mu_rpc_kind *ret_kind, const struct mu_rpc_counts **ret_counts);
 /* When the certificate in use expires (seconds since 1970); 0: no TLS. */
 uint64_t mu_rpc_server_certificate_end_s(const struct mu_rpc_server *server);
 

@@ -36,7 +36,7 @@ struct rpc_method {
     int id;
     enum mu_rpc_class class;
     void *registered;
-    uint64_t ended[MU_RPC_CODE_COUNT]; /* calls, by how */
+    struct mu_rpc_counts counts;
 };
 
 /* The pending operations, not the states, keep a call in memory: it is freed when none is left and its handle has been
@@ -49,7 +49,7 @@ struct mu_rpc_call {
     grpc_metadata_array headers;
     grpc_call_details details; /* unknown method only */
     gpr_timespec deadline;
-    uint64_t accepted_us;       /* when there is a deadline */
+    uint64_t accepted_us;
     grpc_byte_buffer *received; /* the request, or what OP_RECV brings */
     grpc_byte_buffer *sending;
     int cancelled; /* written by the core for OP_CLOSE */
@@ -112,7 +112,7 @@ struct mu_rpc_server {
 void mu_rpc_server_arm(struct mu_rpc_server *server, const struct rpc_method *method, struct rpc_poller *poller);
 void mu_rpc_server_linger(struct mu_rpc_call *call);
 void mu_rpc_server_unlinger(struct mu_rpc_call *call);
-void mu_rpc_server_count(const struct mu_rpc_call *call, enum mu_rpc_code code); /* it has ended */
+struct mu_rpc_counts *mu_rpc_server_counts(const struct mu_rpc_call *call); /* of its method, which is known */
 
 /* call.c */
 struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct rpc_method *method,

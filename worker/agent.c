@@ -503,6 +503,11 @@ static struct mu_boundary on_boundary(void *ctx, uint64_t generation, uint64_t s
     return decision;
 }
 
+static void on_stuck(void *ctx, const char *text)
+{
+    mu_notes_stuck(((const struct agent *)ctx)->note_fd, MU_AGENT_EXIT_FAILURE, text);
+}
+
 static void on_leaf(void *ctx, uint64_t generation, uint64_t step, uint32_t leaf, uint64_t first_sequence,
                     uint64_t count)
 {
@@ -640,7 +645,7 @@ static enum mu_status start_engine(struct agent *agent, const struct mu_agent_co
         .unix_dir = config->unix_dir,
         .host = agent->host,
         .connect_timeout_ms = config->connect_timeout_ms,
-        .callbacks = {.ctx = agent, .post = on_post, .vote = on_vote, .boundary = on_boundary}};
+        .callbacks = {.ctx = agent, .post = on_post, .vote = on_vote, .boundary = on_boundary, .stuck = on_stuck}};
     if (config->ledger) {
         enum mu_status status = mu_ledger_open(config->ledger, &agent->ledger_fd, err);
         if (status != MU_OK)

@@ -216,9 +216,9 @@ enum mu_status mu_comm_send(struct mu_comm_group *group, uint32_t peer_rank, uin
 enum mu_status mu_comm_recv(struct mu_comm_group *group, uint32_t peer_rank, uint64_t exchange, void *into, size_t size,
                             struct mu_comm_request *request, struct mu_error *err) MU_WARN_UNUSED;
 
-/* Right after mu_comm_recv into host memory: *ret_hash gets the XXH3-128 of the message before it counts as done, while
- * it is still in the cache. It must stay until then. */
-void mu_comm_recv_hash(struct mu_comm_request *request, struct mu_hash128 *ret_hash);
+/* Right after mu_comm_send or mu_comm_recv in host memory: *ret_hash gets the XXH3-128 of the message when its last
+ * byte has moved, while it is still in the cache, and before it counts as done. It must stay until then. */
+void mu_comm_hash(struct mu_comm_request *request, struct mu_hash128 *ret_hash);
 
 bool mu_comm_done(const struct mu_comm_request *request);
 
@@ -231,6 +231,8 @@ enum mu_status mu_comm_wait_all(struct mu_comm_group *group, uint64_t deadline_u
 /* Peers that have failed so far, the first one first: what the coordinator is told. Returns how many; writes at most
  * `capacity`. After the first failure progress still looks for further ones, but moves no data. */
 size_t mu_comm_group_failures(const struct mu_comm_group *group, struct mu_comm_failure *out, size_t capacity);
+/* The first of them in words, with the rank: "rank 3: not connected by the deadline, last: ..."; empty: none yet. */
+const char *mu_comm_group_failure_text(const struct mu_comm_group *group);
 const char *mu_comm_failure_name(enum mu_comm_failure_kind kind);
 
 /* Counters of all peers, in ascending rank; returns how many there are, writes at most `capacity`. A system call each.

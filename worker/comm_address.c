@@ -14,7 +14,7 @@
 
 #include "common/hash.h"
 
-enum { TCP_TEXT_SIZE = 96, BACKLOG = 4096 /* the kernel caps it at net.core.somaxconn */ };
+enum { BACKLOG = 4096 /* the kernel caps it at net.core.somaxconn */ };
 
 /* ---- literal TCP addresses ---- */
 
@@ -49,7 +49,7 @@ static bool split_host_port(const char *text, char *host, size_t host_size, char
 
 static bool resolve(const char *text, int flags, int type, struct sockaddr_storage *ret_address, socklen_t *ret_size)
 {
-    char host[TCP_TEXT_SIZE], port[8];
+    char host[MU_COMM_TCP_TEXT_SIZE], port[8];
     if (!split_host_port(text, host, sizeof host, port, sizeof port))
         return false;
     struct addrinfo hints = {.ai_flags = flags | AI_NUMERICSERV, .ai_family = AF_UNSPEC, .ai_socktype = type};
@@ -72,17 +72,17 @@ static bool is_dialable(const struct sockaddr_storage *address)
     return !IN6_IS_ADDR_UNSPECIFIED(ip) && !IN6_IS_ADDR_MULTICAST(ip) && !IN6_IS_ADDR_LINKLOCAL(ip);
 }
 
-static void format_tcp(const struct sockaddr_storage *address, char out[TCP_TEXT_SIZE])
+void mu_comm_tcp_text(const struct sockaddr_storage *address, char out[MU_COMM_TCP_TEXT_SIZE])
 {
     char host[INET6_ADDRSTRLEN] = "";
     if (address->ss_family == AF_INET) {
         const struct sockaddr_in *in4 = (const struct sockaddr_in *)address;
         inet_ntop(AF_INET, &in4->sin_addr, host, sizeof host);
-        snprintf(out, TCP_TEXT_SIZE, "%s:%u", host, (unsigned)ntohs(in4->sin_port));
+        snprintf(out, MU_COMM_TCP_TEXT_SIZE, "%s:%u", host, (unsigned)ntohs(in4->sin_port));
     } else {
         const struct sockaddr_in6 *in6 = (const struct sockaddr_in6 *)address;
         inet_ntop(AF_INET6, &in6->sin6_addr, host, sizeof host);
-        snprintf(out, TCP_TEXT_SIZE, "[%s]:%u", host, (unsigned)ntohs(in6->sin6_port));
+        snprintf(out, MU_COMM_TCP_TEXT_SIZE, "[%s]:%u", host, (unsigned)ntohs(in6->sin6_port));
     }
 }
 
@@ -134,8 +134,8 @@ static enum mu_status choose_address(const struct mu_comm_config *config, struct
                 "data address \"%s\" is not a literal address; write 192.0.2.1, 192.0.2.1:4711 or [2001:db8::1]:4711",
                 text);
     }
-    char text[TCP_TEXT_SIZE];
-    format_tcp(ret_address, text);
+    char text[MU_COMM_TCP_TEXT_SIZE];
+    mu_comm_tcp_text(ret_address, text);
     if (!is_dialable(ret_address))
         return mu_fail(err, MU_ERR_INVALID,
                        "data address %s cannot be dialled by other hosts (wildcard, multicast or link-local); give "
@@ -147,15 +147,15 @@ static enum mu_status choose_address(const struct mu_comm_config *config, struct
 
 /* ---- listening ---- */
 
-static enum mu_status listen_tcp(struct mu_comm *comm, const struct mu_comm_config *config, char out[TCP_TEXT_SIZE],
-                                 struct mu_error *err)
+static enum mu_status listen_tcp(struct mu_comm *comm, const struct mu_comm_config *config,
+                                 char out[MU_COMM_TCP_TEXT_SIZE], struct mu_error *err)
 {
     struct sockaddr_storage address;
     socklen_t size;
     enum mu_status status = choose_address(config, &address, &size, err);
     if (status != MU_OK)
         return status;
-    format_tcp(&address, out);
+    mu_comm_tcp_text(&address, out);
     int fd = socket(address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return mu_fail_errno(err, errno, "cannot make a TCP socket for %s", out);
@@ -172,7 +172,7 @@ static enum mu_status listen_tcp(struct mu_comm *comm, const struct mu_comm_conf
     size = sizeof address;
     if (listen(fd, BACKLOG) != 0 || getsockname(fd, (struct sockaddr *)&address, &size) != 0)
         return mu_fail_errno(err, errno, "cannot listen on %s", out);
-    format_tcp(&address, out);
+    mu_comm_tcp_text(&address, out);
     return MU_OK;
 }
 
@@ -250,7 +250,7 @@ static enum mu_status derive_host_id(struct mu_comm *comm, bool abstract, struct
 
 enum mu_status mu_comm_listen(struct mu_comm *comm, const struct mu_comm_config *config, struct mu_error *err)
 {
-    char tcp[TCP_TEXT_SIZE], local[sizeof comm->unix_path];
+    char tcp[MU_COMM_TCP_TEXT_SIZE], local[sizeof comm->unix_path];
     enum mu_status status = MU_OK;
     if (config->host_id && !host_id_fits(config->host_id))
         return mu_fail(err, MU_ERR_INVALID, "host id \"%s\" is not allowed: 1 to %d of [A-Za-z0-9._-]", config->host_id,
@@ -297,7 +297,7 @@ static bool field(const char *text, const char *key, char *out, size_t out_size)
 enum mu_status mu_comm_address_parse(const char *text, struct literal_address *ret_address, struct mu_error *err)
 {
     struct literal_address address = {0};
-    char local[sizeof address.local.sun_path], tcp[TCP_TEXT_SIZE];
+    char local[sizeof address.local.sun_path], tcp[MU_COMM_TCP_TEXT_SIZE];
     if (!text || strlen(text) >= MU_COMM_ADDRESS_SIZE ||
         !field(text, "host=", address.host_id, sizeof address.host_id) || !host_id_fits(address.host_id) ||
         !field(text, "unix=", local, sizeof local) || !field(text, "tcp=", tcp, sizeof tcp) ||

@@ -113,6 +113,10 @@ struct literal_address {
     socklen_t tcp_size;
 };
 
+enum { MU_COMM_TCP_TEXT_SIZE = 96 };
+/* "192.0.2.1:4711", "[2001:db8::1]:4711". */
+void mu_comm_tcp_text(const struct sockaddr_storage *address, char out[MU_COMM_TCP_TEXT_SIZE]);
+
 /* A connection that was accepted and has not proved yet who it is (comm_shake.c). */
 struct pending {
     struct source source;
@@ -207,7 +211,7 @@ struct peer {
     struct wire_hello hello;
     uint8_t reply[sizeof(struct wire_challenge)];
     size_t reply_have;
-    char last_trouble[96]; /* why the latest attempt failed, for the message at the deadline */
+    char last_trouble[176]; /* why the latest attempt failed, for the message at the deadline */
 
     /* transfers */
     struct table sends, receives, slots, grants;

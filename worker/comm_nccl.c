@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "common/clock.h"
+#include "common/gpu_mutant.h"
 
 const char *nccl_scope_name(enum mu_nccl_scope scope)
 {
@@ -151,7 +152,7 @@ enum mu_status mu_nccl_progress(struct mu_nccl *nccl, struct mu_error *err)
     if (status == MU_OK)
         status = look_at_sockets(nccl, err);
     for (int i = 0; i < MU_NCCL_SCOPES && status == MU_OK; i++) {
-        ncclComm_t comm = nccl->channels[i].comm;
+        ncclComm_t comm = MU_GPU_MUTANT(MU_GPU_MUT_NO_POLL) ? NULL : nccl->channels[i].comm;
         ncclResult_t state = ncclSuccess, asked = comm ? ncclCommGetAsyncError(comm, &state) : ncclSuccess;
         if (asked != ncclSuccess || (state != ncclSuccess && state != ncclInProgress))
             status = nccl_blame(nccl, comm, asked != ncclSuccess ? asked : state, err);
@@ -321,5 +322,6 @@ void mu_nccl_free(struct mu_nccl *nccl)
     free(nccl->nodes);
     free(nccl->adds);
     free(nccl->partials);
+    free(nccl->sorted);
     free(nccl);
 }

@@ -34,9 +34,9 @@ enum mu_nccl_scope { MU_NCCL_WORLD, MU_NCCL_TENSOR, MU_NCCL_REPLICAS, MU_NCCL_ST
 
 enum {
     MU_NCCL_ID_SIZE = 128,
-    MU_NCCL_RANKS_PER_ID = 128, /* ranks that meet at one id: more of them wait for each other in a row */
-    MU_NCCL_MOVES_MAX = 4096,   /* of one exchange */
-    MU_NCCL_HOST_SIZE = 64,     /* with the terminating 0 */
+    MU_NCCL_RANKS_PER_ID = 128,  /* ranks that meet at one id: more of them wait for each other in a row */
+    MU_NCCL_MOVES_MAX = 1 << 16, /* of one exchange */
+    MU_NCCL_HOST_SIZE = 64,      /* with the terminating 0 */
 };
 
 struct mu_nccl;

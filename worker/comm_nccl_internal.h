@@ -50,7 +50,8 @@ struct mu_nccl {
     struct mu_tree_node *nodes;
     struct mu_tree_add *adds;
     float **partials;
-    struct mu_nccl_move sorted[MU_NCCL_MOVES_MAX];
+    struct mu_nccl_move *sorted; /* [sorted_room] */
+    size_t sorted_room;
 };
 
 /* ---- comm_nccl.c ---- */

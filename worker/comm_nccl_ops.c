@@ -92,6 +92,16 @@ static ncclResult_t post_moves(struct mu_nccl *nccl, const struct channel *chann
     return end_group(result);
 }
 
+static enum mu_status sort_room(struct mu_nccl *nccl, size_t count, struct mu_error *err)
+{
+    if (count <= nccl->sorted_room)
+        return MU_OK;
+    free(nccl->sorted);
+    nccl->sorted = calloc(count, sizeof *nccl->sorted);
+    nccl->sorted_room = nccl->sorted ? count : 0;
+    return nccl->sorted ? MU_OK : mu_fail(err, MU_ERR_NO_MEMORY, "no memory for %zu moves", count);
+}
+
 enum mu_status mu_nccl_exchange(struct mu_nccl *nccl, enum mu_nccl_scope scope, const struct mu_nccl_move *moves,
                                 size_t count, cudaStream_t stream, struct mu_error *err)
 {
@@ -101,13 +111,16 @@ enum mu_status mu_nccl_exchange(struct mu_nccl *nccl, enum mu_nccl_scope scope, 
     if (count > MU_NCCL_MOVES_MAX)
         return mu_fail(err, MU_ERR_LIMIT, "%zu moves in one exchange, at most %d are allowed", count,
                        (int)MU_NCCL_MOVES_MAX);
+    enum mu_status status = sort_room(nccl, count, err);
+    if (status != MU_OK)
+        return status;
     for (size_t i = 0; i < count; i++) {
         MU_ASSERT(moves[i].peer < channel->size && moves[i].peer != channel->index);
         size_bytes += moves[i].size_bytes;
         if (moves[i].size_bytes > 0) /* else there is nothing to move on the other side either */
             nccl->sorted[used++] = moves[i];
     }
-    enum mu_status status = begin(nccl, scope, "exchange", size_bytes, stream, &idle, err);
+    status = begin(nccl, scope, "exchange", size_bytes, stream, &idle, err);
     if (status != MU_OK || idle)
         return status;
     qsort(nccl->sorted, used, sizeof nccl->sorted[0], by_number);

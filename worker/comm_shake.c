@@ -401,10 +401,18 @@ static void dial_refused(struct peer *peer, uint64_t now_us, int errno_value)
 
 static void dial_connect_failed(struct peer *peer, uint64_t now_us, int errno_value)
 {
-    if (errno_value == ECONNREFUSED || (errno_value == ENOENT && !peer->over_tcp))
+    if (errno_value == ECONNREFUSED || (errno_value == ENOENT && !peer->over_tcp)) {
         dial_refused(peer, now_us, errno_value);
-    else
-        dial_again(peer, now_us, "cannot connect", errno_value);
+        return;
+    }
+    dial_again(peer, now_us, "cannot connect", errno_value);
+    if (!peer->over_tcp)
+        return;
+    char address[MU_COMM_TCP_TEXT_SIZE], reason[64];
+    mu_comm_tcp_text(&peer->address.tcp, address);
+    snprintf(peer->last_trouble, sizeof peer->last_trouble,
+             "cannot connect to %s: %s; start it with a --data-addr that this host reaches", address,
+             strerror_r(errno_value, reason, sizeof reason));
 }
 
 static void dial_greet(struct peer *peer, uint64_t now_us)

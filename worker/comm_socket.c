@@ -254,7 +254,7 @@ void mu_comm_peer_fail(struct peer *peer, enum mu_comm_failure_kind kind, int er
     peer->state = PEER_DOWN;
     mu_flight_note(MU_FLIGHT_PEER_FAILED, false, peer->rank, peer->group->generation, 0);
     if (group->failure_count == 0) {
-        char what[192], reason[64];
+        char what[224], reason[64];
         va_list args;
         va_start(args, fmt);
         vsnprintf(what, sizeof what, fmt, args);
@@ -265,6 +265,11 @@ void mu_comm_peer_fail(struct peer *peer, enum mu_comm_failure_kind kind, int er
     }
     group->failures[group->failure_count++] =
         (struct mu_comm_failure){.peer_rank = peer->rank, .kind = kind, .errno_value = errno_value};
+}
+
+const char *mu_comm_group_failure_text(const struct mu_comm_group *group)
+{
+    return group->failure_text;
 }
 
 const char *mu_comm_failure_name(enum mu_comm_failure_kind kind)
@@ -574,9 +579,9 @@ enum mu_status mu_comm_recv(struct mu_comm_group *group, uint32_t peer_rank, uin
     return post(group, peer_rank, request, err);
 }
 
-void mu_comm_recv_hash(struct mu_comm_request *request, struct mu_hash128 *ret_hash)
+void mu_comm_hash(struct mu_comm_request *request, struct mu_hash128 *ret_hash)
 {
-    MU_ASSERT(request->kind == REQUEST_RECEIVE && !request->far);
+    MU_ASSERT(!request->far);
     if (mu_comm_done(request)) /* it lay here already */
         *ret_hash = mu_xxh3_128(request->data, request->size);
     else

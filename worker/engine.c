@@ -146,8 +146,12 @@ static bool post_peer_failures(struct mu_engine *engine)
                                    .peer_failure = peer_failure_of(failures[i].kind)};
         if (failures[i].kind == MU_COMM_FAIL_LOCAL || (i > 0 && parked.peer_failure == MU_PEER_FAILURE_NONE))
             continue; /* others leave because of the first failure */
-        snprintf(parked.text, sizeof parked.text, "exchange with rank %u failed: %s", failures[i].peer_rank,
-                 mu_comm_failure_name(failures[i].kind));
+        if (i == 0)
+            snprintf(parked.text, sizeof parked.text, "%.*s", (int)sizeof parked.text - 1,
+                     mu_comm_group_failure_text(engine->now.group));
+        else
+            snprintf(parked.text, sizeof parked.text, "rank %u: %s", failures[i].peer_rank,
+                     mu_comm_failure_name(failures[i].kind));
         post_parked(engine, &parked);
         posted = true;
     }

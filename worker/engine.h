@@ -58,6 +58,9 @@ struct mu_engine_callbacks {
      * (or rolled forward). */
     void (*leaf)(void *ctx, uint64_t generation, uint64_t step, uint32_t leaf, uint64_t first_sequence, uint64_t count);
     void (*applied)(void *ctx, uint64_t generation, uint64_t step);
+    /* Engine thread, may be NULL: something hangs in a driver or library and may still write to memory. The process
+     * must end: this does not return. */
+    void (*stuck)(void *ctx, const char *text);
 };
 
 struct mu_engine_config {

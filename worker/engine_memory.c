@@ -161,6 +161,20 @@ static uint64_t common_bytes(const struct mu_model_spec *model, const struct eng
 
 /* ---- spaces ---- */
 
+/* There was room when it was looked at, and it is gone. */
+static enum mu_status room_is_gone(const struct mu_engine *engine, struct mu_error *err)
+{
+    uint64_t free_bytes, total_bytes;
+    if (mu_device_is_host(engine->device) || !err)
+        return MU_ERR_NO_MEMORY;
+    mu_device_memory(engine->device, &free_bytes, &total_bytes);
+    const struct mu_error first = *err;
+    return mu_fail(err, MU_ERR_NO_MEMORY,
+                   "%.200s; does another program use it? Parameters, moments and gradients fit when parallel.tp times "
+                   "parallel.pp is %llu or more",
+                   first.text, (unsigned long long)parts_that_fit(engine, total_bytes));
+}
+
 /* Page by page, so in short stretches: an abort is obeyed meanwhile. */
 static enum mu_status commit_range(struct mu_engine *engine, struct mu_space *space, uint64_t begin, uint64_t end,
                                    struct mu_error *err)
@@ -174,7 +188,7 @@ static enum mu_status commit_range(struct mu_engine *engine, struct mu_space *sp
         begin += stretch;
         atomic_fetch_add_explicit(&engine->progress, 1, memory_order_relaxed);
     }
-    return status;
+    return status == MU_ERR_NO_MEMORY ? room_is_gone(engine, err) : status;
 }
 
 static enum mu_status commit_runs(struct mu_engine *engine, struct mu_space *space, const struct engine_runs *runs,

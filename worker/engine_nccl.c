@@ -31,8 +31,8 @@ static uint32_t *add_scope(struct scopes *scopes, enum mu_nccl_scope scope, uint
     return room + size;
 }
 
-/* The ranks of this one's tensor group, its replicas (not more than a mesh: beyond that gradients go along a tree of
- * sockets), its stages, and the two of them that have a tied embedding; whoever has none is alone there. */
+/* The ranks of this one's tensor group, its replicas, its stages, and the two of them that have a tied embedding;
+ * whoever has none is alone there. */
 static enum mu_status find_scopes(const struct mu_engine *engine, struct scopes *scopes, struct mu_error *err)
 {
     const struct engine_generation *now = &engine->now;
@@ -46,7 +46,7 @@ static enum mu_status find_scopes(const struct mu_engine *engine, struct scopes 
             room[t] = mu_layout_rank(layout, (struct mu_coords){t, now->at.d, now->at.p});
         room = add_scope(scopes, MU_NCCL_TENSOR, room, tp, now->at.t);
     }
-    if (dp > 1 && dp <= MU_MESH_WORLD_MAX) {
+    if (dp > 1) {
         for (uint32_t d = 0; d < dp; d++)
             room[d] = mu_layout_rank(layout, (struct mu_coords){now->at.t, d, now->at.p});
         room = add_scope(scopes, MU_NCCL_REPLICAS, room, dp, now->at.d);
@@ -99,11 +99,20 @@ static enum mu_status open_link(struct mu_engine *engine, const struct mu_assign
 
 enum { WORD_BYTES = 256 };
 
-/* Whom a rank will exchange with in a scope: its neighbours among stages, else everybody. */
+/* Whom a rank will exchange with in a scope: its neighbours among stages; of the replicas those in its group, and at
+ * its place in the others (reduce_nccl.c); else everybody. */
 static bool will_exchange(enum mu_nccl_scope scope, const struct mu_nccl_members *members, uint32_t other)
 {
     uint32_t own = members->index;
-    return other != own && (scope != MU_NCCL_STAGES || other + 1 == own || own + 1 == other);
+    if (other == own)
+        return false;
+    if (scope == MU_NCCL_STAGES)
+        return other + 1 == own || own + 1 == other;
+    if (scope != MU_NCCL_REPLICAS)
+        return true;
+    struct mu_shard_group mine = mu_layout_shard_group(members->size, own);
+    struct mu_shard_group theirs = mu_layout_shard_group(members->size, other);
+    return mine.first == theirs.first || own - mine.first == other - theirs.first;
 }
 
 /* A word to each of them and one from each. NCCL connects two ranks when both of them first exchange something, and the
@@ -222,6 +231,8 @@ static void give_up(struct mu_engine *engine, struct mu_nccl *nccl)
     if (engine->nccl->abort(nccl, mu_clock_mono_us() + ENGINE_NCCL_ABORT_US, &err) == MU_OK)
         return;
     MU_LOGE("%s", err.text);
+    if (engine->callbacks.stuck)
+        engine->callbacks.stuck(engine->callbacks.ctx, err.text);
     _exit(ENGINE_NCCL_EXIT);
 }
 

@@ -175,6 +175,7 @@ static enum mu_status new_reduce(struct mu_engine *engine, const struct mu_assig
                                       .guarded = replica_of(now, mu_layout_guarded(&now->layout, now->rank)),
                                       .world = now->world,
                                       .rank = now->rank,
+                                      .gpus = assign->nccl && !now->idle,
                                       .staging_bytes = MU_ENGINE_STAGING_BYTES};
     status = mu_reduce_new(&config, &now->reduce, err);
     free(counts);

@@ -158,9 +158,11 @@ static enum mu_status embedding_ready(void *ctx)
 {
     struct step_pass *pass = ctx;
     uint64_t mark_us = mu_clock_mono_us();
+    mu_device_span_end(pass->engine->device, MU_WORK_BACKWARD); /* it waits for the last stage */
     if (pass->status == MU_OK)
         pass->status = engine_tied_take(pass->engine, pass->engine->job.stack[pass->depth],
                                         pass->engine->now.merged && pass->engine->now.leaf_count > 1, pass->err);
+    mu_device_span_begin(pass->engine->device, MU_WORK_BACKWARD);
     pass->hook_us += elapsed_us(&mark_us);
     return pass->status;
 }
@@ -215,7 +217,8 @@ static uint64_t tensor_us(const struct mu_engine *engine)
     return engine->now.tensor ? mu_tensor_comm_spent_us(engine->now.tensor) : 0;
 }
 
-/* Adds the time of a call into the model to the step's, without what it waited for others. */
+/* Adds the time of a call into the model to the step's, without what it waited for others. (Of a GPU this is the time
+ * to tell it: see measured.) */
 static void account(struct step_pass *pass, uint64_t spent_us, uint64_t exchange_us, bool backward)
 {
     struct engine_times *times = &pass->engine->times;
@@ -228,6 +231,17 @@ static void account(struct step_pass *pass, uint64_t spent_us, uint64_t exchange
     uint64_t forward_us = forward_ns / 1000 < compute_us ? forward_ns / 1000 : compute_us;
     times->forward_us += forward_us;
     times->backward_us += compute_us - forward_us;
+}
+
+/* What the GPU itself spent in the model, once it has been waited for. */
+static void measured(struct mu_engine *engine)
+{
+    uint64_t us[MU_WORKS];
+    if (mu_device_is_host(engine->device))
+        return;
+    mu_device_spent_us(engine->device, us);
+    engine->times.forward_us = us[MU_WORK_FORWARD];
+    engine->times.backward_us = us[MU_WORK_BACKWARD];
 }
 
 static enum mu_status forward_micro(struct step_pass *pass, uint32_t micro)
@@ -259,7 +273,9 @@ static enum mu_status forward_micro(struct step_pass *pass, uint32_t micro)
     struct mu_micro_batch batch = batch_of(pass, micro);
     uint64_t exchange_us = tensor_us(engine);
     mu_flight_begin(MU_FLIGHT_FORWARD, micro);
+    mu_device_span_begin(engine->device, MU_WORK_FORWARD);
     status = mu_model_forward(engine->job.net.model, &batch, slot, engine->job.state.flats[0], in, out);
+    mu_device_span_end(engine->device, MU_WORK_FORWARD);
     mu_flight_end(MU_FLIGHT_FORWARD, micro);
     account(pass, elapsed_us(&mark_us), tensor_us(engine) - exchange_us, false);
     if (status != MU_OK)
@@ -318,8 +334,10 @@ static enum mu_status backward_micro(struct step_pass *pass, uint32_t micro)
         return status;
     double loss;
     mu_flight_begin(MU_FLIGHT_BACKWARD, micro);
+    mu_device_span_begin(engine->device, MU_WORK_BACKWARD);
     status = mu_model_backward(engine->job.net.model, &batch, micro % pass->slots, engine->job.state.flats[0],
                                engine->job.stack[pass->depth], dout, din, &loss);
+    mu_device_span_end(engine->device, MU_WORK_BACKWARD);
     mu_flight_end(MU_FLIGHT_BACKWARD, micro);
     account(pass, elapsed_us(&mark_us), tensor_us(engine) + pass->hook_us - exchange_us, true);
     if (pass->status != MU_OK)
@@ -430,6 +448,7 @@ static enum mu_status vote(struct mu_engine *engine, struct mu_small *own, struc
     struct mu_small total;
     MU_ASSERT(held->has_gradient);
     enum mu_status status = mu_pool_wait(engine->pool); /* the sockets are served meanwhile */
+    measured(engine);
     if (status == MU_OK)
         status = own_squares(engine, &own->squares);
     if (status != MU_OK)
@@ -570,6 +589,8 @@ enum mu_status engine_step(struct mu_engine *engine, struct mu_error *err)
     uint64_t tensor_before_us = tensor_us(engine);
     struct mu_small own;
     mu_small_init(&own);
+    uint64_t stale_us[MU_WORKS];
+    mu_device_spent_us(engine->device, stale_us); /* of a step that was given up */
     *times = (struct engine_times){0};
     mu_flight_begin(MU_FLIGHT_STEP, engine->held.step);
     enum mu_status status = compute_gradient(engine, &own, err);

@@ -54,7 +54,8 @@ void engine_take_fail(struct mu_engine *engine, const char *text)
 
 static enum mu_status commit(struct mu_space *space, const struct mu_chunk *chunk, struct mu_error *err)
 {
-    return mu_space_commit(space, chunk->offset * sizeof(float), chunk->size * sizeof(float), err);
+    enum mu_status status = mu_space_commit(space, chunk->offset * sizeof(float), chunk->size * sizeof(float), err);
+    return status == MU_ERR_NO_MEMORY ? mu_error_prefix(err, "state to be taken") : status;
 }
 
 /* Memory for one chunk, just before it comes: to back all of it at once would take long. */

@@ -107,7 +107,7 @@ static enum mu_status post_burst(struct talk *talk, uint64_t bytes)
         status = mu_comm_recv(talk->group, talk->peer, ++talk->exchange, talk->received, size, &talk->requests[count],
                               talk->err);
         if (status == MU_OK && is_first(bytes))
-            mu_comm_recv_hash(&talk->requests[count], &talk->hashes[count]);
+            mu_comm_hash(&talk->requests[count], &talk->hashes[count]);
     }
     return status;
 }

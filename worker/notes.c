@@ -1,10 +1,14 @@
 #include "worker/notes.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
+
+enum { KILL_PATIENCE_S = 5 };
 
 int mu_notes_open(void)
 {
@@ -24,6 +28,16 @@ void mu_notes_send(int fd, enum mu_note_kind kind, struct mu_id incarnation, con
     snprintf(note.text, sizeof note.text, "%.*s", (int)sizeof note.text - 1, text ? text : "");
     ssize_t ignored = send(fd, &note, sizeof note, MSG_DONTWAIT | MSG_NOSIGNAL);
     (void)ignored;
+}
+
+_Noreturn void mu_notes_stuck(int fd, int code, const char *text)
+{
+    mu_notes_send(fd, MU_NOTE_STUCK, (struct mu_id){0}, text);
+    if (fd >= 0) {
+        sleep(KILL_PATIENCE_S);
+        raise(SIGKILL);
+    }
+    _exit(code);
 }
 
 bool mu_notes_take(int fd, struct mu_note *ret_note)

@@ -64,11 +64,9 @@ void mu_reduce_free(struct mu_reduce *reduce)
     free(reduce->cell_segments);
     free(reduce->collected);
     free(reduce->parts);
-    free(reduce->inputs);
-    free(reduce->input_storage);
-    free(reduce->adds);
+    reduce_additions_free(&reduce->sum);
+    reduce_nccl_plan_free(reduce->gpus);
     free(reduce->requests);
-    free(reduce->moves);
     free(reduce->gathers);
     free(reduce->small_in);
     free(reduce->small_requests);
@@ -122,12 +120,12 @@ static enum mu_status post_inputs(struct mu_reduce *reduce, uint32_t turn, struc
     struct segment *segment = &reduce->segments[reduce->collected[turn]];
     struct mu_comm_request *requests = &reduce->requests[segment->first_request];
     enum mu_status status = MU_OK;
-    for (uint32_t i = 0; i < reduce->input_count && status == MU_OK; i++) {
-        const struct input *input = &reduce->inputs[i];
+    for (uint32_t i = 0; i < reduce->sum.input_count && status == MU_OK; i++) {
+        const struct input *input = &reduce->sum.inputs[i];
         status =
             mu_comm_recv(reduce->group, reduce->ranks[input->peer], reduce_up_number(reduce, segment, input->number),
-                         reduce_storage(reduce, segment, reduce->input_storage[i], turn), segment->size * sizeof(float),
-                         &requests[i], err);
+                         reduce_storage(reduce, segment, reduce->sum.input_storage[i], turn),
+                         segment->size * sizeof(float), &requests[i], err);
     }
     return status;
 }
@@ -173,7 +171,7 @@ static enum mu_status deliver(struct mu_reduce *reduce, struct segment *segment,
     struct mu_comm_request *requests = &reduce->requests[segment->first_request + counts.inputs];
     enum mu_status status = MU_OK;
     for (uint32_t i = 0; i < counts.ups && status == MU_OK; i++) {
-        uint32_t storage = counts.inputs > 0 ? reduce->results[i] : i;
+        uint32_t storage = counts.inputs > 0 ? reduce->sum.results[i] : i;
         MU_FAULT("worker.exchange.send");
         status = mu_comm_send(reduce->group, reduce->ranks[parent], reduce_up_number(reduce, segment, i),
                               reduce_storage(reduce, segment, storage, turn), segment->size * sizeof(float),
@@ -182,10 +180,11 @@ static enum mu_status deliver(struct mu_reduce *reduce, struct segment *segment,
     return status;
 }
 
-enum mu_status reduce_add(struct mu_reduce *reduce, const struct segment *segment, uint32_t turn, struct mu_error *err)
+enum mu_status reduce_add(struct mu_reduce *reduce, const struct additions *sum, const struct segment *segment,
+                          uint32_t turn, struct mu_error *err)
 {
-    for (uint32_t i = 0; i < reduce->add_count; i++) {
-        const struct mu_tree_add *add = &reduce->adds[i];
+    for (uint32_t i = 0; i < sum->add_count; i++) {
+        const struct mu_tree_add *add = &sum->adds[i];
         enum mu_status status =
             mu_kernel_add(reduce->pool, segment->size, reduce_storage(reduce, segment, add->into, turn),
                           reduce_storage(reduce, segment, add->from, turn));
@@ -199,7 +198,7 @@ enum mu_status reduce_add(struct mu_reduce *reduce, const struct segment *segmen
 static enum mu_status add_inputs(struct mu_reduce *reduce, uint32_t turn, struct mu_error *err)
 {
     struct segment *segment = &reduce->segments[reduce->collected[turn]];
-    enum mu_status status = reduce_add(reduce, segment, turn, err);
+    enum mu_status status = reduce_add(reduce, &reduce->sum, segment, turn, err);
     if (status != MU_OK)
         return status;
     MU_FAULT("worker.exchange.partial");
@@ -231,7 +230,7 @@ static enum mu_status advance(struct mu_reduce *reduce, struct mu_error *err)
         if (reduce->next_add == reduce->posted)
             break;
         const struct segment *segment = &reduce->segments[reduce->collected[reduce->next_add]];
-        if (!segment->ready || !all_done(&reduce->requests[segment->first_request], reduce->input_count))
+        if (!segment->ready || !all_done(&reduce->requests[segment->first_request], reduce->sum.input_count))
             break;
         status = add_inputs(reduce, reduce->next_add, err);
         if (status != MU_OK)
@@ -260,16 +259,18 @@ enum mu_status mu_reduce_begin(struct mu_reduce *reduce, uint64_t sequence, floa
     reduce->posted = reduce->next_add = reduce->next_pass = 0;
     if (reduce->replicas == 1)
         return MU_OK;
+    if (reduce_linked(reduce)) {
+        reduce_nccl_begin(reduce);
+        return MU_OK;
+    }
     for (uint32_t i = 0; i < reduce->segment_count; i++) {
         struct segment *segment = &reduce->segments[i];
         segment->ready = segment->added = segment->complete = false;
-        if (reduce_linked(reduce))
-            continue;
         enum mu_status status = post_down(reduce, segment, err);
         if (status != MU_OK)
             return status;
     }
-    return reduce_linked(reduce) ? MU_OK : advance(reduce, err);
+    return advance(reduce, err);
 }
 
 enum mu_status mu_reduce_cell_ready(struct mu_reduce *reduce, uint32_t cell, struct mu_error *err)
@@ -287,7 +288,7 @@ enum mu_status mu_reduce_cell_ready(struct mu_reduce *reduce, uint32_t cell, str
         if (status != MU_OK)
             return status;
     }
-    return reduce_linked(reduce) ? MU_OK : advance(reduce, err);
+    return reduce_linked(reduce) ? reduce_nccl_advance(reduce, err) : advance(reduce, err);
 }
 
 static enum mu_status wait_for(struct mu_reduce *reduce, const struct mu_comm_request *requests, uint32_t count,
@@ -319,7 +320,7 @@ enum mu_status mu_reduce_finish(struct mu_reduce *reduce, struct mu_error *err)
     if (reduce->replicas == 1)
         return MU_OK;
     if (reduce_linked(reduce))
-        return reduce_nccl_sum(reduce, err);
+        return reduce_nccl_finish(reduce, err);
     enum mu_status status = advance(reduce, err);
     while (status == MU_OK && reduce->next_add < reduce->collected_count) {
         uint32_t turn = reduce->next_add;
@@ -330,7 +331,7 @@ enum mu_status mu_reduce_finish(struct mu_reduce *reduce, struct mu_error *err)
         } else {
             const struct segment *segment = &reduce->segments[reduce->collected[turn]];
             MU_ASSERT(segment->ready);
-            status = wait_for(reduce, &reduce->requests[segment->first_request], reduce->input_count, err);
+            status = wait_for(reduce, &reduce->requests[segment->first_request], reduce->sum.input_count, err);
         }
         if (status == MU_OK)
             status = advance(reduce, err);

@@ -13,6 +13,8 @@
  *          roots, adds them, sends the sum to everybody (not when sharded)
  *   tree   replicas of a binomial tree merge contiguous leaf ranges upward, the sum comes down again from replica 0
  *
+ * and a third one between GPUs, for any number of replicas, in reduce_nccl.c. Of the two, by segments:
+ *
  *   segment:  own roots final (cell_ready) -> inputs received -> added -> sent up, or complete -> received from above
  *             -> passed on
  *
@@ -60,6 +62,7 @@ struct mu_reduce_config {
                                 the replica whose sums this one gets. MU_REDUCE_NO_BUDDY: none */
     uint32_t world, rank;    /* all ranks of the group: the small reductions */
     bool tree;               /* a tree also where a mesh would do; the same on all ranks */
+    bool gpus;               /* a link will be open when the first step begins */
     uint64_t staging_bytes;  /* what the window should fit into; at least MU_REDUCE_WINDOW_MIN segments are taken */
     uint32_t segment_chunks; /* chunks in a segment at least, the same on all ranks; 0: one */
 };
@@ -72,8 +75,8 @@ void mu_reduce_free(struct mu_reduce *reduce); /* its group must be closed, or n
 uint64_t mu_reduce_staging_bytes(const struct mu_reduce *reduce);
 
 /* Connections of the generation, and the memory for the window. NULL group: world is 1. `link` NULL, or none open:
- * everything goes over the group; else the sums and the gather of a mesh go between the GPUs (reduce_nccl.c). The link
- * may be opened later, but before the first step. */
+ * everything goes over the group; else (config.gpus) the sums and the gather go between the GPUs (reduce_nccl.c). The
+ * link may be opened later, but before the first step. */
 void mu_reduce_attach(struct mu_reduce *reduce, struct mu_comm_group *group, const struct mu_nccl_link *link,
                       float *staging);
 

@@ -17,8 +17,10 @@ enum mu_status mu_reduce_gather_begin(struct mu_reduce *reduce, uint64_t sequenc
     reduce->gather_sequence = sequence;
     reduce->params = params;
     enum mu_status status = MU_OK;
-    if (reduce_linked(reduce))
-        return MU_OK;
+    if (reduce_linked(reduce)) {
+        reduce_nccl_gather_begin(reduce);
+        return reduce_nccl_gather(reduce, 0, err);
+    }
     for (uint32_t i = 0; i < reduce->segment_count && status == MU_OK; i++) {
         const struct segment *segment = &reduce->segments[i];
         if (segment->owner != reduce->index && segment->owner != reduce->guarded)
@@ -45,7 +47,7 @@ enum mu_status mu_reduce_gather_send(struct mu_reduce *reduce, uint32_t part, st
 {
     MU_ASSERT(reduce->params);
     if (reduce_linked(reduce))
-        return MU_OK;
+        return reduce_nccl_gather(reduce, part + 1, err);
     uint32_t index = reduce->parts[part], next = 0;
     const struct segment *segment = &reduce->segments[index];
     enum mu_status status = MU_OK;
@@ -67,7 +69,7 @@ enum mu_status mu_reduce_gather_finish(struct mu_reduce *reduce, struct mu_error
     if (!reduce->params)
         return MU_OK;
     if (reduce_linked(reduce))
-        status = reduce_nccl_gather(reduce, err);
+        status = reduce_nccl_gather_finish(reduce, err);
     for (uint32_t i = 0; i < reduce->gather_count && status == MU_OK && !reduce_linked(reduce); i++)
         status = mu_comm_wait(reduce->group, &reduce->gathers[i], MU_COMM_FOREVER, err);
     if (status == MU_OK) {

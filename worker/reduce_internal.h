@@ -1,5 +1,5 @@
 /* Shared by reduce.c (exchange of gradients), reduce_plan.c (who sends what to whom), reduce_gather.c (updated
- * parameters), reduce_nccl.c (both between GPUs) and reduce_small.c (votes, evaluations). */
+ * parameters), reduce_nccl.c and reduce_nccl_plan.c (both between GPUs) and reduce_small.c (votes, evaluations). */
 #ifndef MU_WORKER_REDUCE_INTERNAL_H
 #define MU_WORKER_REDUCE_INTERNAL_H
 
@@ -11,7 +11,8 @@ enum {
     REDUCE_ALIGN_FLOATS = 16,
     REDUCE_RELATIVES_MAX = MU_MESH_WORLD_MAX + 1,
     REDUCE_ROOT_BITS = 6,
-    SMALL_BYTES = 1360, /* a packed struct mu_small */
+    SMALL_BYTES = 1360,      /* a packed struct mu_small */
+    REDUCE_GATHER_ROUND = 8, /* between GPUs: segments of each owner that are gathered at once */
 };
 
 _Static_assert(1 << REDUCE_ROOT_BITS >= MU_TREE_ROOTS_MAX, "a root's number fits");
@@ -40,12 +41,46 @@ struct input {
     uint32_t number; /* among the roots that the peer sends */
 };
 
+/* How the roots of several replicas are added. Storages: 0 .. stack_count - 1 are the buffers of the stack, the others
+ * staging slots of the segment's window. */
+struct additions {
+    struct input *inputs;
+    uint32_t *input_storage; /* [input_count] */
+    uint32_t input_count;
+    struct mu_tree_add *adds; /* of storages, in tree order */
+    uint32_t add_count;
+    uint32_t results[MU_TREE_ROOTS_MAX], result_count; /* storages that remain after the additions */
+    uint32_t staging_end;                              /* staging slots up to here are in use */
+};
+
+/* Where the roots of a leaf range come from. */
+struct source {
+    uint32_t peer, first_leaf, leaf_count;
+    const uint32_t *storages; /* they lie here already; NULL: the peer sends them */
+};
+
+/* The sum between GPUs. Replicas are in shard groups (plan/layout.h), one up to a mesh of them. Segment i falls to
+ * position i mod `adders` of every group: the member there adds up its group's roots, and the one of group
+ * i / adders mod groups then the groups' sums. Groups of two sizes: positions that only some of them have add nothing.
+ */
+struct link_plan {
+    uint32_t groups, group, adders;
+    uint32_t *group_first;            /* [groups + 1]: replicas */
+    struct additions members, across; /* of what falls to this position; `across` where this group is the one */
+    uint32_t bucket;                  /* segments that are exchanged at once: adders times the window */
+    uint32_t ready, next;             /* of the step: segments ready, and on their way, up to here */
+    uint32_t *by_owner, *owner_begin; /* segments of each owner of the group, in order; [count + 1] */
+    uint32_t rounds, gathered;        /* of the gather: all, on their way */
+    struct mu_nccl_move *moves;       /* [move_room] */
+    size_t move_count, move_room;
+};
+
 struct mu_reduce {
     const struct mu_model_spec *model;
     struct mu_pool *pool;
     struct mu_comm_group *group;
     const struct mu_nccl_link *link;
-    struct mu_nccl_move *moves; /* [MU_NCCL_MOVES_MAX]; NULL before the first exchange over the link */
+    struct link_plan *gpus; /* NULL: none is wanted */
     uint32_t leaves, replicas, index;
     uint32_t *ranks; /* [replicas] */
     bool mesh, sharded;
@@ -63,14 +98,8 @@ struct mu_reduce {
     uint32_t part_count;
     struct relatives kin; /* indices of replicas */
 
-    /* Storages: 0 .. stack_count - 1 are the buffers of the stack, the others staging slots of the segment's window. */
     uint32_t own_root_count, stack_count, staging_count;
-    struct input *inputs;
-    uint32_t *input_storage; /* [input_count] */
-    uint32_t input_count;
-    struct mu_tree_add *adds; /* of storages, in tree order */
-    uint32_t add_count;
-    uint32_t results[MU_TREE_ROOTS_MAX], result_count; /* storages that remain after the additions */
+    struct additions sum;
 
     /* the step under way */
     uint64_t sequence;
@@ -108,7 +137,7 @@ static inline bool reduce_siblings(uint32_t leaves, struct mu_tree_node low, str
 /* Does this rank add up the segment's inputs? To which replica do the results go (REDUCE_NOBODY: they are the sum)? */
 static inline bool reduce_collects(const struct mu_reduce *reduce, const struct segment *segment)
 {
-    return reduce->input_count > 0 && (!reduce->mesh || segment->owner == reduce->index);
+    return reduce->sum.input_count > 0 && (!reduce->mesh || segment->owner == reduce->index);
 }
 
 static inline int64_t reduce_parent(const struct mu_reduce *reduce, const struct segment *segment)
@@ -118,10 +147,10 @@ static inline int64_t reduce_parent(const struct mu_reduce *reduce, const struct
     return segment->owner == reduce->index ? REDUCE_NOBODY : (int64_t)segment->owner;
 }
 
-/* Between GPUs? Then all of a step's exchange is made by reduce_nccl.c, at its end. */
+/* Between GPUs? Then all of a step's exchange is made by reduce_nccl.c. */
 static inline bool reduce_linked(const struct mu_reduce *reduce)
 {
-    return reduce->mesh && reduce->replicas > 1 && mu_nccl_link_open(reduce->link);
+    return reduce->gpus && mu_nccl_link_open(reduce->link);
 }
 
 /* How many requests of each kind a segment has on this rank. */
@@ -134,9 +163,9 @@ static inline struct segment_counts reduce_counts(const struct mu_reduce *reduce
     bool collects = reduce_collects(reduce, segment), to_parent = reduce_parent(reduce, segment) != REDUCE_NOBODY;
     bool guards = segment->owner == reduce->guarded, guarded = reduce->buddy != MU_REDUCE_NO_BUDDY;
     return (struct segment_counts){
-        .inputs = collects ? reduce->input_count : 0,
+        .inputs = collects ? reduce->sum.input_count : 0,
         .ups = !to_parent ? 0
-               : collects ? reduce->result_count
+               : collects ? reduce->sum.result_count
                           : reduce->own_root_count,
         .down = to_parent && (!reduce->scatter || guards),
         .forwards = reduce->mesh && to_parent ? 0
@@ -151,12 +180,39 @@ float *reduce_storage(const struct mu_reduce *reduce, const struct segment *segm
 uint64_t reduce_up_number(const struct mu_reduce *reduce, const struct segment *segment, uint32_t root);
 uint64_t reduce_down_number(const struct mu_reduce *reduce, const struct segment *segment);
 /* All that has come and the own roots, in tree order. */
-enum mu_status reduce_add(struct mu_reduce *reduce, const struct segment *segment, uint32_t turn,
-                          struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status reduce_add(struct mu_reduce *reduce, const struct additions *sum, const struct segment *segment,
+                          uint32_t turn, struct mu_error *err) MU_WARN_UNUSED;
 
 /* ---- reduce_nccl.c ---- */
-enum mu_status reduce_nccl_sum(struct mu_reduce *reduce, struct mu_error *err) MU_WARN_UNUSED;
-enum mu_status reduce_nccl_gather(struct mu_reduce *reduce, struct mu_error *err) MU_WARN_UNUSED;
+void reduce_nccl_begin(struct mu_reduce *reduce);
+/* A segment more is ready: whatever can go goes. */
+enum mu_status reduce_nccl_advance(struct mu_reduce *reduce, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status reduce_nccl_finish(struct mu_reduce *reduce, struct mu_error *err) MU_WARN_UNUSED;
+void reduce_nccl_gather_begin(struct mu_reduce *reduce);
+/* The first `parts` own parts are updated. */
+enum mu_status reduce_nccl_gather(struct mu_reduce *reduce, uint32_t parts, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status reduce_nccl_gather_finish(struct mu_reduce *reduce, struct mu_error *err) MU_WARN_UNUSED;
+
+/* ---- reduce_nccl_plan.c ---- */
+/* Once the segments are there. */
+enum mu_status reduce_nccl_plan(struct mu_reduce *reduce, const struct mu_reduce_config *config,
+                                struct mu_error *err) MU_WARN_UNUSED;
+void reduce_nccl_plan_free(struct link_plan *plan);
+/* Segments that are longer, so that additions are: at least so many chunks of `chunks` in the column. */
+uint32_t reduce_nccl_segment_chunks(const struct mu_reduce_config *config, uint32_t chunks);
+
+/* ---- reduce_plan.c ---- */
+/* Leaves of replicas [index, end). */
+struct leaf_range {
+    uint32_t first, count;
+};
+struct leaf_range reduce_leaf_range(const struct mu_reduce_config *config, uint32_t index, uint32_t end);
+/* The program that adds the roots of adjacent leaf ranges, ascending. Inputs lie in staging from slot `staging_begin`
+ * on, but the first one in the bottom buffer when that is free. */
+enum mu_status reduce_plan_additions(const struct mu_reduce *reduce, const struct source *sources, uint32_t count,
+                                     bool bottom_free, uint32_t staging_begin, struct additions *ret_additions,
+                                     struct mu_error *err) MU_WARN_UNUSED;
+void reduce_additions_free(struct additions *additions);
 
 /* reduce_plan.c: fills everything above "the step under way", and the window. */
 enum mu_status mu_reduce_plan(struct mu_reduce *reduce, const struct mu_reduce_config *config,

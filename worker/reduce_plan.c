@@ -34,11 +34,7 @@ static struct relatives find_relatives(uint32_t size, uint32_t index, bool tree)
     return kin;
 }
 
-struct leaf_range {
-    uint32_t first, count;
-};
-
-static struct leaf_range range_of_replicas(const struct mu_reduce_config *config, uint32_t index, uint32_t end)
+struct leaf_range reduce_leaf_range(const struct mu_reduce_config *config, uint32_t index, uint32_t end)
 {
     uint32_t count;
     struct leaf_range range;
@@ -53,7 +49,7 @@ static uint32_t roots_sent(const struct mu_reduce *reduce, const struct mu_reduc
                            struct mu_tree_node out[MU_TREE_ROOTS_MAX])
 {
     uint32_t end = reduce->mesh ? index + 1 : subtree_end(config->replicas, index);
-    struct leaf_range range = range_of_replicas(config, index, end);
+    struct leaf_range range = reduce_leaf_range(config, index, end);
     return mu_tree_roots(config->leaves, range.first, range.count, out);
 }
 
@@ -66,7 +62,8 @@ struct slot {
 };
 
 struct program {
-    struct mu_reduce *reduce;
+    uint32_t leaves;
+    struct additions *out;
     struct slot stack[MU_TREE_ROOTS_MAX];
     uint32_t depth;
 };
@@ -75,83 +72,92 @@ struct program {
  * (storage 0) always takes the sum: a + b and b + a have the same bits. */
 static void program_push(struct program *program, struct mu_tree_node node, uint32_t storage)
 {
-    struct mu_reduce *reduce = program->reduce;
     MU_ASSERT(program->depth < MU_TREE_ROOTS_MAX);
     program->stack[program->depth++] = (struct slot){node, storage};
     while (program->depth > 1) {
         struct slot *low = &program->stack[program->depth - 2], *high = &program->stack[program->depth - 1];
-        if (!reduce_siblings(reduce->leaves, low->node, high->node))
+        if (!reduce_siblings(program->leaves, low->node, high->node))
             break;
         uint32_t into = high->storage == 0 ? 0 : low->storage, from = high->storage == 0 ? low->storage : high->storage;
-        reduce->adds[reduce->add_count++] = (struct mu_tree_add){.into = into, .from = from};
+        program->out->adds[program->out->add_count++] = (struct mu_tree_add){.into = into, .from = from};
         low->node.count += high->node.count;
         low->storage = into;
         program->depth--;
     }
 }
 
-static void take_input(struct program *program, uint32_t peer, uint32_t number, struct mu_tree_node node)
-{
-    struct mu_reduce *reduce = program->reduce;
-    uint32_t index = reduce->input_count++;
-    /* A rank without leaves receives the first root in its bottom buffer, where the sum is wanted. */
-    uint32_t storage = reduce->own_root_count == 0 && index == 0 ? 0 : reduce->stack_count + reduce->staging_count++;
-    reduce->inputs[index] = (struct input){.peer = peer, .number = number};
-    reduce->input_storage[index] = storage;
-    program_push(program, node, storage);
-}
-
-/* The replicas whose roots come to this one, ascending, itself among them. */
-static uint32_t sources(const struct mu_reduce *reduce, uint32_t out[REDUCE_RELATIVES_MAX + 1])
-{
-    uint32_t count = 0;
-    bool self_done = false;
-    for (uint32_t i = 0; i < reduce->kin.child_count; i++) {
-        if (!self_done && reduce->kin.children[i] > reduce->index) {
-            out[count++] = reduce->index;
-            self_done = true;
-        }
-        out[count++] = reduce->kin.children[i];
-    }
-    if (!self_done)
-        out[count++] = reduce->index;
-    return count;
-}
-
-static enum mu_status plan_additions(struct mu_reduce *reduce, const struct mu_reduce_config *config,
+enum mu_status reduce_plan_additions(const struct mu_reduce *reduce, const struct source *sources, uint32_t count,
+                                     bool bottom_free, uint32_t staging_begin, struct additions *ret_additions,
                                      struct mu_error *err)
 {
     struct mu_tree_node roots[MU_TREE_ROOTS_MAX];
-    struct leaf_range own = range_of_replicas(config, reduce->index, reduce->index + 1);
-    reduce->own_root_count = mu_tree_roots(config->leaves, own.first, own.count, roots);
-    reduce->stack_count = reduce->own_root_count > 0 ? reduce->own_root_count : 1;
-
-    uint32_t from[REDUCE_RELATIVES_MAX + 1], from_count = sources(reduce, from), total = 0;
-    for (uint32_t i = 0; i < from_count; i++)
-        total += from[i] == reduce->index ? reduce->own_root_count : roots_sent(reduce, config, from[i], roots);
-    size_t room = total > 0 ? total : 1;
-    reduce->inputs = calloc(room, sizeof *reduce->inputs);
-    reduce->input_storage = calloc(room, sizeof *reduce->input_storage);
-    reduce->adds = calloc(room, sizeof *reduce->adds);
-    if (!reduce->inputs || !reduce->input_storage || !reduce->adds)
-        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the additions of %u subtree roots", total);
-
-    struct program program = {.reduce = reduce};
-    for (uint32_t i = 0; i < from_count; i++) {
-        bool self = from[i] == reduce->index;
-        uint32_t count = self ? mu_tree_roots(config->leaves, own.first, own.count, roots)
-                              : roots_sent(reduce, config, from[i], roots);
-        for (uint32_t k = 0; k < count; k++) {
-            if (self)
-                program_push(&program, roots[k], k);
-            else
-                take_input(&program, from[i], k, roots[k]);
+    struct additions *out = ret_additions;
+    size_t room = 1;
+    for (uint32_t i = 0; i < count; i++)
+        room += mu_tree_roots(reduce->leaves, sources[i].first_leaf, sources[i].leaf_count, roots);
+    *out = (struct additions){.staging_end = staging_begin};
+    out->inputs = calloc(room, sizeof *out->inputs);
+    out->input_storage = calloc(room, sizeof *out->input_storage);
+    out->adds = calloc(room, sizeof *out->adds);
+    if (!out->inputs || !out->input_storage || !out->adds)
+        return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for the additions of %zu subtree roots", room - 1);
+    struct program program = {.leaves = reduce->leaves, .out = out};
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t root_count = mu_tree_roots(reduce->leaves, sources[i].first_leaf, sources[i].leaf_count, roots);
+        for (uint32_t k = 0; k < root_count; k++) {
+            if (sources[i].storages) {
+                program_push(&program, roots[k], sources[i].storages[k]);
+                continue;
+            }
+            uint32_t index = out->input_count++;
+            out->inputs[index] = (struct input){.peer = sources[i].peer, .number = k};
+            out->input_storage[index] = bottom_free && index == 0 ? 0 : reduce->stack_count + out->staging_end++;
+            program_push(&program, roots[k], out->input_storage[index]);
         }
     }
-    reduce->result_count = program.depth;
+    out->result_count = program.depth;
     for (uint32_t i = 0; i < program.depth; i++)
-        reduce->results[i] = program.stack[i].storage;
+        out->results[i] = program.stack[i].storage;
     return MU_OK;
+}
+
+void reduce_additions_free(struct additions *additions)
+{
+    free(additions->inputs);
+    free(additions->input_storage);
+    free(additions->adds);
+}
+
+/* The replicas whose roots come to this one, ascending, itself among them: of their own range (mesh), or of their
+ * subtree. A rank without leaves receives the first root in its bottom buffer, where the sum is wanted. */
+static enum mu_status plan_sum(struct mu_reduce *reduce, const struct mu_reduce_config *config, struct mu_error *err)
+{
+    struct source sources[REDUCE_RELATIVES_MAX + 1];
+    struct mu_tree_node roots[MU_TREE_ROOTS_MAX];
+    uint32_t identity[MU_TREE_ROOTS_MAX], count = 0;
+    struct leaf_range own = reduce_leaf_range(config, reduce->index, reduce->index + 1);
+    reduce->own_root_count = mu_tree_roots(config->leaves, own.first, own.count, roots);
+    reduce->stack_count = reduce->own_root_count > 0 ? reduce->own_root_count : 1;
+    for (uint32_t k = 0; k < reduce->own_root_count; k++)
+        identity[k] = k;
+    const struct source self = {reduce->index, own.first, own.count, identity};
+    bool self_done = false;
+    for (uint32_t i = 0; i < reduce->kin.child_count; i++) {
+        uint32_t child = reduce->kin.children[i];
+        if (!self_done && child > reduce->index) {
+            sources[count++] = self;
+            self_done = true;
+        }
+        struct leaf_range range =
+            reduce_leaf_range(config, child, reduce->mesh ? child + 1 : subtree_end(config->replicas, child));
+        sources[count++] = (struct source){child, range.first, range.count, NULL};
+    }
+    if (!self_done)
+        sources[count++] = self;
+    enum mu_status status =
+        reduce_plan_additions(reduce, sources, count, reduce->own_root_count == 0, 0, &reduce->sum, err);
+    reduce->staging_count = reduce->sum.staging_end;
+    return status;
 }
 
 /* ---- segments ---- */
@@ -259,6 +265,10 @@ static uint32_t choose_segment_chunks(const struct mu_reduce *reduce, const stru
     uint32_t segments = MU_REDUCE_REQUESTS_MAX / most;
     uint32_t chunks = (column_chunks(config) + segments - 1) / segments;
     uint32_t least = config->segment_chunks ? config->segment_chunks : 1;
+    if (config->gpus) {
+        uint32_t longer = reduce_nccl_segment_chunks(config, column_chunks(config));
+        least = longer > least ? longer : least;
+    }
     return chunks > least ? chunks : least;
 }
 
@@ -320,10 +330,11 @@ enum mu_status mu_reduce_plan(struct mu_reduce *reduce, const struct mu_reduce_c
     reduce->kin = find_relatives(config->replicas, config->index, config->tree);
     reduce->mesh = reduce->kin.mesh;
     reduce->scatter = reduce->sharded && reduce->mesh;
-    enum mu_status status = plan_additions(reduce, config, err);
+    enum mu_status status = plan_sum(reduce, config, err);
     if (status == MU_OK)
         status = plan_segments(reduce, config, err);
-    if (status == MU_OK)
-        choose_window(reduce, config->staging_bytes);
-    return status;
+    if (status != MU_OK)
+        return status;
+    choose_window(reduce, config->staging_bytes);
+    return config->gpus && config->replicas > 1 ? reduce_nccl_plan(reduce, config, err) : MU_OK;
 }

@@ -43,7 +43,7 @@ struct slot {
     cpu_set_t cpus;
     pid_t pid;
     int pid_fd, note_fd; /* -1: not running */
-    bool attached, was_attached;
+    bool attached, was_attached, stuck;
     struct mu_id incarnation;
     char trouble[MU_TEXT_SIZE];
     struct mu_exit_letter letter; /* how it ended */
@@ -160,7 +160,7 @@ static enum mu_status start(const struct supervisor *self, struct slot *slot, st
     int notes[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, notes) != 0)
         return mu_fail_errno(err, errno, "%s: cannot make a socket", slot->name);
-    slot->attached = false;
+    slot->attached = slot->stuck = false;
     slot->incarnation = (struct mu_id){0};
     slot->trouble[0] = 0;
     enum mu_status status = fork_worker(self, slot, notes[1], err);
@@ -215,6 +215,9 @@ static void describe(const siginfo_t *info, struct slot *slot, struct mu_oom *oo
         snprintf(letter->text, sizeof letter->text, "exited with code %d%s%.*s", info->si_status,
                  info->si_status && slot->trouble[0] ? ": " : "", (int)sizeof letter->text - 40,
                  info->si_status ? slot->trouble : "");
+    else if (slot->stuck)
+        snprintf(letter->text, sizeof letter->text, "was killed, for it was stuck: %.*s", (int)sizeof letter->text - 40,
+                 slot->trouble);
     else
         snprintf(letter->text, sizeof letter->text, "was killed by signal %d (SIG%s)%s", info->si_status,
                  name ? name : "?", meaning(info, oom));
@@ -235,6 +238,10 @@ static void take_notes(struct slot *slot)
         if (note.kind == MU_NOTE_INCARNATION)
             slot->incarnation = note.incarnation;
         memcpy(slot->trouble, note.text, sizeof slot->trouble);
+        if (note.kind != MU_NOTE_STUCK)
+            continue;
+        slot->stuck = true;
+        kill(-slot->pid, SIGKILL);
     }
 }
 

@@ -10,26 +10,24 @@ enum {
     KINDS = 2,     /* parameters; both moments */
     PARTS_MAX = 2, /* flat spaces of one kind */
     WINDOW = 16,   /* items of a stream that have requests: at most 3 * 16 small messages run ahead of a large one */
-    OUTGOING = 1,  /* the same of what is sent: an item is hashed when it is posted, and should still be in the cache
-                      when it goes out */
     MESSAGE_BITS = 2,
     LOOK_AGAIN_US = 1000, /* while one stream is waited for, the others are looked at so often */
 };
-#define ASKED        (1ull << 62) /* the exchange before all items */
-#define HEADER_MAGIC 0x324556454d554dull
+#define ASKED      (1ull << 62) /* the exchange before all items */
+#define SEAL_MAGIC 0x324556454d554dull
 
 static const struct {
     uint32_t bit, first_flat, parts;
     const char *name;
 } kinds[KINDS] = {{MU_MOVE_PARAMS, 0, 1, "parameters"}, {MU_MOVE_MOMENTS, 1, 2, "moments"}};
 
-/* As on the wire; goes before the parts. */
-struct header {
+/* As on the wire; goes after the parts. */
+struct seal {
     uint64_t magic, step;
     uint32_t chunk, kind;
     struct mu_hash128 hashes[PARTS_MAX];
 };
-_Static_assert(sizeof(struct header) == 24 + 16 * PARTS_MAX && sizeof(struct header) <= MU_COMM_EAGER_SIZE,
+_Static_assert(sizeof(struct seal) == 24 + 16 * PARTS_MAX && sizeof(struct seal) <= MU_COMM_EAGER_SIZE,
                "one small frame without gaps");
 _Static_assert(WINDOW *(1 + PARTS_MAX) < MU_COMM_EAGER_HELD, "what overtakes a large part never stops the connection");
 
@@ -37,9 +35,9 @@ _Static_assert(WINDOW *(1 + PARTS_MAX) < MU_COMM_EAGER_HELD, "what overtakes a l
 struct item {
     uint32_t chunk, kind;
     bool kept; /* the receiver has it: no parts */
-    struct header header;
-    struct mu_hash128 came[PARTS_MAX];              /* of the parts as they came */
-    struct mu_comm_request requests[1 + PARTS_MAX]; /* the header's, then the parts' */
+    struct seal seal;
+    struct mu_hash128 moved[PARTS_MAX]; /* of the parts as they came or went */
+    struct mu_comm_request parts[PARTS_MAX], sealed;
 };
 
 /* Runs of one kind in one stream, ascending. */
@@ -54,9 +52,9 @@ struct stream {
     uint32_t peer;
     bool incoming;
     struct queue queues[KINDS];
-    uint64_t total, posted, finished; /* items */
-    uint8_t *kept;                    /* a bit for each of them, in order: the receiver has it already */
-    struct mu_comm_request asked;     /* `kept` on its way from the receiver to the sender */
+    uint64_t total, posted, sealed, finished; /* items */
+    uint8_t *kept;                            /* a bit for each of them, in order: the receiver has it already */
+    struct mu_comm_request asked;             /* `kept` on its way from the receiver to the sender */
     struct item items[WINDOW];
 };
 
@@ -306,11 +304,22 @@ static uint64_t number(uint64_t index, uint32_t message)
     return MU_TRANSFER_EXCHANGES | index << MESSAGE_BITS | message;
 }
 
-static enum mu_status hash_part(const struct mu_transfer *t, const struct item *item, uint32_t part,
+/* That travel. */
+static uint32_t parts_of(const struct item *item)
+{
+    return item->kept ? 0 : kinds[item->kind].parts;
+}
+
+/* Of a part as it moved, or as it lies here. */
+static enum mu_status part_hash(const struct mu_transfer *t, const struct item *item, uint32_t part,
                                 struct mu_hash128 *ret_hash, struct mu_error *err)
 {
     size_t size_bytes;
     const void *view = NULL;
+    if (part < parts_of(item) && !item->parts[part].far) {
+        *ret_hash = item->moved[part];
+        return MU_OK;
+    }
     const float *data = part_data(t, item, part, &size_bytes);
     enum mu_status status = mu_device_read(t->config.device, data, size_bytes, &view);
     if (status != MU_OK)
@@ -319,76 +328,80 @@ static enum mu_status hash_part(const struct mu_transfer *t, const struct item *
     return MU_OK;
 }
 
-static enum mu_status fill_header(const struct mu_transfer *t, struct item *item, struct mu_error *err)
-{
-    enum mu_status status = MU_OK;
-    item->header =
-        (struct header){.magic = HEADER_MAGIC, .step = t->config.step, .chunk = item->chunk, .kind = item->kind};
-    for (uint32_t part = 0; part < kinds[item->kind].parts && status == MU_OK; part++)
-        status = hash_part(t, item, part, &item->header.hashes[part], err);
-    return status;
-}
-
-/* That travel. */
-static uint32_t parts_of(const struct item *item)
-{
-    return item->kept ? 0 : kinds[item->kind].parts;
-}
-
-/* Requests for the stream's next item. */
+/* Requests for the parts of the stream's next item, and for the seal of one that comes. */
 static enum mu_status post_item(struct mu_transfer *t, struct stream *stream, struct mu_error *err)
 {
     struct mu_comm_group *group = t->config.group;
     uint64_t index = stream->posted++;
     struct item *item = &stream->items[index % WINDOW];
+    enum mu_status status = MU_OK;
     stream_peek(stream, &item->chunk, &item->kind);
     queue_pop(&stream->queues[item->kind]);
     item->kept = is_kept(stream, index);
-    struct mu_comm_request *requests = item->requests;
-    enum mu_status status = stream->incoming ? MU_OK : fill_header(t, item, err);
-    if (status != MU_OK)
-        return status;
-    status =
-        stream->incoming
-            ? mu_comm_recv(group, stream->peer, number(index, 0), &item->header, sizeof item->header, requests, err)
-            : mu_comm_send(group, stream->peer, number(index, 0), &item->header, sizeof item->header, requests, err);
     for (uint32_t part = 0; part < parts_of(item) && status == MU_OK; part++) {
         size_t size_bytes;
         float *data = part_data(t, item, part, &size_bytes);
-        struct mu_comm_request *request = &requests[1 + part];
+        struct mu_comm_request *request = &item->parts[part];
         status = stream->incoming
                      ? mu_comm_recv(group, stream->peer, number(index, 1 + part), data, size_bytes, request, err)
                      : mu_comm_send(group, stream->peer, number(index, 1 + part), data, size_bytes, request, err);
-        if (status == MU_OK && stream->incoming && !request->far)
-            mu_comm_recv_hash(request, &item->came[part]);
+        if (status == MU_OK && !request->far)
+            mu_comm_hash(request, &item->moved[part]);
+    }
+    if (status == MU_OK && stream->incoming) {
+        stream->sealed++;
+        status =
+            mu_comm_recv(group, stream->peer, number(index, 0), &item->seal, sizeof item->seal, &item->sealed, err);
     }
     return status;
 }
 
-/* The first request of the item that is not done; NULL: all are. */
-static const struct mu_comm_request *item_missing(const struct item *item)
+/* The seal of an item whose parts have gone. */
+static enum mu_status send_seal(struct mu_transfer *t, struct stream *stream, struct item *item, struct mu_error *err)
 {
-    for (uint32_t i = 0; i < 1 + parts_of(item); i++) {
-        if (!mu_comm_done(&item->requests[i]))
-            return &item->requests[i];
+    enum mu_status status = MU_OK;
+    item->seal = (struct seal){.magic = SEAL_MAGIC, .step = t->config.step, .chunk = item->chunk, .kind = item->kind};
+    for (uint32_t part = 0; part < kinds[item->kind].parts && status == MU_OK; part++)
+        status = part_hash(t, item, part, &item->seal.hashes[part], err);
+    return status == MU_OK ? mu_comm_send(t->config.group, stream->peer, number(stream->sealed++, 0), &item->seal,
+                                          sizeof item->seal, &item->sealed, err)
+                           : status;
+}
+
+/* The first request of the item's parts that is not done; NULL: all are. */
+static const struct mu_comm_request *part_missing(const struct item *item)
+{
+    for (uint32_t i = 0; i < parts_of(item); i++) {
+        if (!mu_comm_done(&item->parts[i]))
+            return &item->parts[i];
     }
     return NULL;
+}
+
+/* The first request that the stream's oldest item waits for; NULL: for none, or there is no such item. */
+static const struct mu_comm_request *stream_missing(const struct stream *stream)
+{
+    if (stream->finished == stream->posted)
+        return NULL;
+    const struct item *item = &stream->items[stream->finished % WINDOW];
+    const struct mu_comm_request *part = part_missing(item);
+    bool is_sealed = stream->finished < stream->sealed;
+    return part || !is_sealed || mu_comm_done(&item->sealed) ? part : &item->sealed;
 }
 
 static enum mu_status verify_item(const struct mu_transfer *t, const struct stream *stream, const struct item *item,
                                   struct mu_error *err)
 {
-    const struct header *header = &item->header;
-    if (header->magic != HEADER_MAGIC || header->step != t->config.step || header->chunk != item->chunk ||
-        header->kind != item->kind)
+    const struct seal *seal = &item->seal;
+    if (seal->magic != SEAL_MAGIC || seal->step != t->config.step || seal->chunk != item->chunk ||
+        seal->kind != item->kind)
         return mu_fail(err, MU_ERR_CORRUPT,
                        "rank %u serves chunk %u (kind %u) of step %llu where chunk %u (kind %u) of step %llu is wanted",
-                       stream->peer, header->chunk, header->kind, (unsigned long long)header->step, item->chunk,
-                       item->kind, (unsigned long long)t->config.step);
+                       stream->peer, seal->chunk, seal->kind, (unsigned long long)seal->step, item->chunk, item->kind,
+                       (unsigned long long)t->config.step);
     for (uint32_t part = 0; part < kinds[item->kind].parts; part++) {
-        struct mu_hash128 hash = item->came[part], expected = header->hashes[part];
-        bool hashed = !item->kept && !item->requests[1 + part].far;
-        enum mu_status status = hashed ? MU_OK : hash_part(t, item, part, &hash, err);
+        struct mu_hash128 hash = {0}, expected = seal->hashes[part];
+        enum mu_status status = part_hash(t, item, part, &hash, err);
         if (status != MU_OK)
             return status;
         if (hash.low != expected.low || hash.high != expected.high)
@@ -414,23 +427,26 @@ static enum mu_status accept_item(struct mu_transfer *t, const struct stream *st
 
 /* ---- the run ---- */
 
-/* Finishes and posts whatever the stream can; *moved if that was anything. */
+/* Finishes, seals and posts whatever the stream can; *moved if that was anything. */
 static enum mu_status turn(struct mu_transfer *t, struct stream *stream, bool *moved, struct mu_error *err)
 {
     enum mu_status status = MU_OK;
-    while (status == MU_OK && stream->finished < stream->posted) {
-        const struct item *item = &stream->items[stream->finished % WINDOW];
-        if (item_missing(item))
+    while (status == MU_OK && stream->sealed < stream->posted) {
+        struct item *item = &stream->items[stream->sealed % WINDOW];
+        if (part_missing(item))
             break;
+        status = send_seal(t, stream, item, err);
+        *moved = true;
+    }
+    while (status == MU_OK && stream->finished < stream->sealed && !stream_missing(stream)) {
         if (stream->incoming)
-            status = accept_item(t, stream, item, err);
+            status = accept_item(t, stream, &stream->items[stream->finished % WINDOW], err);
         stream->finished++;
         atomic_fetch_add_explicit(t->config.progress, 1, memory_order_relaxed);
         *moved = true;
     }
-    uint64_t window = stream->incoming ? WINDOW : OUTGOING;
     bool begun = stream->incoming || mu_comm_done(&stream->asked);
-    while (begun && status == MU_OK && stream->posted < stream->total && stream->posted - stream->finished < window) {
+    while (begun && status == MU_OK && stream->posted < stream->total && stream->posted - stream->finished < WINDOW) {
         uint32_t chunk = 0, kind = 0;
         stream_peek(stream, &chunk, &kind);
         if (!stream->incoming && t->pending[chunk] & 1u << kind)
@@ -448,9 +464,8 @@ static enum mu_status wait_some(struct mu_transfer *t, struct mu_error *err)
     const struct mu_comm_request *missing = NULL;
     for (uint32_t i = 0; i < t->stream_count && !missing; i++) { /* incoming streams come first */
         const struct stream *stream = &t->streams[i];
-        if (stream->finished < stream->posted)
-            missing = item_missing(&stream->items[stream->finished % WINDOW]);
-        else if (!mu_comm_done(&stream->asked))
+        missing = stream_missing(stream);
+        if (!missing && !mu_comm_done(&stream->asked))
             missing = &stream->asked;
     }
     MU_ASSERT(missing);

@@ -1,9 +1,10 @@
 /* Moves state between the ranks of a generation while it is prepared: executes the moves of plan/reshard.h.
  *
- * The moves from one rank to another are one stream: chunk after chunk, parameters and moments of a chunk apart, each a
- * small message with the XXH3-128 of its parts, then the parts. All streams run at once, each with a bounded number of
- * requests. A received chunk counts once it is verified; one that goes on to another rank is sent as soon as that is
- * so. Streams are in ascending order of chunks and no chunk moves in a circle, so some stream can always go on.
+ * The moves from one rank to another are one stream: chunk after chunk, parameters and moments of a chunk apart, each
+ * its parts and then a small message with the XXH3-128 of these: both sides hash a part while it is in the cache, right
+ * after it moved. All streams run at once, each with a bounded number of requests. A received chunk counts once it is
+ * verified; one that goes on to another rank is sent as soon as that is so. Streams are in ascending order of chunks
+ * and no chunk moves in a circle, so some stream can always go on.
  *
  * A transfer may be given up in the middle and another one begun for the same step: before a stream begins its receiver
  * tells which of its chunks have come already. Of those only the checksums are sent, and what is here must match them.

@@ -245,7 +245,7 @@ void mu_coord_step(struct mu_coord *coord, const struct mu_coord_event *event, c
         goodput_heard(coord, event->message.session, event->message.message);
         break;
     case MU_CE_DISCONNECTED:
-        on_disconnected(coord, event->disconnected.session, event->disconnected.reason);
+        on_disconnected(coord, event->disconnected.session, event->disconnected.end, event->disconnected.reason);
         break;
     case MU_CE_PLANNED:
         on_planned(coord, event->planned.ticket, event->planned.plan, event->planned.secret);

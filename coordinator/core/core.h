@@ -337,6 +337,14 @@ struct mu_record {
 
 /* ---- events: what comes in ---- */
 
+enum mu_stream_end {
+    MU_STREAM_RESET,     /* by the peer, or its connection is gone */
+    MU_STREAM_MALFORMED, /* it brought what is not allowed */
+    MU_STREAM_SLOW,      /* it took nothing */
+    MU_STREAM_EXIT,      /* its supervisor says that the process has ended */
+    MU_STREAM_END_COUNT
+};
+
 enum mu_coord_event_kind {
     MU_CE_TICK,    /* next_deadline has come. Leases are judged only here: give it after the queue of waiting events is
                       empty */
@@ -400,6 +408,7 @@ struct mu_coord_event {
         struct {
             uint64_t session;
             const char *reason; /* "stream reset", "closed by peer", ... */
+            enum mu_stream_end end;
         } disconnected;
         struct {
             uint64_t ticket;
@@ -651,8 +660,17 @@ bool mu_coord_probe_view(const struct mu_coord *coord, uint64_t number, struct m
 uint64_t mu_coord_last_event(const struct mu_coord *coord);
 /* Where the state of a generation's start came from. */
 enum mu_start_source { MU_START_HOLDERS, MU_START_MIRRORS, MU_START_CHECKPOINT, MU_START_SEED, MU_START_COUNT };
+/* What was refused of stale workers. */
+enum mu_fence {
+    MU_FENCE_LOST,       /* Hello of one that was declared lost, with what it held */
+    MU_FENCE_STREAM,     /* on a stream that was refused or never said Hello */
+    MU_FENCE_GENERATION, /* of a generation that is over */
+    MU_FENCE_COUNT
+};
+enum { MU_REJECT_REASONS = MU_REJECT_INVALID + 1 };
 struct mu_coord_counters { /* since the start */
-    uint64_t fenced_messages, refused_hellos, stream_losses, forgiven_us;
+    uint64_t fenced_messages[MU_FENCE_COUNT], refused_hellos[MU_REJECT_REASONS], stream_losses[MU_STREAM_END_COUNT];
+    uint64_t forgiven_us;
     uint64_t recoveries[MU_START_COUNT], recovery_us[MU_START_COUNT]; /* from the first loss noticed until Go */
     uint32_t quarantined;                                             /* worker names now */
 };

@@ -69,7 +69,7 @@ void reject(struct mu_coord *coord, uint64_t session, enum mu_reject_reason reas
     struct mu_coord_message message = {.kind = MU_CM_REJECT};
     message.reject.reason = reason;
     FORMAT_INTO(message.reject.text, sizeof message.reject.text, fmt);
-    coord->counters.refused_hellos++;
+    coord->counters.refused_hellos[reason]++;
     emit(coord, &(struct mu_coord_action){.kind = MU_CA_SEND, .send = {.session = session, .message = &message}});
     close_session(coord, session);
 }

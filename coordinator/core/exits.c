@@ -82,7 +82,7 @@ static void process_is_gone(struct mu_coord *coord, struct worker *worker, const
     bool had_nothing = worker->rank == NONE && (worker->status.generation == 0 || worker->draining);
     if (worker->session && (is_over(job) || (exit->signal == 0 && had_nothing))) {
         uint64_t session = worker->session;
-        on_disconnected(coord, session, exit->text);
+        on_disconnected(coord, session, MU_STREAM_EXIT, exit->text);
         close_session(coord, session);
     } else if (!worker->lost && !MU_MUTANT(MU_MUT_EXIT_UNHEARD)) {
         declare_lost(coord, worker, "%s, says its supervisor", exit->text);

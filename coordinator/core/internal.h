@@ -381,7 +381,7 @@ void copy_text(char *out, size_t size, const char *text);
 /* admit.c: false after a rejection */
 /* For good: its device, kernels or data are not what the job needs. Told in an event, each line once in a row. */
 void refuse_worker(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session,
-                   const char *fmt, ...) __attribute__((format(printf, 5, 6)));
+                   const char *fmt, ...) MU_PRINTF(5, 6);
 bool accept_identity(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session);
 bool accept_compute(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session);
 bool accept_nccl(struct mu_coord *coord, struct job *job, const struct mu_hello *hello, uint64_t session);
@@ -396,7 +396,7 @@ struct worker *add_worker(struct mu_coord *coord, struct job *job, const char *n
 void free_worker(struct mu_coord *coord, struct worker *worker);
 void count_ready(struct mu_coord *coord, struct worker *worker); /* after ready, lost or draining changed */
 void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu_worker_message *message);
-void on_disconnected(struct mu_coord *coord, uint64_t session, const char *reason);
+void on_disconnected(struct mu_coord *coord, uint64_t session, enum mu_stream_end end, const char *reason);
 void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt, ...) MU_PRINTF(3, 4);
 void scan_leases(struct mu_coord *coord);
 void drain(struct mu_coord *coord, struct worker *worker, const char *reason);

@@ -47,8 +47,9 @@ static void note_bad_link(struct mu_coord *coord, struct job *job, const struct 
     link->failures++;
     link->until_us = lease_now(coord) + retry_us;
     event(coord, MU_EVENT_WARNING, "link_failed", job, reporter,
-          "exchange between living workers %s and %s failed: not used together for %.0f s", reporter->name,
-          target->name, (double)retry_us * 1e-6);
+          "exchange between living workers %s and %s failed%s%s%s: not used together for %.0f s", reporter->name,
+          target->name, reporter->status.text[0] ? " (" : "", reporter->status.text,
+          reporter->status.text[0] ? ")" : "", (double)retry_us * 1e-6);
 }
 
 static const char *peer_failure_name(enum mu_peer_failure failure)

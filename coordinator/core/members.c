@@ -301,7 +301,7 @@ static struct worker *identify(struct mu_coord *coord, struct job *job, uint64_t
         return worker;
     }
     if (claims_membership(hello)) {
-        coord->counters.fenced_messages++;
+        coord->counters.fenced_messages[MU_FENCE_LOST]++;
         reject(coord, session, MU_REJECT_FENCED, "worker '%s' was declared lost%s%s; it must come back as a new one",
                hello->name, known && known->lost ? ": " : "", known && known->lost ? known->reason : "");
         return NULL;
@@ -498,7 +498,7 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
     }
     uint32_t slot = map_get(&coord->by_session, session);
     if (slot == NONE) { /* fenced, rejected, or it never said Hello */
-        coord->counters.fenced_messages++;
+        coord->counters.fenced_messages[MU_FENCE_STREAM]++;
         close_session(coord, session);
         return;
     }
@@ -518,7 +518,8 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
     case MU_WM_STATUS: {
         if (session == worker->assigned_session && message->status.generation < worker->assigned_generation &&
             !MU_MUTANT(MU_MUT_ACCEPT_STALE_PARK)) {
-            coord->counters.fenced_messages++; /* said before it got its Assign: what it holds may change by that */
+            coord->counters.fenced_messages[MU_FENCE_GENERATION]++; /* said before it got its Assign: what it holds may
+                                                                       change by that */
             break;
         }
         struct mu_error err;
@@ -540,7 +541,7 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
         if (current)
             on_step(coord, worker, &message->step);
         else
-            coord->counters.fenced_messages++;
+            coord->counters.fenced_messages[MU_FENCE_GENERATION]++;
         break;
     case MU_WM_EVAL:
         if (current)
@@ -575,7 +576,7 @@ static const struct worker *peer_witness(struct mu_coord *coord, const struct jo
     return valid ? accuser : NULL;
 }
 
-void on_disconnected(struct mu_coord *coord, uint64_t session, const char *reason)
+void on_disconnected(struct mu_coord *coord, uint64_t session, enum mu_stream_end end, const char *reason)
 {
     uint32_t slot = map_get(&coord->by_session, session);
     if (slot == NONE)
@@ -584,7 +585,7 @@ void on_disconnected(struct mu_coord *coord, uint64_t session, const char *reaso
     struct job *job = job_of(coord, worker);
     map_remove(&coord->by_session, session);
     worker->session = 0;
-    coord->counters.stream_losses++;
+    coord->counters.stream_losses[end]++;
     probe_left(coord, worker, reason);
     bool holds_nothing = worker->status.generation == 0; /* it may come back as it likes */
     if (worker->rank == NONE && (holds_nothing || worker->draining)) {

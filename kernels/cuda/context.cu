@@ -34,8 +34,14 @@ static enum mu_status take_memory(struct mu_cuda *cuda, struct mu_error *err)
                        total_bytes >> 20);
     }
     error = cudaHostAlloc(&cuda->pinned, MU_CUDA_PINNED_BYTES, cudaHostAllocMapped);
+    if (error == cudaSuccess)
+        error = cudaHostAlloc(&cuda->view, MU_DEVICE_READ_MAX, cudaHostAllocDefault);
     if (error != cudaSuccess)
-        return failed(err, cuda->device, "pinned host memory", error);
+        return mu_fail(
+            err, error == cudaErrorMemoryAllocation ? MU_ERR_NO_MEMORY : MU_ERR_UNAVAILABLE,
+            "GPU %d: %d MiB of pinned host memory: %s; free memory of the host, or raise its limit of locked "
+            "memory (ulimit -l)",
+            cuda->device, (MU_CUDA_PINNED_BYTES + MU_DEVICE_READ_MAX) >> 20, cudaGetErrorString(error));
     return MU_OK;
 }
 

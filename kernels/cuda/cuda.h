@@ -54,6 +54,10 @@ struct mu_cuda {
     cudaStream_t tracks[MU_TRACKS];
     cudaStream_t side; /* copies beside the order of the operations */
     cudaEvent_t events[MU_CUDA_MARKS], points[MU_DEVICE_POINTS];
+    cudaEvent_t span_ends[2 * MU_DEVICE_SPANS]; /* begin and end of each span */
+    uint8_t span_works[MU_DEVICE_SPANS];
+    uint32_t span_count[MU_WORKS], spans; /* of each work; measured ones of all */
+    bool in_span;                         /* and it is measured */
     uint64_t marks, marks_passed;
     struct cublasLtContext *blas; /* bf16 only, else NULL */
     void *workspace;              /* device, 256-byte aligned */

@@ -10,6 +10,7 @@
 
 #include <cuda_runtime.h>
 
+#include "common/gpu_mutant.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ops.h"

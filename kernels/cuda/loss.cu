@@ -141,7 +141,8 @@ __global__ void slice_sum_kernel(struct loss_args a)
         return;
     }
     const float highest = a.highest[row], aim = target >= 0 ? logits[target] : 0.0f;
-    __syncthreads(); /* the target's logit is read before it becomes an exponential */
+    if (!MU_GPU_MUTANT(MU_GPU_MUT_NO_BARRIER))
+        __syncthreads(); /* the target's logit is read before it becomes an exponential */
     const double sum = block_exp_sum(logits, a.vocab, highest, a.gradient);
     if (threadIdx.x > 0)
         return;

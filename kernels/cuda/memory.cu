@@ -160,14 +160,18 @@ static enum mu_status gpu_allocate(struct mu_device *device, enum mu_memory kind
         (void)cudaGetLastError();
         (void)cudaMemGetInfo(&free_bytes, &total_bytes);
         if (kind == MU_MEMORY_PINNED)
-            return mu_fail(err, MU_ERR_NO_MEMORY, "GPU %d: no %zu MiB of pinned host memory: %s", cuda->device,
-                           size >> 20, cudaGetErrorString(error));
+            return mu_fail(
+                err, MU_ERR_NO_MEMORY,
+                "GPU %d: no %zu MiB of pinned host memory: %s; free memory of the host, or raise its limit of locked "
+                "memory (ulimit -l)",
+                cuda->device, size >> 20, cudaGetErrorString(error));
         return mu_fail(err, MU_ERR_NO_MEMORY, "GPU %d: no memory for %zu MiB (%s); %zu of %zu MiB are free",
                        cuda->device, size >> 20, cudaGetErrorString(error), free_bytes >> 20, total_bytes >> 20);
     }
     if (kind == MU_MEMORY_PINNED)
         memset(memory, 0, size);
-    else if ((error = cudaMemsetAsync(memory, 0, size, cuda->stream)) != cudaSuccess)
+    else if (!MU_GPU_MUTANT(MU_GPU_MUT_KEEP_FRESH) &&
+             (error = cudaMemsetAsync(memory, 0, size, cuda->stream)) != cudaSuccess)
         return mu_fail(err, gpu_failed(cuda, "memory", error), "%s", cuda->error.text);
     *ret_memory = memory;
     return MU_OK;
@@ -200,7 +204,7 @@ static enum mu_status gpu_read(struct mu_device *device, const void *from, size_
 {
     struct mu_cuda *cuda = cuda_of(device);
     *ret_view = cuda->view;
-    return copy_now(cuda, cuda->view, from, size, cuda->stream);
+    return copy_now(cuda, cuda->view, from, size, MU_GPU_MUTANT(MU_GPU_MUT_READ_EARLY) ? cuda->side : cuda->stream);
 }
 
 static enum mu_status gpu_peek(struct mu_device *device, const void *from, size_t size, const void **ret_view)
@@ -226,7 +230,7 @@ static bool gpu_holds(const struct mu_device *, const void *data)
 static enum mu_status gpu_await(struct mu_device *device, uint64_t mark)
 {
     struct mu_cuda *cuda = cuda_of(device);
-    if (mark <= cuda->marks_passed)
+    if (mark <= cuda->marks_passed || MU_GPU_MUTANT(MU_GPU_MUT_PASS_EARLY))
         return MU_OK;
     cudaError_t error = mu_cuda_await_event(cuda, cuda->events[mark % MU_CUDA_MARKS]);
     if (error != cudaSuccess)
@@ -253,7 +257,7 @@ static enum mu_status gpu_passed(struct mu_device *device, uint64_t mark)
     struct mu_cuda *cuda = cuda_of(device);
     if (cuda->error.status != MU_OK)
         return cuda->error.status;
-    if (mark <= cuda->marks_passed)
+    if (mark <= cuda->marks_passed || MU_GPU_MUTANT(MU_GPU_MUT_PASS_EARLY))
         return MU_OK;
     cudaError_t error = cudaEventQuery(cuda->events[mark % MU_CUDA_MARKS]);
     if (error == cudaErrorNotReady) {
@@ -284,9 +288,52 @@ static void gpu_signal(struct mu_device *device, enum mu_track track, uint32_t p
 static void gpu_follow(struct mu_device *device, enum mu_track track, uint32_t point)
 {
     struct mu_cuda *cuda = cuda_of(device);
+    if (MU_GPU_MUTANT(MU_GPU_MUT_FOLLOW_NOBODY))
+        return;
     cudaError_t error = cudaStreamWaitEvent(cuda->tracks[track], cuda->points[point], 0);
     if (error != cudaSuccess)
         (void)gpu_failed(cuda, "event", error);
+}
+
+/* ---- spans ---- */
+
+static void gpu_span(struct mu_device *device, enum mu_work work, bool begin)
+{
+    struct mu_cuda *cuda = cuda_of(device);
+    if (begin) {
+        cuda->in_span = cuda->spans < MU_DEVICE_SPANS;
+        cuda->span_count[work]++;
+    }
+    if (!cuda->in_span)
+        return;
+    cudaError_t error = cudaEventRecord(cuda->span_ends[2 * cuda->spans + !begin], cuda->tracks[MU_TRACK_MAIN]);
+    if (error != cudaSuccess)
+        (void)gpu_failed(cuda, "event", error);
+    cuda->span_works[cuda->spans] = (uint8_t)work;
+    cuda->spans += !begin;
+    cuda->in_span = begin;
+}
+
+static void gpu_spent_us(struct mu_device *device, uint64_t ret_us[MU_WORKS])
+{
+    struct mu_cuda *cuda = cuda_of(device);
+    double us[MU_WORKS] = {};
+    uint32_t measured[MU_WORKS] = {};
+    for (uint32_t i = 0; i < cuda->spans; i++) {
+        float ms = 0;
+        if (cudaEventElapsedTime(&ms, cuda->span_ends[2 * i], cuda->span_ends[2 * i + 1]) != cudaSuccess) {
+            (void)cudaGetLastError(); /* the step was given up in the middle */
+            continue;
+        }
+        us[cuda->span_works[i]] += ms * 1e3;
+        measured[cuda->span_works[i]]++;
+    }
+    for (int work = 0; work < MU_WORKS; work++) {
+        ret_us[work] = measured[work] ? (uint64_t)(us[work] * cuda->span_count[work] / measured[work]) : 0;
+        cuda->span_count[work] = 0;
+    }
+    cuda->spans = 0;
+    cuda->in_span = false;
 }
 
 /* ---- the device ---- */
@@ -316,7 +363,8 @@ static void gpu_memory(struct mu_device *, uint64_t *ret_free_bytes, uint64_t *r
 static const struct mu_device_ops gpu_ops = {
     gpu_enter,     gpu_close,  mu_cuda_compute, gpu_memory, mu_cuda_identity, gpu_allocate, gpu_release, gpu_reserve,
     gpu_unreserve, gpu_back,   gpu_unback,      gpu_copy,   gpu_read,         gpu_peek,     gpu_move,    gpu_holds,
-    gpu_mark,      gpu_passed, gpu_await,       gpu_use,    gpu_signal,       gpu_follow};
+    gpu_mark,      gpu_passed, gpu_await,       gpu_use,    gpu_signal,       gpu_follow,
+    gpu_span, gpu_spent_us};
 
 cudaError_t mu_cuda_memory_init(struct mu_cuda *cuda)
 {
@@ -332,8 +380,8 @@ cudaError_t mu_cuda_memory_init(struct mu_cuda *cuda)
         error = cudaEventCreateWithFlags(&cuda->events[i], cudaEventDisableTiming);
     for (int i = 0; i < MU_DEVICE_POINTS && error == cudaSuccess; i++)
         error = cudaEventCreateWithFlags(&cuda->points[i], cudaEventDisableTiming);
-    if (error == cudaSuccess)
-        error = cudaHostAlloc(&cuda->view, MU_DEVICE_READ_MAX, cudaHostAllocDefault);
+    for (int i = 0; i < 2 * MU_DEVICE_SPANS && error == cudaSuccess; i++)
+        error = cudaEventCreateWithFlags(&cuda->span_ends[i], cudaEventDefault);
     cuda->base.ops = &gpu_ops;
     cuda->base.kernels = &mu_cuda_ops;
     cuda->base.page_bytes = granularity;
@@ -352,6 +400,9 @@ void mu_cuda_memory_fini(struct mu_cuda *cuda)
     for (int i = 0; i < MU_DEVICE_POINTS; i++)
         if (cuda->points[i])
             (void)cudaEventDestroy(cuda->points[i]);
+    for (int i = 0; i < 2 * MU_DEVICE_SPANS; i++)
+        if (cuda->span_ends[i])
+            (void)cudaEventDestroy(cuda->span_ends[i]);
     if (cuda->side)
         (void)cudaStreamDestroy(cuda->side);
 }

@@ -4,10 +4,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fcntl.h>
 #include <sstream>
 #include <unistd.h>
 
 #include <cudasim/control.h>
+
+extern "C" int mu_gpu_mutant_active;
+int mu_gpu_mutant_active; /* common/gpu_mutant.h */
 
 namespace cudasim
 {
@@ -127,6 +131,14 @@ static std::vector<failure> &failures()
     return *list;
 }
 
+/* CUDASIM_FAIL_ONCE=PATH: failures are met by one process alone, the first one that meets any and so makes this file. */
+static bool may_meet()
+{
+    const char *path = getenv("CUDASIM_FAIL_ONCE");
+    static const int made = path ? open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644) : 0;
+    return made >= 0;
+}
+
 int injected(const char *function, int usual)
 {
     std::lock_guard<std::mutex> hold(failures_lock);
@@ -136,7 +148,7 @@ int injected(const char *function, int usual)
             continue;
         const int code = f.code ? f.code : usual;
         failures().erase(failures().begin() + static_cast<ptrdiff_t>(i));
-        return code;
+        return may_meet() ? code : 0;
     }
     return 0;
 }

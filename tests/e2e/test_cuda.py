@@ -3,9 +3,10 @@
 
 import json
 import os
+import re
 
-from gpu_jobs import SIM, SMALL, expect_equal, start, start_gpu_worker
-from harness import BUILD, Cluster, check, log_of, main, pb, refused_worker, run, tiny_job, undisturbed
+from gpu_jobs import SIM, SMALL, expect_equal, over_nccl, start, start_gpu_worker, with_nccl
+from harness import BUILD, FAST, Cluster, check, log_of, main, pb, refused_worker, run, tiny_job, undisturbed
 from test_http import get, http_address, metrics
 
 
@@ -115,16 +116,65 @@ def test_bf16_on_another_class_of_gpu_is_another_identity():
 
 
 def test_a_gpu_that_fails_takes_only_its_worker_along():
+    """Errors that stay: whatever the worker calls next fails of them, too."""
+    for place, words in (("kernel:600", "illegal memory access"), ("kernel:600=214", "uncorrectable ECC error"), ("kernel:600=719", "launch failure")):
+        with Cluster() as cluster:
+            cluster.start_coordinator()
+            cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 2}))
+            start_gpu_worker(cluster)
+            broken = start_gpu_worker(cluster, env={"CUDASIM_FAIL": place})
+            lost = cluster.wait_event("worker_lost")
+            check("GPU 1" in lost.text and words in lost.text, lost.text)
+            refused_worker(broken, "GPU 1", words)
+            start_gpu_worker(cluster)
+            expect_equal(cluster)
+
+
+def goes_on_without(env, *words):
+    """A second worker that can never take part, whatever it tries, is kept out in the end, with one line that says why; the first one goes on."""
+    steps = 8
+    with Cluster() as cluster:
+        cluster.start_coordinator(flags=[*FAST, "--crash-limit", "1"])
+        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1, "steps": steps}))
+        with cluster.slowed():
+            start_gpu_worker(cluster)
+            cluster.wait_until(lambda: cluster.job().steps_done >= 1, 30, "no step")
+            start_gpu_worker(cluster, env=env)
+            kept_out = cluster.wait_event("worker_quarantined")
+            check(all(word in kept_out.text for word in words), kept_out.text)
+        expect_equal(cluster, steps=steps)
+
+
+def test_memory_that_another_program_takes_keeps_only_its_worker_out():
+    goes_on_without({"CUDASIM_FAIL": ",".join(["cuMemCreate:1"] * 300)}, "gradient buffers: GPU 1: no memory for 2 MiB more", "3584 of 4096 MiB are free",
+                    "does another program use it?", "parallel.tp times parallel.pp")
+
+
+@with_nccl
+def test_nccl_that_never_connects_keeps_only_its_worker_out():
+    goes_on_without({"CUDASIM_FAIL": ",".join(["nccl init:1"] * 50)}, "NCCL during the meeting of 2 ranks", "NCCL_SOCKET_IFNAME")
+
+
+def test_hosts_that_cannot_reach_each_other_are_not_used_together():
+    """The second worker's network has no route to the first one's address: both live, the link is to blame, and the first one goes on."""
     with Cluster() as cluster:
         cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 2}))
-        start_gpu_worker(cluster)
-        broken = start_gpu_worker(cluster, env={"CUDASIM_FAIL": "kernel:600"})
-        lost = cluster.wait_event("worker_lost")
-        check("GPU 1" in lost.text and "illegal memory access" in lost.text, lost.text)
-        refused_worker(broken, "GPU 1", "illegal memory access")
-        start_gpu_worker(cluster)
-        expect_equal(cluster)
+        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1, "steps": 8}))
+
+        def begin(index):
+            flags = ("--device", f"cuda:{index}", "--host-id", f"h{index}", "--data-addr", f"127.0.0.{2 + index}", "--connect-timeout", "500")
+            env = {"CUDASIM_DEVICES": "16", "CUDASIM_DELAY_US": "100", "LD_PRELOAD": os.path.join(BUILD, "tests/lib/libunreachable.so"),
+                   "MU_UNREACHABLE": f"127.0.0.{3 - index}"}
+            return cluster.start_worker(program=SIM, flags=flags, env=env)
+
+        with cluster.slowed():
+            begin(0)
+            cluster.wait_until(lambda: cluster.job().steps_done >= 1, 30, "no step")
+            begin(1)
+            link = cluster.wait_event("link_failed")
+            check("cannot connect to 127.0.0.2:" in link.text and "No route to host" in link.text and "--data-addr" in link.text, link.text)
+        expect_equal(cluster, steps=8)
+        check(not any(e.kind == "worker_lost" for e in cluster.events), "a worker was lost")
 
 
 def test_a_gpu_is_one_workers():
@@ -148,6 +198,28 @@ def test_all_gpus_of_a_host():
         check(supervisor.wait() == 0, log_of(supervisor))
         attached = {e.worker for e in cluster.events if e.kind == "worker_attached"}
         check(attached == {"host-cuda0", "host-cuda1"}, f"attached: {attached}")
+
+
+@with_nccl
+def test_an_abort_that_hangs_is_ended_by_the_supervisor():
+    """Of two GPUs of a host one's exchange fails, and NCCL cannot be ended there: the supervisor kills that worker at once, the other one goes on, and the
+    killed one comes back as another process and takes part again."""
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1, "steps": 40}))
+        env = {"CUDASIM_DEVICES": "2", "CUDASIM_DELAY_US": "100", "CUDASIM_FAIL": "nccl async:9,nccl abort hang:1",
+               "CUDASIM_FAIL_ONCE": os.path.join(cluster.dir, "failed")}
+        supervisor = cluster.start_worker(program=SIM, name="host", flags=("--device", "all"), env=env)
+        with cluster.slowed():
+            cluster.wait_until(lambda: over_nccl(supervisor), 60, "no NCCL between the two")
+            told = cluster.wait_event("worker_exited")
+            check("was killed, for it was stuck: 1 of the communicators did not abort in time" in told.text and "it is started again" in told.text, told.text)
+            lost = [e for e in cluster.events if e.kind == "worker_lost"]
+            check(len(lost) == 1 and lost[0].worker == told.worker and "says its supervisor" in lost[0].text, f"{lost}")
+            back = cluster.wait_event(lambda e: e.kind == "worker_attached" and e.worker == told.worker, after=lost[0].number)
+            cluster.wait_event(lambda e: e.kind == "generation_go" and "2 workers" in e.text, after=back.number)
+        expect_equal(cluster, steps=40)
+        check(supervisor.wait() == 0, log_of(supervisor))
 
 
 class Driver:
@@ -249,14 +321,27 @@ def test_what_cannot_compute_says_why_in_one_line():
                 ({"CUDASIM_DEVICES": "1:Small GPU:9.0:516"}, "cuda:0", "parameters and moments", "are needed", "of 516 MiB are free", "parallel.tp times parallel.pp")):
             worker = start_gpu_worker(cluster, device, env=env)
             refused_worker(worker, *fragments)
+        for env, *fragments in (({"CUDASIM_FAIL": "cudaHostAlloc:2"}, "2 MiB of pinned host memory", "ulimit -l"),
+                                ({"CUDASIM_FAIL": "cudaHostAlloc:4"}, "numeric identity", "KiB of host memory"),
+                                ({"CUDASIM_FAIL": "cudaStreamCreate:1"}, "GPU 0", "stream", "out of memory")):
+            refused_worker(start_gpu_worker(cluster, "cuda:0", env=env), *fragments)
         worker = start_gpu_worker(cluster, "cuda:x")
         check(worker.wait() == 2 and "cuda:0, cuda:1" in log_of(worker), log_of(worker))
         worker = cluster.start_worker(flags=("--device", "cuda:1"), env={"CUDA_VISIBLE_DEVICES": ""})
         check(worker.wait() in (1, 2) and "cuda:1" in log_of(worker), log_of(worker))
+    with Cluster() as cluster:  # the state fits, a micro-batch does not: which one would
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **{**SMALL, "batch__micro": 4096, "batch__sequences": 8192, "batch__length": 32, "parallel__tp": 1, "parallel__pp": 1}))
+        last = refused_worker(start_gpu_worker(cluster, "cuda:0", env={"CUDASIM_DEVICES": "1:Small GPU:9.0:1024"}), "activations:", "MiB are needed", "free on cuda:0")
+        needed, would = (int(found) for found in re.search(r"(\d+) MiB are needed.*batch.micro: \d+ with parallel.recompute: \w+ would need (\d+) MiB", last).groups())
+        check(would < 512 < needed, last)
 
 
 main([test_layouts_have_the_bits_of_the_cpu, test_a_killed_worker_is_survived, test_a_job_is_rebased_from_cpu_to_gpu_and_back,
       test_a_bf16_job_has_one_result_in_every_layout, test_a_bf16_job_is_not_given_to_a_cpu, test_bf16_on_another_class_of_gpu_is_another_identity,
-      test_a_gpu_that_fails_takes_only_its_worker_along, test_a_gpu_is_one_workers, test_all_gpus_of_a_host,
+      test_a_gpu_that_fails_takes_only_its_worker_along, test_memory_that_another_program_takes_keeps_only_its_worker_out,
+      test_nccl_that_never_connects_keeps_only_its_worker_out, test_hosts_that_cannot_reach_each_other_are_not_used_together,
+      test_a_gpu_is_one_workers, test_all_gpus_of_a_host,
+      test_an_abort_that_hangs_is_ended_by_the_supervisor,
       test_health_of_a_gpu_is_told_and_one_that_failed_is_left, test_a_driver_that_hangs_harms_nobody,
       test_checkpoints_pass_between_cpu_and_gpu, test_what_cannot_compute_says_why_in_one_line])

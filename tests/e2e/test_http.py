@@ -11,10 +11,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 
-from harness import BUILD, FAST, ROOT, SLOW, Cluster, api, check, main, pb, reference, run, tiny_job
+from harness import BUILD, FAST, ROOT, SLOW, STRICT, Cluster, api, check, main, pb, reference, rpc_error, run, tiny_job
 
 STEPS = 150
 SLOW_READERS = 100
@@ -89,7 +90,7 @@ def test_metrics_say_what_the_service_says():
         check(sha == reference(steps=STEPS), "the weights differ from the undisturbed run's")
         cluster.wait_until(lambda: metrics(address)['muster_jobs{state="finished"}'] == 1, 5, "the end does not show")
         job, page = cluster.job(), metrics(address)
-        for name, value in (("step", job.steps_done), ("steps_wanted", STEPS), ("workers_lost_total", 1), ("loss", job.result.loss),
+        for name, value in (("step", job.steps_done), ("steps_wanted", STEPS), ("samples", job.steps_done * job.spec.batch.sequences), ("workers_lost_total", 1), ("loss", job.result.loss),
                             ("checkpoint_interval_steps", job.spec.checkpoint.every)):
             got = page[f'muster_job_{name}{{job="tiny"}}']
             check(abs(got - value) <= 1e-9 * abs(value), f"muster_job_{name} is {got}, not {value}")
@@ -126,6 +127,54 @@ def test_when_the_last_checkpoint_was_outlives_the_coordinator():
         cluster.start_coordinator(flags=[*FAST, "--http", f"{address[0]}:{address[1]}"])
         page = metrics(address)
         check([page[name] for name in names] == before, f"{[page[name] for name in names]}, not {before}")
+
+
+def of(page, name, **labels):
+    """The sum over the samples of that name that have these labels."""
+    return sum(value for key, value in page.items() if key.split("{")[0] == name and all(f'{label}="{wanted}"' in key for label, wanted in labels.items()))
+
+
+def test_calls_are_counted_as_grpc_servers_commonly_do():
+    with serving(workers=1) as (cluster, address):
+        for _ in range(3):
+            cluster.call("ListNodes", api.ListNodesRequest(), api.ListNodesResponse)
+        for _ in range(2):
+            code, _ = rpc_error(lambda: cluster.call("GetJob", api.GetJobRequest(name="absent"), api.GetJobResponse))
+            check(code.name == "NOT_FOUND", code)
+        cluster.wait_until(lambda: of(metrics(address), "grpc_server_handled_total", grpc_method="GetJob", grpc_code="NOT_FOUND") == 2, 5, "the calls do not show")
+        page, service = metrics(address), {"grpc_type": "unary", "grpc_service": "muster.v1.MusterService"}
+        for method, calls, answers, code in (("ListNodes", 3, 3, "OK"), ("GetJob", 2, 0, "NOT_FOUND"), ("CancelJob", 0, 0, "OK")):
+            seen = [of(page, f"grpc_server_{word}", grpc_method=method, **service) for word in ("started_total", "msg_received_total", "msg_sent_total", "handling_seconds_count")]
+            check(seen == [calls, calls, answers, calls], f"{method}: {seen}")
+            check(of(page, "grpc_server_handled_total", grpc_method=method, grpc_code=code, **service) == of(page, "grpc_server_handled_total", grpc_method=method) == calls, f"{method}: by code")
+        check(of(page, "grpc_server_handling_seconds_bucket", grpc_method="ListNodes", le="+Inf") == 3 and of(page, "grpc_server_handling_seconds_sum", grpc_method="ListNodes") > 0, "how long they took")
+        attach = {"grpc_type": "bidi_stream", "grpc_service": "muster.v1.WorkerService", "grpc_method": "Attach"}
+        for word in ("started_total", "msg_received_total", "msg_sent_total"):
+            cluster.wait_until(lambda: of(metrics(address), f"grpc_server_{word}", **attach) >= 1, 10, f"a worker's stream: {word}")
+        check(of(metrics(address), "grpc_server_handling_seconds_count", **attach) == 0, "streams last as long as workers do")
+
+
+def test_refusals_and_broken_streams_are_counted_by_reason():
+    names = ("muster_refused_hellos_total", "muster_fenced_messages_total", "muster_stream_losses_total")
+    with serving(workers=3, flags=STRICT) as (cluster, address):
+        cluster.submit(tiny_job(cluster, steps=1000000, eval__every=0))
+        cluster.wait_together(3)
+        check(all(of(metrics(address), name, reason=reason) == 0 for name, reason in zip(names, ("busy", "lost", "reset"))), "something was refused before")
+        cluster.start_worker("absent", name="w8")
+        cluster.start_worker(name="w0", flags=["--give-up-after", "1"])  # it is in use
+        cluster.wait_until(lambda: of(metrics(address), names[0], reason="no_job") > 0 and of(metrics(address), names[0], reason="busy") > 0, 20, "refused workers do not show")
+        cluster.workers[1].kill()
+        cluster.wait_event("worker_lost")
+        cluster.wait_until(lambda: of(metrics(address), names[2], reason="reset") >= 1, 5, "a stream that broke does not show")
+        cluster.workers[2].kill(signal.SIGSTOP)
+        lost = cluster.wait_event(lambda e: e.kind == "worker_lost" and e.worker == "w2")
+        cluster.wait_event("generation_go", after=lost.number)
+        cluster.workers[2].kill(signal.SIGCONT)
+        cluster.wait_event(lambda e: e.kind == "worker_attached" and e.worker == "w2" and e.number > lost.number)
+        cluster.wait_until(lambda: of(metrics(address), names[1]) > 0 and of(metrics(address), names[0], reason="fenced") > 0, 10, "what was fenced does not show")
+        page = metrics(address)
+        check(sum(of(page, name, reason=reason) for name, reason in ((names[0], "version"), (names[0], "identity"), (names[2], "malformed"), (names[2], "slow"))) == 0, "for no reason")
+        cluster.cancel()
 
 
 def api_of(address, path, status=200):

@@ -225,8 +225,9 @@ static inline pid_t rank_fork(struct meeting_point *point, uint32_t rank, uint32
     _exit(0);
 }
 
-/* Forks the ranks and waits for them; `killed`: the one that a signal ends, or -1. */
-static inline void run_ranks(uint32_t world, int killed, rank_fn *fn)
+/* Forks the ranks and waits for them; `killed`: the one that a signal ends, or -1. How many ended otherwise than they
+ * should; with the first of them all are ended. */
+static inline uint32_t count_bad_ranks(uint32_t world, int killed, rank_fn *fn)
 {
     struct meeting_point *point = mmap(NULL, sizeof *point, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t pids[RANKS_MAX];
@@ -253,6 +254,12 @@ static inline void run_ranks(uint32_t world, int killed, rank_fn *fn)
         }
     }
     munmap(point, sizeof *point);
+    return bad;
+}
+
+static inline void run_ranks(uint32_t world, int killed, rank_fn *fn)
+{
+    uint32_t bad = count_bad_ranks(world, killed, fn);
     if (bad > 0)
         fail_msg("%u of %u ranks failed", bad, world);
 }

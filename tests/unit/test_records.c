@@ -70,6 +70,12 @@ static void make_job(struct mu_job_record *job)
     job->identity_parts.parts[0].hash = UINT64_MAX;
     strcpy(job->identity_parts.parts[1].name, "cross_entropy");
     strcpy(job->text, "why");
+    strcpy(job->origin.job, "before");
+    job->origin.uid = (struct mu_id){0x77, UINT64_MAX};
+    job->origin.checkpoint = 3, job->origin.step = 300;
+    job->origin.rebased = true;
+    job->origin.rebased_from = (struct mu_hash128){5, UINT64_MAX - 6};
+    strcpy(job->origin.rebased_by, "operator anna");
 }
 
 static void make_samples(void)

@@ -14,8 +14,10 @@
 #include "common/clock.h"
 #include "common/rng.h"
 #include "plan/plan.h"
+#include "link_testing.h"
+#include "tests/lib/sanitized.h"
 
-enum { WORLD_MAX = 72, STEPS = 2, PATIENCE_US = 120 * 1000000 };
+enum { WORLD_MAX = 72, STEPS = 2, PATIENCE_US = 120 * 1000000, COLUMNS_MAX = 8 };
 
 static const uint8_t secret[MU_COMM_SECRET_SIZE] = "the secret of this generation..";
 
@@ -24,7 +26,8 @@ struct exchange {
     struct mu_model_spec model;
     struct mu_layout layout;
     uint32_t world, leaves, threads, segment_chunks;
-    bool tree;
+    bool tree, gpus, early;
+    struct twin columns[COLUMNS_MAX]; /* gpus: by stage and slice */
     uint32_t leaf_counts[WORLD_MAX];
     uint64_t staging_bytes;
     const float *expected[STEPS];
@@ -89,6 +92,8 @@ struct rank_state {
     struct mu_pool *pool;
     struct mu_reduce *reduce;
     struct mu_comm_group *group;
+    struct mu_nccl nccl;
+    struct mu_nccl_link link;
     float *stack[MU_TREE_ROOTS_MAX], *staging, *params;
     uint32_t first_leaf, leaf_count, depth_max;
     bool idle, reports; /* reports: losses of its replica */
@@ -159,6 +164,7 @@ static bool make_reduce(struct rank *rank, struct rank_state *s)
                                       .world = x->world,
                                       .rank = rank->rank,
                                       .tree = x->tree,
+                                      .gpus = x->gpus && !s->idle,
                                       .staging_bytes = x->staging_bytes,
                                       .segment_chunks = x->segment_chunks};
     if (mu_reduce_new(&config, &s->reduce, &err) != MU_OK) {
@@ -174,7 +180,11 @@ static bool make_reduce(struct rank *rank, struct rank_state *s)
     s->params = calloc(x->model.flat_size, sizeof(float));
     /* Exactly what was asked for, so that a sanitizer sees what is too much. */
     s->staging = malloc(mu_reduce_staging_bytes(s->reduce) + 1);
-    mu_reduce_attach(s->reduce, s->group, NULL, s->staging);
+    if (x->gpus && !s->idle) {
+        s->nccl = (struct mu_nccl){.twin = &x->columns[at.p * x->layout.tp + at.t], .index = at.d};
+        s->link = (struct mu_nccl_link){.ops = &twin_ops, .nccl = &s->nccl};
+    }
+    mu_reduce_attach(s->reduce, s->group, &s->link, s->staging);
     return true;
 }
 
@@ -267,8 +277,14 @@ static bool one_step(struct rank *rank, struct rank_state *s, uint64_t step)
     enum mu_status status = mu_reduce_begin(s->reduce, step, s->stack, &err);
     if (status == MU_OK)
         sum_own_leaves(s, x, step, &own);
-    for (uint32_t cell = x->model.cell_count; cell-- > 0 && status == MU_OK;)
+    uint64_t before = s->nccl.exchanges;
+    bool early = !x->early || s->idle;
+    for (uint32_t cell = x->model.cell_count; cell-- > 0 && status == MU_OK;) {
+        early = early || s->nccl.exchanges > before; /* while cells are still missing */
         status = mu_reduce_cell_ready(s->reduce, cell, &err);
+    }
+    if (status == MU_OK && !early)
+        status = mu_fail(&err, MU_ERR_INTERNAL, "nothing was exchanged before the last cell was ready");
     if (status == MU_OK)
         status = mu_reduce_finish(s->reduce, &err);
     if (status == MU_OK)
@@ -315,6 +331,8 @@ static void *rank_main(void *arg)
     for (uint64_t step = 0; step < STEPS && ok; step++)
         ok = one_step(rank, &s, step);
     if (!ok) { /* or the others would wait for this one forever */
+        for (uint32_t i = 0; rank->exchange->gpus && i < COLUMNS_MAX; i++)
+            twin_break(&rank->exchange->columns[i]);
         mu_comm_group_close(s.group);
         s.group = NULL;
     }
@@ -342,6 +360,8 @@ struct layout {
     const uint32_t *leaf_counts; /* NULL: equal */
     uint64_t staging_bytes;
     uint32_t segment_chunks;
+    bool gpus;  /* sums and gathers as between GPUs */
+    bool early; /* they begin before all cells are ready */
 };
 
 static void check_layout(const struct mu_model_config *config, const struct layout *layout)
@@ -360,7 +380,12 @@ static void check_layout(const struct mu_model_config *config, const struct layo
     x->world = mu_layout_world(&x->layout);
     assert_true(x->world <= WORLD_MAX);
     x->leaves = layout->leaves;
-    x->tree = !layout->mesh;
+    x->tree = !layout->mesh && !layout->gpus;
+    x->gpus = layout->gpus;
+    x->early = layout->early;
+    assert_true(!x->gpus || x->layout.tp * x->layout.pp <= COLUMNS_MAX);
+    for (uint32_t i = 0; i < COLUMNS_MAX; i++)
+        twin_init(&x->columns[i]);
     x->threads = layout->threads;
     x->staging_bytes = layout->staging_bytes;
     x->segment_chunks = layout->segment_chunks;
@@ -388,6 +413,8 @@ static void check_layout(const struct mu_model_config *config, const struct layo
     for (uint32_t i = 0; i < x->world; i++)
         mu_comm_free(x->ranks[i].comm);
     pthread_barrier_destroy(&x->ready);
+    for (uint32_t i = 0; i < COLUMNS_MAX; i++)
+        twin_fini(&x->columns[i]);
     for (uint64_t step = 0; step < STEPS; step++)
         free((void *)x->expected[step]);
     for (uint32_t i = 0; i < x->world; i++) {
@@ -581,6 +608,95 @@ static void test_reduce_columns_of_a_layout_give_the_tree_sum(void **state)
     }
 }
 
+/* ---- between GPUs ---- */
+
+static void test_reduce_between_gpus_gives_the_tree_sum(void **state)
+{
+    (void)state;
+    static const uint32_t worlds[] = {2, 3, 3, 4, 7};
+    for (uint32_t i = 0; i < 5; i++)
+        check_layout(&medium, &(struct layout){.world = worlds[i],
+                                               .leaves = 11,
+                                               .gpus = true,
+                                               .threads = 1 + i % 2,
+                                               .sharded = i % 2,
+                                               .early = worlds[i] == 3,
+                                               .staging_bytes = worlds[i] % 2 ? 1 : 1 << 28,
+                                               .segment_chunks = worlds[i] % 3});
+    static const uint32_t counts[][5] = {
+        {7, 1, 2, 3, 0}, {0, 6, 0, 1, 6}, {0, 0, 13, 0, 0}, {1, 1, 1, 1, 9}, {3, 5, 3, 1, 1}};
+    for (uint32_t i = 0; i < 5; i++)
+        check_layout(&tiny, &(struct layout){.world = 5,
+                                             .leaves = 13,
+                                             .gpus = true,
+                                             .threads = 1,
+                                             .sharded = i % 2,
+                                             .leaf_counts = counts[i],
+                                             .staging_bytes = 1 << 20});
+}
+
+static void test_reduce_between_gpus_goes_to_buddies_too(void **state)
+{
+    (void)state;
+    for (uint32_t world = 2; world <= 4; world += 2)
+        for (uint32_t shift = 1; shift < world; shift++)
+            check_layout(&medium, &(struct layout){.world = world,
+                                                   .leaves = 5,
+                                                   .gpus = true,
+                                                   .threads = 1,
+                                                   .sharded = true,
+                                                   .buddy_shift = shift,
+                                                   .staging_bytes = 1 << 28});
+    check_layout(&sliced, &(struct layout){.world = 3,
+                                           .leaves = 7,
+                                           .gpus = true,
+                                           .threads = 1,
+                                           .tp = 2,
+                                           .pp = 2,
+                                           .idle = 1,
+                                           .sharded = true,
+                                           .buddy_shift = 2,
+                                           .staging_bytes = 1 << 28,
+                                           .segment_chunks = 2});
+}
+
+/* Groups of 17 and 16, of 20, of 24 and 23, each with more segments than members; 70 replicas of which many have no
+ * leaf. */
+static const struct mu_model_config deep = {
+    .family = MU_FAMILY_GPT2, .layers = 20, .heads = 2, .channels = 8, .context = 8, .vocab = 16};
+
+static void test_reduce_between_many_gpus_gives_the_tree_sum(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t world, leaves;
+    } cases[] = {{33, 48}, {40, 40}, {70, 75}, {64, 128}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i += 1 + 2 * SANITIZED)
+        for (uint32_t sharded = 0; sharded < 2; sharded++)
+            check_layout(&deep, &(struct layout){.world = cases[i].world,
+                                                 .leaves = cases[i].leaves,
+                                                 .gpus = true,
+                                                 .early = i == 0 || i == 2,
+                                                 .threads = 1,
+                                                 .sharded = sharded,
+                                                 .staging_bytes = i % 2 ? 1 << 20 : 1});
+    uint32_t uneven[70] = {0};
+    for (uint32_t i = 0; i < 25; i++) /* the first group has none, the second one in the middle */
+        uneven[27 + i] = 1 + i % 3;
+    uneven[27] += 1;
+    uint32_t leaves = 0;
+    for (uint32_t i = 0; i < 70; i++)
+        leaves += uneven[i];
+    for (uint32_t sharded = 0; sharded < 2; sharded++)
+        check_layout(&deep, &(struct layout){.world = 70,
+                                             .leaves = leaves,
+                                             .gpus = true,
+                                             .threads = 1,
+                                             .sharded = sharded,
+                                             .leaf_counts = uneven,
+                                             .staging_bytes = 1 << 20});
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -595,6 +711,9 @@ int main(void)
         cmocka_unit_test(test_reduce_sharded_sums_go_to_buddies_too),
         cmocka_unit_test(test_reduce_columns_of_a_layout_give_the_tree_sum),
         cmocka_unit_test(test_reduce_more_ranks_than_chunks_gives_the_tree_sum),
+        cmocka_unit_test(test_reduce_between_gpus_gives_the_tree_sum),
+        cmocka_unit_test(test_reduce_between_gpus_goes_to_buddies_too),
+        cmocka_unit_test(test_reduce_between_many_gpus_gives_the_tree_sum),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

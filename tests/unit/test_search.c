@@ -19,17 +19,6 @@ static struct mu_cluster cluster_from(const char *text)
     return c;
 }
 
-static void refused(const char *text, const char *want)
-{
-    struct mu_cluster c = {.nodes = 77};
-    struct mu_error err = {0};
-    enum mu_status status = mu_cluster_file_parse("c.yaml", "/", text, strlen(text), &c, &err);
-    if (status == MU_OK || !strstr(err.text, want))
-        fail_msg("'%s' is not in '%s'", want, status == MU_OK ? "accepted" : err.text);
-    assert_null(strchr(err.text, '\n'));
-    assert_int_equal(c.nodes, 77);
-}
-
 static struct mu_forecast_model model(uint32_t sequences)
 {
     return (struct mu_forecast_model){.config = {.family = MU_FAMILY_LLAMA,
@@ -162,66 +151,6 @@ static void test_search_what_does_not_fit_says_by_how_much(void **state)
     assert_non_null(strstr(err.text, "no layout divides"));
 }
 
-static void test_cluster_file_every_field_arrives(void **state)
-{
-    (void)state;
-    struct mu_cluster c = cluster_from("cluster: x\n"
-                                       "device: {type: b200-sxm, per_node: 4, nic_rate: 1e11}\n"
-                                       "nodes: 300\nspare_nodes: 7\n"
-                                       "fabric: {nodes: [8, 64], oversubscription: [2, 1.5], routing: static, "
-                                       "flows_per_pair: 16}\n"
-                                       "storage: {write_rate: 5e9, read_rate: 6e9}\n"
-                                       "failures: {device_mtbf_hours: 100, restart_s: 9}\n");
-    assert_string_equal(c.name, "x");
-    assert_string_equal(c.device.name, "b200-sxm");
-    assert_int_equal(c.device.per_node, 4);
-    assert_true(c.device.nic_bytes_per_second == 1e11 && c.device.flops_bf16 == 2250e12);
-    assert_int_equal(mu_cluster_devices(&c), 293 * 4);
-    assert_int_equal(c.level_count, 2);
-    assert_int_equal(c.levels[1].nodes, 64);
-    assert_true(c.levels[1].oversubscription == 1.5);
-    assert_int_equal(c.routing, MU_ROUTING_STATIC);
-    assert_int_equal(c.flows_per_pair, 16);
-    assert_true(c.storage_write_bytes_per_second == 5e9 && c.storage_read_bytes_per_second == 6e9);
-    assert_true(c.device_mtbf_hours == 100 && c.restart_s == 9);
-}
-
-static void test_cluster_file_nonsense_is_refused_with_its_line(void **state)
-{
-    (void)state;
-    refused("", "c.yaml: empty; a cluster file has at least device and nodes");
-    refused("nodes: 3\n", "c.yaml: device: is missing");
-    refused("device: {type: h100-sxm}\n", "c.yaml: nodes: is missing");
-    refused("device: {type: h100}\nnodes: 3\n", "c.yaml:1: device.type: value h100 is not allowed: a100-80g");
-    refused("device: {per_node: 3}\nnodes: 3\n", "c.yaml:1: device.type: is missing");
-    refused("device: {type: h100-sxm}\nnodes: 1000000000\n", "c.yaml:2: nodes: value 1e+09");
-    refused("device: {type: h100-sxm}\nnodes: 3\nfabric: {nodes: [8, 4], oversubscription: [1, 1]}\n",
-            "c.yaml:3: fabric.nodes[1]: value 4 is not allowed: levels ascend");
-    refused("device: {type: h100-sxm}\nnodes: 3\nfabric: {nodes: [8, 64]}\n", "fabric.oversubscription: is missing");
-    refused("device: {type: h100-sxm, nic_rate: 0}\nnodes: 3\n", "c.yaml:1: device.nic_rate: value 0 is not allowed");
-    refused("device: {type: h100-sxm}\nnodes: 3\nfailures: {device_mtbf_hours: -1}\n",
-            "c.yaml:3: failures.device_mtbf_hours: value -1 is not allowed");
-    refused("device: {type: h100-sxm}\nnodez: 3\n", "c.yaml:2: nodez: unknown key; did you mean nodes?");
-    refused("device: {type: h100-sxm}\nnodes: 3\nspare_nodes: 3\n", "c.yaml:3: spare_nodes: value 3 is not allowed");
-    refused("device: {type: h100-sxm}\nnodes: 3\nfabric: {nodes: [1, 2, 3, 4, 5], oversubscription: [1]}\n",
-            "a list of 1 to 4 numbers");
-}
-
-static void test_cluster_file_fat_tree(void **state)
-{
-    (void)state;
-    struct mu_cluster c =
-        cluster_from("device: {type: h100-sxm}\nnodes: 1024\nfabric: {fat_tree: 16, routing: static}\n");
-    assert_int_equal(c.level_count, 2);
-    assert_int_equal(c.levels[0].nodes, 8);
-    assert_int_equal(c.levels[1].nodes, 64);
-    refused("device: {type: h100-sxm}\nnodes: 1025\nfabric: {fat_tree: 16}\n",
-            "c.yaml:3: fabric.fat_tree: value 16 is not allowed: a tree of such switches joins 1024 nodes");
-    refused("device: {type: h100-sxm}\nnodes: 1\nfabric: {fat_tree: 7}\n", "c.yaml:3: fabric.fat_tree: value 7");
-    refused("device: {type: h100-sxm}\nnodes: 1\nfabric: {fat_tree: 8, nodes: [1], oversubscription: [1]}\n",
-            "c.yaml:3: fabric.fat_tree: value 8");
-}
-
 /* A slow device costs less than its slowness where others take over, all of it where there are none. */
 static void test_search_slow_device_is_relieved_by_the_other_replicas(void **state)
 {
@@ -262,9 +191,6 @@ int main(void)
         cmocka_unit_test(test_search_failures_that_leave_nothing_are_told),
         cmocka_unit_test(test_search_what_does_not_fit_says_by_how_much),
         cmocka_unit_test(test_search_slow_device_is_relieved_by_the_other_replicas),
-        cmocka_unit_test(test_cluster_file_fat_tree),
-        cmocka_unit_test(test_cluster_file_every_field_arrives),
-        cmocka_unit_test(test_cluster_file_nonsense_is_refused_with_its_line),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

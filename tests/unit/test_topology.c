@@ -154,7 +154,7 @@ static void test_nccl_xml_of_a_node(void **state)
     (void)state;
     struct mu_node_file node;
     struct mu_error err = {0};
-    if (mu_node_file_parse("n.xml", xml, strlen(xml), &node, &err) != MU_OK)
+    if (mu_node_file_parse("n.xml", MU_NODE_NCCL_XML, xml, strlen(xml), &node, &err) != MU_OK)
         fail_msg("%s", err.text);
     assert_int_equal(node.devices, 2);
     assert_int_equal(node.islands, 1);
@@ -163,27 +163,113 @@ static void test_nccl_xml_of_a_node(void **state)
     assert_true(node.host_bytes_per_second > 51e9 && node.host_bytes_per_second < 52e9);
 }
 
-static void test_nccl_xml_refusals(void **state)
+#define HWLOC_GPU                                                                                                      \
+    "<object type=\"PCIDev\" gp_index=\"5\" pci_busid=\"0000:01:00.0\" pci_type=\"0302 [10de:2330] a1\" "              \
+    "pci_link_speed=\"63.0\"/>"
+
+/* As lstopo writes it: two GPUs on a switch and one that is on none, a card with two devices, a disk, a console. */
+static const char hwloc[] =
+    "<?xml version=\"1.0\"?>\n<!DOCTYPE topology SYSTEM \"hwloc2.dtd\">\n<topology version=\"2.0\">\n"
+    "<object type=\"Machine\" gp_index=\"1\"><info name=\"DMIProductName\" value=\"node\"/>\n"
+    "<object type=\"PCIDev\" gp_index=\"11\" pci_busid=\"0000:34:00.0\" pci_type=\"0302 [10de:2330] [10de:1626] a1\" "
+    "pci_link_speed=\"63.015385\"><object type=\"OSDev\" gp_index=\"21\" name=\"nvml0\" osdev_type=\"1\"/></object>\n"
+    "<object type=\"PCIDev\" gp_index=\"12\" pci_busid=\"0000:36:00.0\" pci_type=\"0302 [10de:2330] [10de:1626] a1\" "
+    "pci_link_speed=\"31.507692\"><object type=\"OSDev\" gp_index=\"22\" name=\"nvml1\" osdev_type=\"1\"/></object>\n"
+    "<object type=\"PCIDev\" gp_index=\"15\" pci_busid=\"0000:38:00.0\" pci_type=\"0302 [10de:2330] [10de:1626] a1\" "
+    "pci_link_speed=\"63.015385\"><object type=\"OSDev\" gp_index=\"23\" name=\"nvml2\" osdev_type=\"1\"/></object>\n"
+    "<object type=\"PCIDev\" gp_index=\"13\" subtype=\"NVSwitch\" pci_busid=\"0000:61:00.0\" pci_type=\"0680 "
+    "[10de:22a3]\"/>\n"
+    "<object type=\"PCIDev\" gp_index=\"16\" pci_type=\"0300 [1a03:2000] x\"/>\n"
+    "<object type=\"PCIDev\" gp_index=\"14\" pci_busid=\"0000:0c:00.0\" pci_type=\"0207 [15b3:1021] x\">"
+    "<object type=\"OSDev\" gp_index=\"24\" name=\"ib0\" osdev_type=\"2\"/><object type=\"OSDev\" gp_index=\"25\" "
+    "name=\"mlx5_0\" osdev_type=\"3\"/><object type=\"OSDev\" gp_index=\"26\" name=\"mlx5_1\" "
+    "osdev_type=\"3\"/></object>\n"
+    "</object>\n<distances2 type=\"NUMANode\" nbobjs=\"1\" name=\"NUMALatency\"><indexes>0</indexes>"
+    "<u64values>10 10 10</u64values></distances2>\n"
+    "<distances2hetero nbobjs=\"3\" name=\"NVLinkBandwidth\"><indexes>OSDev:21 OSDev:22 </indexes><indexes>PCIDev:13 "
+    "</indexes>\n<u64values>1000000 0 450000 0 1000000 450000 </u64values><u64values>450000 450000 0</u64values>"
+    "</distances2hetero>\n</topology>\n";
+
+static struct mu_node_file hwloc_says(const char *text)
+{
+    struct mu_node_file node;
+    struct mu_error err = {0};
+    if (mu_node_file_parse("n.xml", MU_NODE_HWLOC_XML, text, strlen(text), &node, &err) != MU_OK)
+        fail_msg("%s", err.text);
+    return node;
+}
+
+static bool about(double value, double wanted)
+{
+    return value > wanted * 0.999 && value < wanted * 1.001;
+}
+
+static void test_hwloc_xml_of_a_node(void **state)
+{
+    (void)state;
+    struct mu_node_file node = hwloc_says(hwloc);
+    assert_int_equal(node.devices, 3);
+    assert_int_equal(node.islands, 2);
+    assert_int_equal(node.cards, 1);
+    assert_true(about(node.host_bytes_per_second, 32e9 * 0.8)); /* the slowest: 16 lanes of PCIe 4 */
+    assert_true(about(node.link_bytes_per_second, 64e9 * 0.8)); /* the third one has no NVLink */
+    assert_true(node.nic_bytes_per_second == 0);
+    /* Two that are linked with each other, in a matrix of one type of objects; version 3 has sets of bits. */
+    node =
+        hwloc_says("<topology version=\"3.0\"><object type=\"Machine\">"
+                   "<object type=\"PCIDev\" gp_index=\"5\" pci_busid=\"a\" pci_type=\"0302 [10de:1db8]\">"
+                   "<object type=\"OSDev\" gp_index=\"7\" osdev_type=\"12\"/></object>"
+                   "<object type=\"PCIDev\" gp_index=\"6\" pci_busid=\"b\" pci_type=\"0380 [1002:740f]\">"
+                   "<object type=\"OSDev\" gp_index=\"8\" osdev_type=\"12\"/></object>"
+                   "<object type=\"PCIDev\"><object type=\"OSDev\" osdev_type=\"32\"/></object>"
+                   "<object type=\"PCIDev\"><object type=\"OSDev\" osdev_type=\"3\"/></object></object>"
+                   "<distances2 type=\"OSDev\" nbobjs=\"2\" name=\"NVLinkBandwidth\" indexing=\"gp\">"
+                   "<indexes>7 8 </indexes><u64values>900000 100000 100000 900000</u64values></distances2></topology>");
+    assert_true(node.devices == 2 && node.islands == 1 && node.cards == 1);
+    assert_true(node.link_bytes_per_second == 100e9 && node.host_bytes_per_second == 0);
+}
+
+static void test_node_file_refusals(void **state)
 {
     (void)state;
     static const struct {
         const char *text, *want;
+        enum mu_node_format format;
     } cases[] = {
-        {"", "n.xml:1: no <gpu>"},
-        {"<node/>", "n.xml:1: <system> is expected, not node"},
-        {"<system>\n<gpu sm=\"90\"/>", "not closed: system"},
-        {"<system>\n</cpu></system>", "n.xml:2: not XML: nothing is open that this closes: cpu"},
-        {"<system>\n\n<net speed=\"0\"/></system>", "n.xml:3: net: speed of the value 0"},
-        {"<system><net speed=\"nan\"/></system>", "net: speed of the value nan"},
-        {"<system><gpu sm=\"-1\"/></system>", "gpu: sm of the value -1"},
-        {"<system><gpu/></system>", "gpu: sm of the value (missing)"},
-        {"<system><nvlink count=\"2\"/></system>", "nvlink outside of a gpu"},
-        {"<system><gpu", "a tag or comment does not end"},
+        {"", "n.xml:1: no <gpu>", MU_NODE_NCCL_XML},
+        {"<node/>", "n.xml:1: <system> is expected, not node", MU_NODE_NCCL_XML},
+        {"<system>\n<gpu sm=\"90\"/>", "not closed: system", MU_NODE_NCCL_XML},
+        {"<system>\n</cpu></system>", "n.xml:2: not XML: nothing is open that this closes: cpu", MU_NODE_NCCL_XML},
+        {"<system>\n\n<net speed=\"0\"/></system>", "n.xml:3: net: speed of the value 0", MU_NODE_NCCL_XML},
+        {"<system><net speed=\"nan\"/></system>", "net: speed of the value nan", MU_NODE_NCCL_XML},
+        {"<system><gpu sm=\"-1\"/></system>", "gpu: sm of the value -1", MU_NODE_NCCL_XML},
+        {"<system><gpu/></system>", "gpu: sm of the value (missing)", MU_NODE_NCCL_XML},
+        {"<system><nvlink count=\"2\"/></system>", "nvlink outside of a gpu", MU_NODE_NCCL_XML},
+        {"<system><gpu", "a tag or comment does not end", MU_NODE_NCCL_XML},
+        {"<system/>", "n.xml:1: <topology> is expected, not system", MU_NODE_HWLOC_XML},
+        {"", "n.xml:1: no GPU of NVIDIA's or AMD's", MU_NODE_HWLOC_XML},
+        {"<topology/>", "n.xml:1: topology: this version of the format is not read: (none)", MU_NODE_HWLOC_XML},
+        {"<topology version=\"1.0\"/>", "this version of the format is not read: 1.0", MU_NODE_HWLOC_XML},
+        {"<topology version=\"2.0\">\n<object type=\"PCIDev\" pci_type=\"0300 [1a03:2000]\"/></topology>",
+         "n.xml:2: no GPU", MU_NODE_HWLOC_XML},
+        {"<topology version=\"2.0\">\n" HWLOC_GPU HWLOC_GPU "</topology>", "n.xml:2: two GPUs have the busid 0000:01",
+         MU_NODE_HWLOC_XML},
+        {"<topology version=\"2.0\">\n" HWLOC_GPU "\n<distances2 name=\"NVLinkBandwidth\"><indexes>5</indexes>"
+         "<u64values>nan</u64values></distances2></topology>",
+         "n.xml:3: NVLinkBandwidth: the value nan is not allowed", MU_NODE_HWLOC_XML},
+        {"<topology version=\"2.0\">\n" HWLOC_GPU "\n<distances2 name=\"NVLinkBandwidth\"><indexes>5</indexes>"
+         "<u64values>-5</u64values></distances2></topology>",
+         "n.xml:3: NVLinkBandwidth: the value -5 is not allowed", MU_NODE_HWLOC_XML},
+        {"<topology version=\"2.0\">\n" HWLOC_GPU "\n<distances2 name=\"NVLinkBandwidth\"><indexes>5</indexes>\n"
+         "<u64values>0 0</u64values></distances2></topology>",
+         "n.xml:4: NVLinkBandwidth: more values than pairs", MU_NODE_HWLOC_XML},
+        {"<topology version=\"2.0\">\n" HWLOC_GPU, "not closed: topology", MU_NODE_HWLOC_XML},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct mu_node_file node;
         struct mu_error err = {0};
-        enum mu_status status = mu_node_file_parse("n.xml", cases[i].text, strlen(cases[i].text), &node, &err);
+        enum mu_status status =
+            mu_node_file_parse("n.xml", cases[i].format, cases[i].text, strlen(cases[i].text), &node, &err);
         if (status == MU_OK || !strstr(err.text, cases[i].want))
             fail_msg("'%s' is not in '%s'", cases[i].want, status == MU_OK ? "accepted" : err.text);
     }
@@ -268,6 +354,9 @@ static void test_absent_unknown_and_disjoint_are_said(void **state)
     assert_int_equal(t->present_count, 14);
     assert_true(noted(t, "2 nodes of the cluster (unnamed-13, unnamed-14): under no switch"));
     mu_topology_free(t);
+    t = parsed(MU_TOPOLOGY_SLURM, "SwitchName=a Nodes=n[1-3],n2\nSwitchName=b Nodes=m1\n");
+    assert_true(t->present_count == 4 && noted(t, "1 node (n2): named more than once, counted once"));
+    mu_topology_free(t);
 }
 
 static void write_file(const char *dir, const char *name, const char *text)
@@ -295,13 +384,14 @@ static void test_cluster_file_takes_its_files(void **state)
 {
     (void)state;
     char dir[] = "/tmp/muster-topology-XXXXXX", file[64];
-    static const char *const names[] = {"t.conf", "bad.conf", "n.xml"};
+    static const char *const names[] = {"t.conf", "bad.conf", "n.xml", "h.xml"};
     struct mu_cluster c;
     struct mu_error err = {0};
     assert_non_null(mkdtemp(dir));
     write_file(dir, names[0], "SwitchName=a Nodes=n[1-6]\nSwitchName=b Nodes=n[7-10]\nSwitchName=c Switches=a,b\n");
     write_file(dir, names[1], "SwitchName=a Nodes=n1\nSwitchName=b Nodes=n1\n");
     write_file(dir, names[2], xml);
+    write_file(dir, names[3], hwloc);
     static const char good[] = "device: {type: h100-sxm, nic_rate: 25e9}\n"
                                "topology: {slurm: t.conf, nccl: n.xml, hosts: 'n[2-10],late'}\n"
                                "fabric: {oversubscription: [3]}\nspare_nodes: 1\n";
@@ -331,7 +421,21 @@ static void test_cluster_file_takes_its_files(void **state)
     cluster_says(dir, "device: {type: h100-sxm}\ntopology: {slurm: t.conf}\nfabric: {oversubscription: [0]}\n",
                  "c.yaml:3: fabric.oversubscription[0]: value 0");
     cluster_says(dir, "device: {type: h100-sxm, per_node: 8}\ntopology: {slurm: t.conf, nccl: n.xml}\n",
-                 "c.yaml:1: device.per_node: value 8 is not allowed: the file of topology.nccl has another");
+                 "c.yaml:1: device.per_node: value 8 is not allowed: the file of topology.nccl or topology.hwloc has");
+    cluster_says(dir, "device: {type: h100-sxm}\nnodes: 1\ntopology: {nccl: n.xml, hwloc: h.xml}\n",
+                 "c.yaml:3: topology.hwloc: value h.xml is not allowed: one of nccl and hwloc");
+    cluster_says(dir, "device: {type: h100-sxm}\nnodes: 1\ntopology: {hwloc: n.xml}\n",
+                 "n.xml:3: <topology> is expected, not system");
+    static const char twice[] = "device: {type: h100-sxm}\ntopology: {slurm: t.conf, hosts: 'n[1-3],n2,late,late'}\n";
+    if (mu_cluster_file_parse("c.yaml", dir, twice, strlen(twice), &c, &err) != MU_OK)
+        fail_msg("%s", err.text);
+    assert_true(c.nodes == 4 && noted(c.topology, "2 nodes (n2, late): named more than once, counted once"));
+    mu_cluster_fini(&c);
+    static const char inside[] = "device: {type: h100-sxm}\nnodes: 2\ntopology: {hwloc: h.xml}\n";
+    if (mu_cluster_file_parse("c.yaml", dir, inside, strlen(inside), &c, &err) != MU_OK)
+        fail_msg("%s", err.text);
+    assert_true(c.device.per_node == 3 && c.device.islands == 2 && about(c.device.host_bytes_per_second, 25.6e9));
+    mu_cluster_fini(&c);
     cluster_says(dir, "device: {type: h100-sxm}\ntopology: {slurm: t.conf}\nfailures: {device_mtbf_hours: nan}\n",
                  "c.yaml:3: failures.device_mtbf_hours: value nan");
     static const char *const nonsense[] = {
@@ -366,13 +470,14 @@ static void test_mutated_files_are_read_or_refused(void **state)
         "{\"instances\":[{\"id\":\"a\",\"network_layers\":[\"l\",\"s\"],\"labels\":{\"accelerator.topograph.run/"
         "domain\":"
         "\"d\"}},{\"id\":\"b\",\"network_layers\":[\"l\"],\"labels\":{\"accelerator.topograph.run/domain\":\"d\"}}]}",
-        xml};
+        xml,
+        hwloc};
     static const char bytes[] = "[]{},-=0123456789\n\\\"<>/ ab:#\t";
     uint32_t read = 0, not_read = 0;
     for (uint64_t seed = 1; seed <= 4000; seed++) {
         uint64_t random = seed;
-        size_t which = seed % 5;
-        char text[2048];
+        size_t which = seed % 6;
+        char text[4096];
         size_t length = strlen(seeds[which]);
         memcpy(text, seeds[which], length);
         for (uint32_t changes = 1 + mu_splitmix64(&random) % 4; changes > 0; changes--) {
@@ -393,7 +498,8 @@ static void test_mutated_files_are_read_or_refused(void **state)
         struct mu_error err = {0};
         enum mu_topology_format format =
             which < 2 ? MU_TOPOLOGY_SLURM : (enum mu_topology_format)(MU_TOPOLOGY_SLURM_YAML + which - 2);
-        enum mu_status status = which == 4 ? mu_node_file_parse("f", text, length, &node, &err)
+        enum mu_status status = which >= 4 ? mu_node_file_parse("f", which == 4 ? MU_NODE_NCCL_XML : MU_NODE_HWLOC_XML,
+                                                                text, length, &node, &err)
                                            : mu_topology_file_parse("f", format, text, length, &t, &err);
         if (status == MU_OK && t)
             status = mu_topology_finish(t, &err);
@@ -424,7 +530,8 @@ int main(void)
         cmocka_unit_test(test_slurm_yaml_reads_the_default_topology),
         cmocka_unit_test(test_topograph_layers_and_domains),
         cmocka_unit_test(test_nccl_xml_of_a_node),
-        cmocka_unit_test(test_nccl_xml_refusals),
+        cmocka_unit_test(test_node_file_refusals),
+        cmocka_unit_test(test_hwloc_xml_of_a_node),
         cmocka_unit_test(test_contradictions_are_refused_with_their_line),
         cmocka_unit_test(test_absent_unknown_and_disjoint_are_said),
         cmocka_unit_test(test_cluster_file_takes_its_files),
