@@ -195,8 +195,9 @@ struct mu_checkpoint_record {
     uint64_t command;    /* number of the command that orders it; 0: by Snapshot, to parked workers */
     uint64_t not_before_step;
     enum mu_checkpoint_state state;
-    uint64_t wall_us; /* committed at */
-    bool verified;    /* COMMITTED: every byte was read and found right since it was written */
+    uint64_t ordered_wall_us; /* 0: not known */
+    uint64_t wall_us;         /* committed at */
+    bool verified;            /* COMMITTED: every byte was read and found right since it was written */
     uint64_t size_bytes;
     char dir[MU_PATH_SIZE]; /* <path>/<seq>-<step as ordered>-<nonce>, final, chosen at the intent; the manifest has the
                                exact step */

@@ -124,6 +124,7 @@ static void make_samples(void)
                                                        .command = 9,
                                                        .not_before_step = 118,
                                                        .state = MU_CKPT_COMMITTED,
+                                                       .ordered_wall_us = 4,
                                                        .wall_us = 5,
                                                        .size_bytes = 123456789012,
                                                        .dir = "/ckpt/x",
