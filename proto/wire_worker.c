@@ -434,6 +434,8 @@ static enum mu_status get_hello(const Muster__V1__Hello *pb, struct mu_hello *ou
         (status = mu_wire_get_string(pb->gpu, MU_WIRE_TEXT, "Hello.gpu", out->gpu, sizeof out->gpu, err)) ||
         (status = mu_wire_get_bytes32(pb->files_secret, "Hello.files_secret", out->files_secret, err)))
         return status;
+    if (pb->files_secret.len && !out->files_address[0])
+        return mu_fail(err, MU_ERR_INVALID, "Hello.files_secret: is not allowed without files_address");
     if (mu_id_is_zero(out->incarnation))
         return mu_fail(err, MU_ERR_INVALID, "Hello.incarnation: is missing; it must be 16 random bytes");
     if (pb->n_inventory > MU_INVENTORY_MAX)

@@ -207,8 +207,8 @@ def test_logs_come_through_the_coordinator():
         follower.wait()
         check(seen[:len(lines)] == lines and len(set(seen)) == len(seen), "each line once")
         joiner.kill()
-        cluster.wait_until(lambda: any("exchange with rank" in line for line in run(cluster, "logs", "w0", code=0).splitlines()), 20, "nothing failed")
-        (failed,) = [line for line in run(cluster, "logs", "w0", code=0).splitlines() if "exchange with rank" in line]
+        cluster.wait_until(lambda: any("generation 2: parked" in line for line in run(cluster, "logs", "w0", code=0).splitlines()), 20, "nothing failed")
+        (failed,) = [line for line in run(cluster, "logs", "w0", code=0).splitlines() if "generation 2: parked" in line]
         check(re.search(r'rank (\d).*" job=tiny generation=2 rank=\d peer=\1$', failed), failed)
         with open(joiner.log) as file:
             objects = [json.loads(line) for line in file]

@@ -412,6 +412,8 @@ struct mu_sim_engine {
     struct mu_parked parked;  /* the answer while PARKED */
     bool ran;                 /* Go of this generation has come */
     uint32_t rank, first_leaf, leaf_count;
+    uint32_t leaves_left; /* COMPUTING: and how long each takes */
+    uint64_t leaf_us;
     bool working;
     struct mu_coords at;        /* working only */
     struct mu_sim_mask share;   /* what it is to hold */

@@ -601,6 +601,7 @@ static void box_add_worker(struct box *box, uint32_t index)
     config.hello.computes_bf16 = box->computes_bf16;
     snprintf(config.hello.gpu, sizeof config.hello.gpu, "%s", box->gpu ? box->gpu : "");
     config.incarnation = box_id(box);
+    mu_worker_free(worker->core); /* of a process before it */
     *worker = (struct box_worker){.exit_code = -1, .incarnation = config.incarnation};
     worker->core = mu_worker_new(&config);
     box_engine(box, index, &(struct mu_worker_event){.kind = MU_WE_START});
