@@ -487,8 +487,7 @@ enum mu_coord_action_kind {
     MU_CA_SCRUB, /* one at a time over all jobs, until its SCRUBBED */
     MU_CA_EVENT, /* give to watchers; its PERSIST was emitted just before */
     MU_CA_REPLY,
-    MU_CA_EXAMINE, /* for people: a member is about to be given up; what do all members remember? Nothing waits for it
-                    */
+    MU_CA_EXAMINE, /* for people: a member is given up; what do all members remember? Nothing waits for it */
 };
 
 /* Every pointer is valid only until the sink returns. */

@@ -164,6 +164,7 @@ struct job {
     struct mu_layout layout;
     uint32_t leaf_counts[MU_COUNTED_REPLICAS_MAX]; /* by replica, unless equal_leaves */
     struct moves moves;
+    uint64_t examined; /* the last generation of which a member was lost */
     uint64_t start_step, command_base;
     enum mu_start_source start_source; /* holders after a restart */
     char start_text[112];              /* where the state of the start comes from, for people; empty after a restart */
