@@ -130,6 +130,7 @@ static void on_bad_message(struct mu_driver *driver, struct mu_session *session,
 {
     log_refusal(driver, session->call, err);
     if (!session->known) {
+        driver->stats.malformed_hellos++;
         struct mu_coord_message message = {.kind = MU_CM_REJECT};
         const void *data = NULL;
         size_t size_bytes = 0;
