@@ -24,14 +24,7 @@
 #include "rpc/bytes_internal.h"
 #include "rpc/details.h"
 
-enum {
-    PEER_SIZE = 320,
-    IDENTITY_SIZE = 512,
-    REFUSAL_SIZE = 640,
-    DEADLINE_SLACK_US = 50000,
-    HEAD_BYTES = 256, /* of a call's headers that are not among its metadata, and of frames */
-    FRAME_BYTES = 64,
-};
+enum { PEER_SIZE = 320, IDENTITY_SIZE = 512, REFUSAL_SIZE = 640, DEADLINE_SLACK_US = 50000 };
 
 static const char compressed_text[] = "compressed messages are not accepted; send them with encoding identity";
 
@@ -39,11 +32,6 @@ static void init_op(struct rpc_op *op, enum op_kind kind, struct mu_rpc_call *ca
 {
     op->kind = kind;
     op->call = call;
-}
-
-static bool has_priority(const struct mu_rpc_call *call)
-{
-    return call->method && call->method->class == MU_RPC_PRIORITY;
 }
 
 struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct rpc_method *method,
@@ -54,7 +42,6 @@ struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct r
     call->server = server;
     call->method = method;
     call->poller = poller;
-    call->guest = MU_RPC_GUEST_NONE;
     grpc_metadata_array_init(&call->headers);
     if (!method)
         grpc_call_details_init(&call->details);
@@ -65,10 +52,7 @@ struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct r
     init_op(&call->send, OP_SEND, call);
     init_op(&call->finish, OP_FINISH, call);
     call->trailer.value = grpc_empty_slice();
-    const struct mu_rpc_server_config *config = &server->config;
-    bool first = has_priority(call);
-    mu_rpc_sendq_init(&call->queue, first ? config->max_send_queue_messages : config->max_ordinary_queue_messages,
-                      first ? config->max_send_queue_bytes : config->max_ordinary_queue_bytes);
+    mu_rpc_sendq_init(&call->queue, server->config.max_send_queue_messages, server->config.max_send_queue_bytes);
     call->next = server->calls;
     if (call->next)
         call->next->prev = call;
@@ -77,23 +61,12 @@ struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct r
     return call;
 }
 
-/* It is no open call any more. */
-static void discount(struct mu_rpc_call *call)
-{
-    struct mu_rpc_server *server = call->server;
-    if (!call->counted)
-        return;
-    call->counted = false;
-    (has_priority(call) ? &server->priority_count : &server->ordinary_count)[0]--;
-    server->stream_count -= !has_priority(call) && call->method->kind != MU_RPC_UNARY;
-}
-
 static void free_call(struct mu_rpc_call *call)
 {
     struct mu_rpc_server *server = call->server;
     mu_rpc_server_unlinger(call);
-    discount(call);
-    server->untaken_count -= call->untaken;
+    if (call->counted)
+        (call->method->class == MU_RPC_PRIORITY ? &server->priority_count : &server->ordinary_count)[0]--;
     if (call->client)
         mu_rpc_peers_close(server->peers, call->client);
     if (call->prev)
@@ -221,15 +194,9 @@ static void end(struct mu_rpc_call *call, enum mu_rpc_code code, const struct mu
         release_if_done(call);
         return;
     }
-    mu_rpc_guests_ended(call->server->guests, call->guest);
     call->code = code;
     if (err && err->text[0])
         set_failure(call, err);
-    if (call->counted && !has_priority(call)) { /* whether the peer takes the rest is no matter of the others */
-        discount(call);
-        call->untaken = true;
-        call->server->untaken_count++;
-    }
     mu_rpc_server_linger(call);
     if (call->queue.count > 0)
         call->finish_queued = true;
@@ -249,7 +216,6 @@ void mu_rpc_call_reply(struct mu_rpc_call *call, struct mu_rpc_bytes *reply)
     MU_ASSERT(call->method->kind == MU_RPC_UNARY);
     if (!call->over) {
         call->sending = mu_rpc_bytes_to_buffer(reply);
-        call->reply_bytes = mu_rpc_bytes_size(reply);
         mu_rpc_server_counts(call)->sent++;
     }
     end(call, MU_RPC_OK, NULL);
@@ -404,7 +370,6 @@ static bool step_recv(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *re
 {
     if (!ok || !call->received)
         return recv_ended(call, ok, ret_event);
-    mu_rpc_guests_told(call->server->guests, call->guest, grpc_byte_buffer_length(call->received) + FRAME_BYTES);
     if (!mu_rpc_buffer_is_plain(call->received))
         return refuse_message(call, GRPC_STATUS_UNIMPLEMENTED, compressed_text, ret_event);
     if (!may_ask(call))
@@ -439,16 +404,6 @@ static bool step_send(struct mu_rpc_call *call, struct mu_rpc_event *ret_event)
     return true;
 }
 
-/* The peer has taken it, or never will. */
-static void drop_reply(struct mu_rpc_call *call)
-{
-    if (call->linger_until_us)
-        call->server->linger_bytes -= call->reply_bytes;
-    call->reply_bytes = 0;
-    grpc_byte_buffer_destroy(call->sending);
-    call->sending = NULL;
-}
-
 /* --- accepting --- */
 
 /* Counts the call as one of its client's. False: `text` says why not. */
@@ -479,30 +434,16 @@ static bool admit_client(struct mu_rpc_call *call, char text[REFUSAL_SIZE])
 static bool admit(struct mu_rpc_call *call, char text[REFUSAL_SIZE])
 {
     struct mu_rpc_server *server = call->server;
-    bool first = has_priority(call), is_stream = !first && call->method->kind != MU_RPC_UNARY;
-    size_t *count = first ? &server->priority_count : &server->ordinary_count;
-    bool is_full = *count >= (first ? server->config.max_priority_calls : server->config.max_calls);
-    if (is_full || (is_stream && server->stream_count >= server->config.max_streams)) {
-        snprintf(text, REFUSAL_SIZE, "too many open %s at the server; close some or try again later",
-                 is_full ? "calls" : "streams");
+    bool has_priority = call->method->class == MU_RPC_PRIORITY;
+    size_t *count = has_priority ? &server->priority_count : &server->ordinary_count;
+    if (*count >= (has_priority ? server->config.max_priority_calls : server->config.max_calls)) {
+        snprintf(text, REFUSAL_SIZE, "too many open calls at the server; close some or try again later");
         server->refusals.calls++;
         return false;
     }
     ++*count;
-    server->stream_count += is_stream;
     call->counted = true;
-    return first || admit_client(call, text);
-}
-
-/* About what it took on the wire: headers may have been compressed, frames and TLS add some. */
-static size_t bytes_of_call(const struct mu_rpc_call *call)
-{
-    size_t bytes = HEAD_BYTES + (call->received ? grpc_byte_buffer_length(call->received) : 0);
-    for (size_t i = 0; i < call->headers.count; i++) {
-        const grpc_metadata *header = &call->headers.metadata[i];
-        bytes += GRPC_SLICE_LENGTH(header->key) + GRPC_SLICE_LENGTH(header->value);
-    }
-    return bytes;
+    return has_priority || admit_client(call, text);
 }
 
 static bool step_accept(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *ret_event)
@@ -521,8 +462,6 @@ static bool step_accept(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *
         return false;
     }
     mu_rpc_server_arm(server, call->method, call->poller);
-    call->guest = mu_rpc_guests_find(server->guests, mu_rpc_call_peer(call));
-    mu_rpc_guests_told(server->guests, call->guest, bytes_of_call(call));
     call->accepted_us = mu_clock_mono_us();
     if (call->method)
         mu_rpc_server_counts(call)->started++;
@@ -567,10 +506,8 @@ bool mu_rpc_call_step(struct mu_rpc_call *call, struct rpc_op *op, struct mu_rpc
     case OP_SEND:
         told = step_send(call, ret_event);
         break;
-    case OP_FINISH:
-        drop_reply(call);
-        break;
     case OP_HEADERS:
+    case OP_FINISH:
     case OP_SHUTDOWN:
         break;
     }

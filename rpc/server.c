@@ -27,15 +27,9 @@ struct mu_rpc_server_config mu_rpc_server_config_default(void)
         .max_metadata_bytes = (size_t)16 << 10,
         .max_streams_per_connection = 256,
         .max_calls = 4096,
-        .max_streams = 2048,
         .max_priority_calls = 32768,
         .max_send_queue_bytes = (size_t)8 << 20,
         .max_send_queue_messages = 1024,
-        .max_ordinary_queue_bytes = (size_t)64 << 10,
-        .max_ordinary_queue_messages = 64,
-        .max_untaken_bytes = (size_t)256 << 20,
-        .max_owed_bytes = (size_t)256 << 10,
-        .max_owed_bytes_in_all = (size_t)128 << 20,
         .keepalive_time_s = 30,
         .keepalive_timeout_s = 10,
         .min_client_ping_ms = 5000,
@@ -119,10 +113,10 @@ static enum mu_status check_config(const struct mu_rpc_server_config *config, st
         return mu_fail(err, MU_ERR_INVALID, "server: %zu methods; at most %d are allowed", config->method_count,
                        MU_RPC_METHODS_MAX);
     if (config->max_receive_bytes == 0 || config->max_send_queue_messages == 0 ||
-        config->max_ordinary_queue_messages == 0 || config->max_streams_per_connection == 0)
-        return mu_fail(err, MU_ERR_INVALID,
-                       "server: max_receive_bytes, max_send_queue_messages, max_ordinary_queue_messages and "
-                       "max_streams_per_connection must be 1 or more");
+        config->max_streams_per_connection == 0)
+        return mu_fail(
+            err, MU_ERR_INVALID,
+            "server: max_receive_bytes, max_send_queue_messages and max_streams_per_connection must be 1 or more");
     if (config->max_memory_bytes < config->max_receive_bytes)
         return mu_fail(err, MU_ERR_INVALID,
                        "server: max_memory_bytes (%zu) must not be less than max_receive_bytes (%zu)",
@@ -197,10 +191,7 @@ static enum mu_status bind_port(struct mu_rpc_server *server, struct mu_error *e
     if (server->address.kind != MU_RPC_ADDRESS_UNIX)
         server->address.port = (uint16_t)port;
     mu_rpc_address_format(&server->address, server->address_text);
-    status = mu_rpc_gate_open(&server->address, &server->config, &server->gate, err);
-    if (status == MU_OK)
-        server->guests = mu_rpc_gate_guests(server->gate);
-    return status;
+    return mu_rpc_gate_open(&server->address, &server->config, &server->gate, err);
 }
 
 static enum mu_status start_pollers(struct mu_rpc_server *server, struct mu_error *err)
@@ -285,7 +276,7 @@ struct mu_rpc_refusals mu_rpc_server_refusals(struct mu_rpc_server *server)
 
 size_t mu_rpc_server_call_count(const struct mu_rpc_server *server)
 {
-    return server->ordinary_count + server->priority_count + server->untaken_count;
+    return server->ordinary_count + server->priority_count;
 }
 
 /* --- calls whose peer does not take the rest: one list, since all wait equally long --- */
@@ -300,8 +291,6 @@ void mu_rpc_server_linger(struct mu_rpc_call *call)
     else
         server->linger_first = call;
     server->linger_last = call;
-    server->linger_count++;
-    server->linger_bytes += call->reply_bytes;
 }
 
 void mu_rpc_server_unlinger(struct mu_rpc_call *call)
@@ -310,8 +299,6 @@ void mu_rpc_server_unlinger(struct mu_rpc_call *call)
     if (call->linger_until_us == 0)
         return;
     call->linger_until_us = 0;
-    server->linger_count--;
-    server->linger_bytes -= call->reply_bytes;
     if (call->linger_prev)
         call->linger_prev->linger_next = call->linger_next;
     else
@@ -323,19 +310,13 @@ void mu_rpc_server_unlinger(struct mu_rpc_call *call)
     call->linger_prev = call->linger_next = NULL;
 }
 
-static bool are_too_many(const struct mu_rpc_server *server)
-{
-    return server->linger_count > server->config.max_calls || server->linger_bytes > server->config.max_untaken_bytes;
-}
-
 static void cut_off_lingerers(struct mu_rpc_server *server)
 {
     struct mu_rpc_call *call = server->linger_first;
     if (!call)
         return;
     uint64_t now_us = mu_clock_mono_us();
-    while ((call = server->linger_first) && (call->linger_until_us <= now_us || are_too_many(server))) {
-        server->refusals.answers_untaken += call->linger_until_us > now_us;
+    while ((call = server->linger_first) && call->linger_until_us <= now_us) {
         mu_rpc_server_unlinger(call);
         grpc_call_cancel_with_status(call->grpc, GRPC_STATUS_UNAVAILABLE, "the peer took too long to read", NULL);
     }
@@ -444,9 +425,9 @@ bool mu_rpc_server_next(struct mu_rpc_server *server, uint64_t until_us, struct 
 {
     drop_payload(server);
     for (;;) {
-        cut_off_lingerers(server); /* also while there is no end of work */
         if (next_of_batch(server, ret_event))
             return true;
+        cut_off_lingerers(server);
         uint64_t wait_us = until_us;
         if (server->linger_first && server->linger_first->linger_until_us < wait_us)
             wait_us = server->linger_first->linger_until_us;
