@@ -96,10 +96,10 @@ static void test_numbers_that_are_none_are_refused_by_field(void **state)
         pair.in_rate = 0;
         pb.alone = &alone;
         assert_int_equal(mu_wire_probed_from_pb(&pb, &report, &err), MU_ERR_INVALID);
-        assert_string_equal(err.text, "Probed.alone: is not allowed with kind 1");
+        assert_string_equal(err.text, "Probed.alone: is not allowed with kind 3");
         pb.kind = MUSTER__V1__PROBE_KIND__PROBE_KIND_ALONE;
         assert_int_equal(mu_wire_probed_from_pb(&pb, &report, &err), MU_ERR_INVALID);
-        assert_string_equal(err.text, "Probed.pair: is not allowed with kind 0");
+        assert_string_equal(err.text, "Probed.pair: is not allowed with kind 1");
         pb.pair = NULL;
         alone.slice_cost = bad[i];
         assert_int_equal(mu_wire_probed_from_pb(&pb, &report, &err), MU_ERR_INVALID);
