@@ -21,6 +21,7 @@
 #include "worker/join.h"
 #include "worker/leave.h"
 #include "worker/notes.h"
+#include "worker/oom.h"
 #include "worker/route.h"
 #include "worker/stacks.h"
 #include "worker/supervisor.h"
@@ -66,7 +67,8 @@ static const char help[] =
     "  --log FILE            with --detach: where their output goes (default: ~/.local/state/muster/NAME.log)\n"
     "  --threads N           compute threads (default: CPUs of the affinity mask)\n"
     "  --memory MIB          of this host's memory, or of the GPU's, that the workers of the host may use together\n"
-    "                        (default: all of it); layouts that need more are not chosen\n"
+    "                        (default: all of it, on the CPU what the cgroup allows); layouts that need more are not "
+    "chosen\n"
     "  --data-addr ADDR      address on which peers reach this worker, with or without port (default: the one that "
     "reaches\n"
     "                        the coordinator)\n"
@@ -463,6 +465,8 @@ static int work(struct choices *choices)
     int code = MU_AGENT_EXIT_CANNOT_CONNECT;
     agent->note_fd = mu_notes_open();
     agent->route_to = route;
+    if (!choices->gpu && agent->memory_bytes == 0 && mu_oom_limit_bytes("") < UINT64_MAX)
+        agent->memory_bytes = mu_oom_limit_bytes("");
     enum mu_status status = MU_OK;
     if (!agent->data_addr)
         status = mu_route_find(agent->coordinator, agent->give_up_ms, agent->note_fd, route, sizeof route, &err);
