@@ -367,6 +367,12 @@ static enum mu_status all_gather(void *ctx, void *blocks, size_t block_bytes)
     return mu_tensor_comm_all_gather(engine->now.tensor, blocks, block_bytes);
 }
 
+static bool enqueued(void *ctx)
+{
+    struct mu_engine *engine = ctx;
+    return mu_nccl_link_open(&engine->now.link) != NULL;
+}
+
 static enum mu_status all_to_all(void *ctx, const void *send, void *recv, size_t block_bytes)
 {
     struct mu_engine *engine = ctx;
@@ -457,8 +463,12 @@ enum mu_status engine_build_net(struct mu_engine *engine, const struct mu_layout
     engine_net_free(engine);
     net->part = part;
     net->slots = slots;
-    net->tensor = (struct mu_tensor_group){
-        .ctx = engine, .size = layout->tp, .rank = at.t, .all_gather = all_gather, .all_to_all = all_to_all};
+    net->tensor = (struct mu_tensor_group){.ctx = engine,
+                                           .size = layout->tp,
+                                           .rank = at.t,
+                                           .all_gather = all_gather,
+                                           .all_to_all = all_to_all,
+                                           .enqueued = enqueued};
     struct mu_model_options options = {.micro = job->spec.batch.micro,
                                        .length = job->spec.batch.length,
                                        .accumulate = job->spec.batch.accumulate,

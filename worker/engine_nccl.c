@@ -228,6 +228,7 @@ enum mu_status engine_nccl_failure(struct mu_engine *engine, struct mu_error *er
 static void give_up(struct mu_engine *engine, struct mu_nccl *nccl)
 {
     struct mu_error err = {0};
+    mu_device_forget(engine->device); /* NCCL waits for the end of whatever has recorded it */
     if (engine->nccl->abort(nccl, mu_clock_mono_us() + ENGINE_NCCL_ABORT_US, &err) == MU_OK)
         return;
     MU_LOGE("%s", err.text);

@@ -105,6 +105,7 @@ enum mu_status mu_cuda_compute(struct mu_device *device, enum mu_dtype dtype, st
 void mu_cuda_fini(struct mu_cuda *cuda)
 {
     struct mu_cuda empty = {};
+    mu_cuda_recordings_fini(cuda);
     mu_cuda_plans_fini(cuda);
     mu_cuda_memory_fini(cuda);
     if (cuda->pinned)

@@ -339,7 +339,7 @@ static void run_batch(const nccl_batch &batch)
 {
     ncclComm *comm = batch.comm;
     enter_comm(comm);
-    in_turn(comm, batch.captured ? take_number(comm) : batch.number, [&] {
+    in_turn(comm, batch.number, [&] {
         nccl_run run = {comm, std::vector<nccl_lane>(static_cast<size_t>(comm->size)), {}, {}, {}};
         for (const nccl_op &op : batch.ops) {
             if (op.kind == nccl_kind::send)
@@ -376,23 +376,24 @@ static ncclResult_t launch(nccl_batch batch)
     batch.error = injected("nccl async", ncclInternalError);
     if (batch.error)
         nccl_say("an error on demand");
-    batch.number = batch.captured ? 0 : take_number(comm);
-    auto put = [batch]() -> ncclResult_t {
-        const cudaError_t error = enqueue(
-            batch.stream,
-            [batch] {
-                run_batch(batch);
-                return cudaSuccess;
-            },
-            true);
-        return error ? ncclUnhandledCudaError : ncclSuccess;
+    auto place = [](nccl_batch one) -> work { /* among the communicator's operations, as of now */
+                                              one.number = take_number(one.comm);
+                                              return [one] {
+                                                  run_batch(one);
+                                                  return cudaSuccess;
+                                              };
+    };
+    if (batch.captured) /* at each launch of the graph */
+        return capture(batch.stream, [batch, place] { return place(batch); }) ? ncclUnhandledCudaError : ncclSuccess;
+    auto put = [stream = batch.stream, run = place(batch)]() -> ncclResult_t {
+        return enqueue(stream, run, true) ? ncclUnhandledCudaError : ncclSuccess;
     };
     if (injected("nccl stall", 1))
         return start_job(comm, [comm] {
             wait_for_abort(comm);
             return ncclSystemError;
         });
-    return batch.captured ? put() : start_job(comm, put);
+    return start_job(comm, put);
 }
 
 static ncclResult_t flush()

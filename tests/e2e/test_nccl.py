@@ -71,6 +71,25 @@ def test_a_block_between_stages_that_never_comes_is_given_up():
 
 
 @with_nccl
+def test_recorded_kernels_exchange_too():
+    """Without dropout each layer is a CUDA graph, exchanges of the tensor group with it. One that cannot be launched loses its worker alone."""
+    plain = dict(model__dropout=0)
+    with Cluster() as cluster:
+        start(cluster, 4, **GRID, **plain)
+        expect_equal(cluster, **plain)
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **{**SMALL, **plain, "workers__min": 2, "parallel__tp": 2}))
+        start_gpu_worker(cluster)
+        broken = start_gpu_worker(cluster, env={"CUDASIM_FAIL": "cudaGraphLaunch:60"})
+        lost = cluster.wait_event("worker_lost")
+        check("GPU 1, recorded kernels" in lost.text, lost.text)
+        refused_worker(broken, "GPU 1, recorded kernels")
+        start_gpu_worker(cluster)
+        expect_equal(cluster, **plain)
+
+
+@with_nccl
 def test_growth_and_a_hang_over_nccl():
     """A second worker joins; it stands still inside an exchange: the other one's communicators are given up, and it goes on alone."""
     with Cluster(flags=STRICT) as cluster:
@@ -111,5 +130,5 @@ def test_versions_of_nccl_must_be_the_same():
 
 
 main([test_exchanges_between_gpus_go_over_nccl, test_stages_survive_a_death_and_grow_again, test_errors_between_stages_lose_nobody,
-      test_a_block_between_stages_that_never_comes_is_given_up, test_growth_and_a_hang_over_nccl, test_an_error_of_nccl_loses_nobody,
+      test_a_block_between_stages_that_never_comes_is_given_up, test_recorded_kernels_exchange_too, test_growth_and_a_hang_over_nccl, test_an_error_of_nccl_loses_nobody,
       test_versions_of_nccl_must_be_the_same])
