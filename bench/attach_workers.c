@@ -210,6 +210,7 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
         break;
     case MU_WA_FEED:
     case MU_WA_KEEP:
+    case MU_WA_PROBE:
     case MU_WA_SNAPSHOT: /* the jobs of this benchmark have no checkpoints */
         break;
     case MU_WA_FORGET:

@@ -23,7 +23,7 @@ from harness import Cluster  # noqa: E402
 
 # name, model, sequences (one leaf each), length, steps that make a normal one
 CASES = (("small", dict(layers=4, heads=4, channels=128, context=64, vocab=256), 16, 64, 15),
-         ("gpt2-124M", dict(layers=12, heads=12, channels=768, context=1024, vocab=50257), 4, 256, 3))
+         ("gpt2-124M", dict(layers=12, heads=12, channels=768, context=1024, vocab=50257), 6, 32, 5))
 
 
 def job(cluster, model, sequences, length, sharded):

@@ -24,6 +24,7 @@ int mu_cli_exit_of(enum mu_status status);
 
 struct mu_cli {
     const char *address;
+    bool is_named; /* the coordinator's address was given, it is not the usual one */
     struct mu_rpc_tls_files tls;
     bool json;
     unsigned timeout_ms;

@@ -28,8 +28,10 @@ int mu_cmd_submit(struct mu_cli *cli, int argc, char **argv)
     struct mu_error err;
     struct mu_job_spec spec;
     const char *name = NULL, *revision = "0";
+    bool preflight = false;
     uint64_t expected_revision;
-    const struct mu_cli_option options[] = {{"--name", &name, NULL}, {"--expected-revision", &revision, NULL}};
+    const struct mu_cli_option options[] = {
+        {"--name", &name, NULL}, {"--preflight", NULL, &preflight}, {"--expected-revision", &revision, NULL}};
     if (mu_cli_parse("submit", argc, argv, options, COUNT(options), 1, 1) < 0 ||
         !mu_cli_number("submit", "--expected-revision", revision, 0, INT64_MAX, &expected_revision))
         return MU_EXIT_USAGE;
@@ -47,6 +49,7 @@ int mu_cmd_submit(struct mu_cli *cli, int argc, char **argv)
     }
     Muster__V1__SubmitJobRequest request = MUSTER__V1__SUBMIT_JOB_REQUEST__INIT;
     request.expected_revision = expected_revision;
+    request.preflight = preflight;
     if (mu_wire_spec_to_pb(&cli->arena, &spec, &request.spec, &err) != MU_OK)
         return mu_cli_fail(&err);
     char warning[MU_BALANCE_WARNING_SIZE];

@@ -34,7 +34,7 @@ static bool fill(struct diagnosis *diagnosis, const Muster__V1__ReadRecallRespon
             answers[diagnosis->count++] = answers[i];
     qsort(answers, diagnosis->count, sizeof *answers, by_rank);
     for (size_t i = 0; diagnosis->standings && i < diagnosis->count; i++) {
-        diagnosis->standings[i] = mu_standing_of_answer(answers[i], UINT64_MAX);
+        diagnosis->standings[i] = mu_standing_of_answer(answers[i]);
         diagnosis->now_us = answers[i]->asked_us > diagnosis->now_us ? answers[i]->asked_us : diagnosis->now_us;
     }
     return diagnosis->standings != NULL;

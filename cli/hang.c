@@ -1,4 +1,4 @@
-/* muster report hang: what the members of a job remembered when one of them was given up. */
+/* muster report hang: what the members of a job remembered when one of them was given up, or somebody demanded it. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -76,7 +76,7 @@ static int list(struct mu_cli *cli)
         mu_cli_table_add(table, "%s", age);
         mu_cli_table_add(table, "%s", report->job);
         mu_cli_table_add(table, "%" PRIu64, report->step);
-        mu_cli_table_add(table, "%s", report->worker);
+        mu_cli_table_add(table, "%s", report->worker[0] ? report->worker : "-");
         mu_cli_table_add(table, "%u of %u", report->answered, report->asked);
         mu_cli_table_add(table, "%s", report->verdict);
     }
@@ -104,9 +104,9 @@ static void print_report(const Muster__V1__HangReport *report, bool threads_of_a
 {
     char ts[32];
     mu_clock_format(report->wall_us, ts);
-    printf("report %" PRIu64 ": job %s, generation %" PRIu64 ", step %" PRIu64
-           ", at %s, before worker %s was given up\n",
-           report->number, report->job, report->generation, report->step, ts, report->worker);
+    printf("report %" PRIu64 ": job %s, generation %" PRIu64 ", step %" PRIu64 ", at %s, %s%s%s\n", report->number,
+           report->job, report->generation, report->step, ts, report->worker[0] ? "before worker " : "on demand",
+           report->worker, report->worker[0] ? " was given up" : "");
     mu_cli_print_standings(report->standings, report->n_standings);
     printf("%s\n", report->verdict);
     print_threads(report, threads_of_all);

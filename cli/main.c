@@ -13,7 +13,8 @@ struct command {
 };
 
 static const struct command commands[] = {
-    {"submit", mu_cmd_submit, "JOB.yaml [--name NAME] [--expected-revision N]", "add a job"},
+    {"submit", mu_cmd_submit, "JOB.yaml [--name NAME] [--preflight] [--expected-revision N]",
+     "add a job; with --preflight its workers are measured before it begins"},
     {"status", mu_cmd_status, "[JOB]", "all jobs, or one"},
     {"watch", mu_cmd_watch, "JOB [--after EVENT]", "follow a job until it is over: progress and events"},
     {"workers", mu_cmd_workers, "[--job JOB]", "workers that are attached or expected back"},
@@ -74,9 +75,11 @@ static const struct command commands[] = {
      "CLUSTER.yaml JOB.yaml [--top N] [--tp N] [--pp N] [--dp N] [--micro N] [--fp32] "
      "[--what-if NAME=NUMBER,..] [--measured FILE]",
      "which layout, how fast, what failures cost; before anything runs"},
-    {"probe", mu_cmd_probe, "[--threads N] [--workers N] [--dir D] [--mib N]",
-     "what this host can do, as a cluster file for plan and musterd --rates: products, memory, messages, storage, "
-     "workers"},
+    {"probe", mu_cmd_probe,
+     "[--threads N] [--workers N] [--dir D] [--mib N] | [--job JOB] [--quick] [--mib N] [--out FILE]",
+     "what this host can do, as a cluster file for plan and musterd --rates; or, where a coordinator is named, what "
+     "the "
+     "attached workers that have no rank can do, alone and between each other, and which stands out"},
     {"simulate", mu_cmd_simulate,
      "CLUSTER.yaml JOB.yaml [--days N] [--seed S] [--runs N] [--svg FILE] [--tp N] [--pp N] [--dp N] [--micro N]",
      "weeks of a job on nodes that fail: what is lost to what, with the coordinator's own decisions"},
@@ -161,14 +164,16 @@ static int check_output(int code)
 
 int main(int argc, char **argv)
 {
+    static const char usual[] = "127.0.0.1:7070";
     struct mu_cli cli = {0};
     const char *address = getenv("MUSTER_COORDINATOR");
-    cli.address = address && address[0] ? address : "127.0.0.1:7070";
+    cli.address = address && address[0] ? address : usual;
     cli.tls = mu_rpc_tls_files_from_environment();
     mu_wire_arena_init(&cli.arena);
     argc = take_globals(&cli, argc, argv);
     if (argc < 0)
         return MU_EXIT_USAGE;
+    cli.is_named = cli.address != usual;
     if (argc < 2) {
         fprintf(stderr, "muster: which command? (see: muster help)\n");
         return MU_EXIT_USAGE;

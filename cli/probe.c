@@ -1,10 +1,12 @@
-/* `muster probe` on this host: what it can do, as `muster plan` wants to know it: matrix products with the kernels of
- * the CPU worker, memory, messages between two threads over the data plane, a directory's writing and reading. */
+/* `muster probe`; where no coordinator is named, on this host: what it can do, as `muster plan` wants to know it:
+ * matrix products with the kernels of the CPU worker, memory, messages between two threads over the data plane, a
+ * directory's writing and reading. */
 #include <jansson.h>
 #include <pthread.h>
 #include <stdio.h>
 
 #include "cli/cli.h"
+#include "cli/probe_attached.h"
 #include "cli/probe_worker.h"
 #include "common/clock.h"
 #include "worker/measure.h"
@@ -111,7 +113,7 @@ static void print_cluster(const struct probe *p)
         p->threads, p->threads == 1 ? "" : "s", flops, flops, d->memory_bytes, d->memory_rate, p->link_rate,
         p->link_rate, d->memory_rate / 2, p->write_rate, p->read_rate, r->flops, r->memory_bytes_per_second,
         r->rows_bytes_per_second, r->link_bytes_per_second, r->latency_s, r->fixed_s, r->slice_cost);
-    for (uint32_t i = 0; i < MU_PROBE_SIZES; i++)
+    for (uint32_t i = 0; i < MU_PROBE_SIZES && d->flops[i] > 0; i++)
         printf("# products of %u: %.3g GFLOP/s, %.0f %% of the best\n", MU_PROBE_SIZE_FIRST << i, d->flops[i] * 1e-9,
                100 * d->flops[i] / flops);
     printf("# one message between threads: %.1f us\n", p->hop_s * 1e6);
@@ -142,27 +144,43 @@ static void print_json(const struct probe *p)
     json_decref(all);
 }
 
-int mu_cmd_probe(struct mu_cli *cli, int argc, char **argv)
+static int probe_here(struct mu_cli *cli, uint32_t threads, uint32_t crew, const char *dir, uint64_t mib)
 {
-    const char *threads = "0", *dir = ".", *mib_text = "256", *workers = "1";
-    const struct mu_cli_option options[] = {{"--threads", &threads, NULL},
-                                            {"--dir", &dir, NULL},
-                                            {"--mib", &mib_text, NULL},
-                                            {"--workers", &workers, NULL}};
-    struct probe p = {.threads = 0};
+    struct probe p = {.threads = threads};
     struct mu_error err;
-    uint64_t count, mib, crew;
-    if (mu_cli_parse("probe", argc, argv, options, (int)(sizeof options / sizeof options[0]), 0, 0) < 0 ||
-        !mu_cli_number("probe", "--threads", threads, 0, MU_POOL_THREADS_MAX, &count) ||
-        !mu_cli_number("probe", "--mib", mib_text, 1, DISK_MIB_MAX, &mib) ||
-        !mu_cli_number("probe", "--workers", workers, 1, MU_PROBE_WORKERS_MAX, &crew))
-        return MU_EXIT_USAGE;
-    p.threads = (uint32_t)count;
     const struct mu_measure storage = {.deadline_us = UINT64_MAX};
     if (probe_device(&p, &err) != MU_OK || probe_link(&p, &err) != MU_OK ||
         mu_measure_storage(&storage, dir, false, mib, &p.write_rate, &p.read_rate, &err) != MU_OK ||
-        mu_probe_worker((uint32_t)crew, p.threads, &p.worker, &err) != MU_OK)
+        mu_probe_worker(crew, p.threads, &p.worker, &err) != MU_OK)
         return mu_cli_fail(&err);
     (cli->json ? print_json : print_cluster)(&p);
     return MU_EXIT_OK;
+}
+
+int mu_cmd_probe(struct mu_cli *cli, int argc, char **argv)
+{
+    const char *threads = NULL, *dir = NULL, *mib_text = NULL, *workers = NULL, *job = NULL, *out = NULL;
+    bool quick = false;
+    const struct mu_cli_option options[] = {{"--threads", &threads, NULL}, {"--dir", &dir, NULL},
+                                            {"--mib", &mib_text, NULL},    {"--workers", &workers, NULL},
+                                            {"--job", &job, NULL},         {"--quick", NULL, &quick},
+                                            {"--out", &out, NULL}};
+    uint64_t count, mib, crew;
+    if (mu_cli_parse("probe", argc, argv, options, (int)(sizeof options / sizeof options[0]), 0, 0) < 0)
+        return MU_EXIT_USAGE;
+    bool here = threads || dir || workers, attached = job || quick || out;
+    if (here && attached)
+        return mu_cli_usage("probe", "--threads, --workers and --dir are of this host; --job, --quick and --out of "
+                                     "attached workers");
+    attached = attached || (cli->is_named && !here);
+    const char *usual_mib = quick ? "0" : attached ? "64" : "256";
+    if (!mu_cli_number("probe", "--threads", threads ? threads : "0", 0, MU_POOL_THREADS_MAX, &count) ||
+        !mu_cli_number("probe", "--mib", mib_text ? mib_text : usual_mib, attached ? 0 : 1, DISK_MIB_MAX, &mib) ||
+        !mu_cli_number("probe", "--workers", workers ? workers : "1", 1, MU_PROBE_WORKERS_MAX, &crew))
+        return MU_EXIT_USAGE;
+    if (attached)
+        return mu_probe_attached(
+            cli,
+            &(struct mu_probe_wish){.job = job ? job : "", .quick = quick, .storage_mib = (uint32_t)mib, .out = out});
+    return probe_here(cli, (uint32_t)count, (uint32_t)crew, dir ? dir : ".", mib);
 }

@@ -356,6 +356,23 @@ static enum mu_status get_goodput(struct mu_api *api, struct mu_rpc_call *call, 
     return MU_OK;
 }
 
+static enum mu_status read_probe(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                                 struct mu_error *err)
+{
+    uint64_t number = ((const Muster__V1__ReadProbeRequest *)base)->number;
+    struct mu_probe_view view;
+    if (!mu_coord_probe_view(api->config.coord, number, &view))
+        return number
+                   ? mu_fail(err, MU_ERR_NOT_FOUND, "probe %llu is not known: only the newest one is, since the start",
+                             (unsigned long long)number)
+                   : mu_fail(err, MU_ERR_NOT_FOUND, "no probe was made since the coordinator's start");
+    Muster__V1__ReadProbeResponse *response = mu_view_probe(&api->arena, &view, err);
+    if (!response)
+        return err->status;
+    answer_call(api, call, &response->base);
+    return MU_OK;
+}
+
 /* The events of the list are durable, so this needs no hold. */
 static enum mu_status watch_events(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
                                    struct mu_error *err)
@@ -458,6 +475,7 @@ static enum mu_status submit_job(struct mu_api *api, struct mu_rpc_call *call, c
     if (status)
         return status;
     event.submit.spec = &spec;
+    event.submit.preflight = request->preflight;
     api->config.step(api->config.ctx, &event);
     return MU_OK;
 }
@@ -533,6 +551,28 @@ static enum mu_status order_node(struct mu_api *api, struct mu_rpc_call *call, c
     if (event.request.order != MU_NODE_RESUME && !reason[0])
         return mu_fail(err, MU_ERR_INVALID, "reason: is missing: whoever finds the node so wants to know why");
     status = begin(api, call, "", request->request_id, &event, &event.request.cookie, err);
+    if (status == MU_OK)
+        api->config.step(api->config.ctx, &event);
+    return status;
+}
+
+static enum mu_status probe(struct mu_api *api, struct mu_rpc_call *call, const ProtobufCMessage *base,
+                            struct mu_error *err)
+{
+    const Muster__V1__ProbeRequest *request = (const Muster__V1__ProbeRequest *)base;
+    const struct mu_id secret[2] = {mu_id_random(), mu_id_random()};
+    char job[MU_JOB_NAME_SIZE];
+    struct mu_coord_event event = {.kind = MU_CE_PROBE,
+                                   .probe = {.job = job,
+                                             .quick = request->quick,
+                                             .storage_bytes = (uint64_t)request->storage_mib << 20,
+                                             .secret = (const uint8_t *)secret}};
+    if (event.probe.storage_bytes > MU_PROBE_STORAGE_BYTES_MAX)
+        return mu_fail(err, MU_ERR_LIMIT, "storage_mib: value %u is not allowed: at most %llu", request->storage_mib,
+                       MU_PROBE_STORAGE_BYTES_MAX >> 20);
+    enum mu_status status = or_empty(request->job, MU_WIRE_NAME_EMPTY, "job", job, sizeof job, err);
+    if (status == MU_OK)
+        status = begin(api, call, job, (ProtobufCBinaryData){0}, &event, &event.probe.cookie, err);
     if (status == MU_OK)
         api->config.step(api->config.ctx, &event);
     return status;
@@ -641,6 +681,11 @@ static void build_reply(struct mu_api *api, const struct pending *pending)
         Muster__V1__TriggerCheckpointResponse response = MUSTER__V1__TRIGGER_CHECKPOINT_RESPONSE__INIT;
         response.number = pending->reply.checkpoint;
         fill_answer(api, answer, &response.base);
+    } else if (pending->method == MU_METHOD_PROBE) {
+        Muster__V1__ProbeResponse response = MUSTER__V1__PROBE_RESPONSE__INIT;
+        response.number = pending->reply.probe;
+        response.workers = pending->reply.probed_workers;
+        fill_answer(api, answer, &response.base);
     } else if (pending->method == MU_METHOD_REPORT_EXIT) {
         Muster__V1__ReportExitResponse response = MUSTER__V1__REPORT_EXIT_RESPONSE__INIT;
         response.verdict =
@@ -700,6 +745,8 @@ static const struct {
     [MU_METHOD_REPORT_EXIT] = {&muster__v1__report_exit_request__descriptor, report_exit},
     [MU_METHOD_SCALE_JOB] = {&muster__v1__scale_job_request__descriptor, make_change},
     [MU_METHOD_AMEND_JOB] = {&muster__v1__amend_job_request__descriptor, make_change},
+    [MU_METHOD_PROBE] = {&muster__v1__probe_request__descriptor, probe},
+    [MU_METHOD_READ_PROBE] = {&muster__v1__read_probe_request__descriptor, read_probe},
     [MU_METHOD_BRANCH_JOB] = {&muster__v1__branch_job_request__descriptor, make_change},
 };
 

@@ -32,6 +32,8 @@ enum mu_method {
     MU_METHOD_SCALE_JOB,
     MU_METHOD_AMEND_JOB,
     MU_METHOD_BRANCH_JOB,
+    MU_METHOD_PROBE,
+    MU_METHOD_READ_PROBE,
     MU_METHOD_API_COUNT,
     /* What gRPC tools expect of every server: not ours either. */
     MU_METHOD_HEALTH_CHECK = MU_METHOD_API_COUNT,

@@ -25,6 +25,8 @@ const struct mu_rpc_method mu_api_methods[MU_METHOD_COUNT] = {
     {SERVICE "ScaleJob", MU_RPC_UNARY, MU_METHOD_SCALE_JOB, MU_RPC_CHANGE},
     {SERVICE "AmendJob", MU_RPC_UNARY, MU_METHOD_AMEND_JOB, MU_RPC_CHANGE},
     {SERVICE "BranchJob", MU_RPC_UNARY, MU_METHOD_BRANCH_JOB, MU_RPC_CHANGE},
+    {"/muster.v1.ProbeService/Probe", MU_RPC_UNARY, MU_METHOD_PROBE, MU_RPC_CHANGE},
+    {"/muster.v1.ProbeService/ReadProbe", MU_RPC_UNARY, MU_METHOD_READ_PROBE, MU_RPC_QUESTION},
     {"/grpc.health.v1.Health/Check", MU_RPC_UNARY, MU_METHOD_HEALTH_CHECK, MU_RPC_QUESTION},
     {"/grpc.health.v1.Health/Watch", MU_RPC_SERVER_STREAM, MU_METHOD_HEALTH_WATCH, MU_RPC_QUESTION},
     {"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", MU_RPC_BIDI_STREAM, MU_METHOD_REFLECTION,

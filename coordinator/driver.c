@@ -130,6 +130,7 @@ static void on_bad_message(struct mu_driver *driver, struct mu_session *session,
 {
     log_refusal(driver, session->call, err);
     if (!session->known) {
+        driver->stats.malformed_hellos++;
         struct mu_coord_message message = {.kind = MU_CM_REJECT};
         const void *data = NULL;
         size_t size_bytes = 0;
@@ -506,6 +507,8 @@ static enum mu_status turn(struct mu_driver *driver, uint64_t until_us, bool *dr
     end_silent_sessions(driver, now_us);
     look_at_refusals(driver, now_us);
     look_at_tls(driver, now_us);
+    if (atomic_exchange(&driver->examining, false))
+        mu_hangs_examine_all(driver->hangs);
     mu_hangs_tick(driver->hangs, now_us);
     mu_series_sample(driver->series, driver->coord, driver->sessions, now_us, mu_clock_wall_us(), put_series, driver);
     if (!atomic_load(&driver->stopping))
@@ -573,6 +576,12 @@ enum mu_status mu_driver_run(struct mu_driver *driver, struct mu_error *err)
 void mu_driver_stop(struct mu_driver *driver)
 {
     atomic_store(&driver->stopping, true);
+    mu_rpc_server_wake(driver->server);
+}
+
+void mu_driver_examine(struct mu_driver *driver)
+{
+    atomic_store(&driver->examining, true);
     mu_rpc_server_wake(driver->server);
 }
 
@@ -686,7 +695,7 @@ static enum mu_status start_threads(struct mu_driver *driver, struct mu_error *e
                                       .certificate_s = driver->config.certificate_s};
     if ((status = mu_tokens_new(&tokens, &driver->tokens, err)) ||
         (status = mu_recalls_new(driver->coord, driver->sessions, &driver->recalls, err)) ||
-        (status = mu_hangs_new(driver->store, driver->outbox, driver->recalls, &driver->hangs, err)))
+        (status = mu_hangs_new(driver->coord, driver->store, driver->outbox, driver->recalls, &driver->hangs, err)))
         return status;
     status = mu_api_new(&api, &driver->api, err);
     const struct mu_http_config http = {.listen = driver->config.http,

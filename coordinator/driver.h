@@ -51,6 +51,7 @@ const char *mu_driver_http_url(const struct mu_driver *driver); /* NULL: none */
  */
 enum mu_status mu_driver_run(struct mu_driver *driver, struct mu_error *err) MU_WARN_UNUSED;
 void mu_driver_stop(struct mu_driver *driver);
-void mu_driver_free(struct mu_driver *driver); /* NULL is fine */
+void mu_driver_examine(struct mu_driver *driver); /* a report of every job (hang.h); from any thread */
+void mu_driver_free(struct mu_driver *driver);    /* NULL is fine */
 
 #endif

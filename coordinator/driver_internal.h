@@ -57,7 +57,7 @@ struct mu_driver {
     uint64_t restored_count;
     bool any_event;
     struct mu_watchdog watchdog;
-    atomic_bool stopping;
+    atomic_bool stopping, examining;
     struct mu_error failure; /* of the core thread itself: ends the run */
 };
 

@@ -87,6 +87,7 @@ static void faults_of_send(enum mu_coord_message_kind kind)
         break;
     case MU_CM_REJECT:
     case MU_CM_RECALL:
+    case MU_CM_PROBE:
     case MU_CM_COUNT:
         break;
     }

@@ -25,7 +25,7 @@ enum {
 struct pending {
     uint64_t recall; /* 0: none */
     uint64_t begun_us, wall_us, generation, step;
-    char job[MU_JOB_NAME_SIZE], worker[MU_WORKER_NAME_SIZE];
+    char job[MU_JOB_NAME_SIZE], worker[MU_WORKER_NAME_SIZE]; /* nobody: on demand */
 };
 
 struct report {
@@ -35,12 +35,14 @@ struct report {
 };
 
 struct mu_hangs {
+    const struct mu_coord *coord;
     struct mu_outbox *outbox;
     struct mu_recalls *recalls;
     struct mu_wire_arena arena;
     struct pending pending[PENDING_MAX];
     struct report reports[MU_HANG_REPORTS_KEPT]; /* number n lies at n % MU_HANG_REPORTS_KEPT */
     uint64_t newest;
+    uint32_t wanted_job; /* on demand: the next job to report on; UINT32_MAX: none */
 };
 
 /* ---- where everybody stood ---- */
@@ -57,7 +59,7 @@ static void stand(struct member *member, uint64_t begun_us)
 {
     const Muster__V1__ReadRecallResponse *answer = member->answer;
     uint64_t offset_us = (uint64_t)answer->clock_offset_us;
-    member->standing = mu_standing_of_answer(answer, begun_us + answer->clock_error_us - offset_us);
+    member->standing = mu_standing_before(answer, begun_us + answer->clock_error_us - offset_us);
     uint64_t last_us = member->standing.last_us + offset_us;
     member->quiet_us = member->standing.last_us && last_us < begun_us ? begun_us - last_us : 0;
 }
@@ -91,8 +93,8 @@ static int by_guilt(const void *a, const void *b)
     return x->standing.rank < y->standing.rank ? -1 : x->standing.rank > y->standing.rank;
 }
 
-/* Records do not tell one that computes between two phases from one that waits there. Then it is the one that was
- * given up: it had told the coordinator that it waits for nobody, and had got nowhere. */
+/* Records do not tell one that computes between two phases from one that waits there, and whose peer has died does not
+ * wait any more. Then it is the one that was given up. */
 static size_t judge(struct member *members, size_t count, const char *given_up)
 {
     struct mu_standing *standings = malloc((count + 1) * sizeof *standings);
@@ -104,7 +106,7 @@ static size_t judge(struct member *members, size_t count, const char *given_up)
     for (size_t i = 0; i < found; i++)
         members[culprits[i]].is_culprit = true;
     for (size_t i = 0; i < count && found == 0; i++) {
-        members[i].is_culprit = members[i].standing.has_answered && strcmp(members[i].answer->worker, given_up) == 0;
+        members[i].is_culprit = strcmp(members[i].answer->worker, given_up) == 0;
         found += members[i].is_culprit;
     }
     qsort(members, count, sizeof *members, by_guilt);
@@ -233,40 +235,68 @@ static void make_report(struct mu_hangs *hangs, struct pending *pending)
     if (status == MU_OK && !keep(hangs, number, bytes, size_bytes))
         status = mu_fail(&err, MU_ERR_NO_MEMORY, "no memory for a report");
     if (status != MU_OK)
-        MU_LOGW("no report of how worker %s of job %s was lost: %s", pending->worker, pending->job, err.text);
-    else
+        MU_LOGW("no report of where the members of job %s stood: %s", pending->job, err.text);
+    else if (pending->worker[0])
         MU_LOGW("job %s at step %llu, before worker %s was given up: %s (muster report hang %llu)", pending->job,
                 (unsigned long long)pending->step, pending->worker, verdict, (unsigned long long)number);
+    else
+        MU_LOGI("job %s at step %llu, on demand: %s (muster report hang %llu)", pending->job,
+                (unsigned long long)pending->step, verdict, (unsigned long long)number);
 }
 
 /* ---- when ---- */
 
+static struct pending *find_pending(struct mu_hangs *hangs, const char *job)
+{
+    for (int i = 0; i < PENDING_MAX; i++)
+        if (job ? hangs->pending[i].recall && strcmp(hangs->pending[i].job, job) == 0 : !hangs->pending[i].recall)
+            return &hangs->pending[i];
+    return NULL;
+}
+
 /* One report of a job at a time tells of all that is lost with it. */
+static void begin(struct mu_hangs *hangs, const struct mu_job_record *job, const char *worker, uint64_t step)
+{
+    struct pending *pending = find_pending(hangs, NULL);
+    struct mu_error err;
+    if (!pending || find_pending(hangs, job->spec.name))
+        return;
+    *pending = (struct pending){
+        .begun_us = mu_clock_mono_us(), .wall_us = mu_clock_wall_us(), .generation = job->generation, .step = step};
+    snprintf(pending->job, sizeof pending->job, "%s", job->spec.name);
+    snprintf(pending->worker, sizeof pending->worker, "%s", worker);
+    if (mu_recalls_begin(hangs->recalls, job->spec.name, RECORDS, &pending->recall, &err) != MU_OK)
+        MU_LOGW("the workers of job %s could not be asked what they remember: %s", job->spec.name, err.text);
+}
+
 void mu_hangs_examine(struct mu_hangs *hangs, const struct mu_coord_action *action)
 {
-    const struct mu_job_record *job = action->examine.job;
-    struct pending *free_slot = NULL;
-    struct mu_error err;
-    for (int i = 0; i < PENDING_MAX; i++) {
-        struct pending *pending = &hangs->pending[i];
-        if (pending->recall && strcmp(pending->job, job->spec.name) == 0)
-            return;
-        free_slot = pending->recall ? free_slot : pending;
+    begin(hangs, action->examine.job, action->examine.worker, action->examine.step);
+}
+
+void mu_hangs_examine_all(struct mu_hangs *hangs)
+{
+    hangs->wanted_job = 0;
+}
+
+/* As many as are made at a time; the others follow. */
+static void begin_wanted(struct mu_hangs *hangs)
+{
+    struct mu_job_view *view = hangs->wanted_job == UINT32_MAX ? NULL : malloc(sizeof *view);
+    for (; view && find_pending(hangs, NULL); hangs->wanted_job++) {
+        if (!mu_coord_job_view(hangs->coord, hangs->wanted_job, view)) {
+            hangs->wanted_job = UINT32_MAX;
+            break;
+        }
+        if (view->world > 0)
+            begin(hangs, &view->record, "", view->steps_done);
     }
-    if (!free_slot)
-        return;
-    *free_slot = (struct pending){.begun_us = mu_clock_mono_us(),
-                                  .wall_us = mu_clock_wall_us(),
-                                  .generation = job->generation,
-                                  .step = action->examine.step};
-    snprintf(free_slot->job, sizeof free_slot->job, "%s", job->spec.name);
-    snprintf(free_slot->worker, sizeof free_slot->worker, "%s", action->examine.worker);
-    if (mu_recalls_begin(hangs->recalls, job->spec.name, RECORDS, &free_slot->recall, &err) != MU_OK)
-        MU_LOGW("the workers of job %s could not be asked what they remember: %s", job->spec.name, err.text);
+    free(view);
 }
 
 void mu_hangs_tick(struct mu_hangs *hangs, uint64_t now_us)
 {
+    begin_wanted(hangs);
     for (int i = 0; i < PENDING_MAX; i++) {
         struct pending *pending = &hangs->pending[i];
         bool complete;
@@ -372,12 +402,14 @@ static bool load_one(void *arg, const uint8_t *key, size_t key_bytes, const uint
     return true;
 }
 
-enum mu_status mu_hangs_new(struct mu_store *store, struct mu_outbox *outbox, struct mu_recalls *recalls,
-                            struct mu_hangs **ret_hangs, struct mu_error *err)
+enum mu_status mu_hangs_new(const struct mu_coord *coord, struct mu_store *store, struct mu_outbox *outbox,
+                            struct mu_recalls *recalls, struct mu_hangs **ret_hangs, struct mu_error *err)
 {
     struct mu_hangs *hangs = calloc(1, sizeof *hangs);
     if (!hangs)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for hang reports");
+    hangs->coord = coord;
+    hangs->wanted_job = UINT32_MAX;
     hangs->outbox = outbox;
     hangs->recalls = recalls;
     mu_wire_arena_init(&hangs->arena);

@@ -16,6 +16,7 @@ static const char *const services[] = {
     "muster.v1.WorkerService",
     "muster.v1.TokenService",
     "muster.v1.DiagnosticService",
+    "muster.v1.ProbeService",
     "grpc.health.v1.Health",
     "grpc.reflection.v1.ServerReflection",
     "grpc.reflection.v1alpha.ServerReflection",

@@ -78,6 +78,7 @@ static const char usage_text[] =
     "  --version, --help\n"
     "\n"
     "SIGTERM and SIGINT stop it in good order; workers keep training and attach again when it is back.\n"
+    "SIGUSR2 makes it report where the members of every job stand (muster report hang).\n"
     "Exit status: 0 stopped in good order, 1 failure, 2 usage.\n";
 
 struct options {
@@ -371,20 +372,33 @@ static bool write_address(const char *path, const char *address)
     return false;
 }
 
-static void *signal_thread(void *arg)
+static sigset_t our_signals(void)
 {
-    struct mu_driver *driver = arg;
     sigset_t set;
-    int number = 0;
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
-    if (sigwait(&set, &number) == 0) {
+    sigaddset(&set, SIGUSR2);
+    return set;
+}
+
+static void *signal_thread(void *arg)
+{
+    struct mu_driver *driver = arg;
+    sigset_t set = our_signals();
+    int number = 0;
+    bool is_stopping = false;
+    while (sigwait(&set, &number) == 0) {
+        if (number == SIGUSR2) {
+            mu_driver_examine(driver);
+            continue;
+        }
+        if (is_stopping)
+            _exit(EXIT_FAILED); /* asked again: at once. What was acknowledged is on the disk. */
         MU_LOGI("%s: stopping in good order; workers keep training", number == SIGTERM ? "SIGTERM" : "SIGINT");
+        is_stopping = true;
         mu_driver_stop(driver);
     }
-    if (sigwait(&set, &number) == 0)
-        _exit(EXIT_FAILED); /* asked again: at once. What was acknowledged is on the disk. */
     return NULL;
 }
 
@@ -462,10 +476,7 @@ int main(int argc, char **argv)
     mu_log_init("musterd", options.log_level);
 
     /* Before any thread starts, so that all of them inherit it: only the signal thread takes these. */
-    sigset_t set;
-    sigemptyset(&set);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGINT);
+    sigset_t set = our_signals();
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
     raise_file_limit(options.driver.core.max_workers);

@@ -514,12 +514,13 @@ static void write_reasons(FILE *out, const char *name, const char *help, const c
         fprintf(out, "%s{reason=\"%s\"} %" PRIu64 "\n", name, reasons[i], counts[i]);
 }
 
-static void write_refusals_of_workers(FILE *out, const struct mu_coord_counters *counters)
+static void write_refusals_of_workers(FILE *out, struct mu_coord_counters *counters, const struct mu_stats *stats)
 {
     static const char *const fences[MU_FENCE_COUNT] = {"lost", "stream", "generation"};
     static const char *const rejects[MU_REJECT_REASONS] = {"version", "identity", "quarantined", "fenced",
                                                            "no_job",  "job_over", "busy",        "invalid"};
     static const char *const ends[MU_STREAM_END_COUNT] = {"reset", "malformed", "slow", "exit"};
+    counters->refused_hellos[MU_REJECT_INVALID] += stats->malformed_hellos;
     write_reasons(out, "muster_fenced_messages_total", "Messages of stale workers, refused.", fences,
                   counters->fenced_messages, MU_FENCE_COUNT);
     write_reasons(out, "muster_refused_hellos_total", "Workers refused when they attached.", rejects,
@@ -540,7 +541,7 @@ void mu_metrics_write(FILE *out, const struct mu_question_sources *sources)
     write_predictions(out, coord);
     write_refusals(out, sources->server);
     write_goodput(out, coord);
-    write_refusals_of_workers(out, &counters);
+    write_refusals_of_workers(out, &counters, sources->stats);
     mu_metrics_head(out, "muster_forgiven_seconds_total", "counter", "Own lateness by which leases were extended.");
     fprintf(out, "muster_forgiven_seconds_total %.17g\n", (double)counters.forgiven_us * 1e-6);
     mu_metrics_head(out, "muster_events_total", "counter", "Events told.");

@@ -8,11 +8,13 @@
 #include "muster/v1/recall.pb-c.h"
 #include "proto/wire_pb.h"
 
+enum { REPORT_RECORDS_MAX = 4 << 20 }; /* of all members together */
+
 /* One worker, and what it has answered. */
 struct asked {
     char worker[MU_WORKER_NAME_SIZE], host[MU_WORKER_NAME_SIZE];
     struct mu_id incarnation;
-    bool is_member, is_complete;
+    bool is_member, is_complete, is_gone; /* gone: it was not asked */
     uint32_t rank;
     uint64_t asked_us;         /* own clock */
     int64_t least_us, most_us; /* between these is what its clock is behind */
@@ -67,9 +69,14 @@ static bool make_room(struct mu_recalls *recalls, size_t bytes)
 
 /* ---- asking ---- */
 
-static bool is_wanted(const Muster__V1__RecallRequest *request, const struct mu_worker_view *view)
+static bool can_answer(const struct mu_worker_view *view)
 {
-    if (view->session == 0 || view->state == MU_WS_LOST)
+    return view->session != 0 && view->state != MU_WS_LOST;
+}
+
+static bool is_wanted(const Muster__V1__RecallRequest *request, const struct mu_worker_view *view, bool also_gone)
+{
+    if (!can_answer(view) && !(also_gone && view->rank != UINT32_MAX))
         return false;
     return request->worker[0] ? strcmp(view->name, request->worker) == 0 : strcmp(view->job, request->job) == 0;
 }
@@ -79,6 +86,7 @@ static void note(struct asked *asked, const struct mu_worker_view *view)
     memcpy(asked->worker, view->name, sizeof asked->worker);
     memcpy(asked->host, view->host, sizeof asked->host);
     asked->incarnation = view->incarnation;
+    asked->is_gone = !can_answer(view);
     asked->is_member = view->rank != UINT32_MAX;
     asked->rank = asked->is_member ? view->rank : 0;
     asked->asked_us = mu_clock_mono_us();
@@ -129,15 +137,15 @@ static enum mu_status check_request(const Muster__V1__RecallRequest *request, st
 }
 
 static enum mu_status count_wanted(const struct mu_recalls *recalls, const Muster__V1__RecallRequest *request,
-                                   uint32_t *ret_count, struct mu_error *err)
+                                   bool also_gone, uint32_t *ret_count, struct mu_error *err)
 {
     struct mu_worker_view view;
     struct mu_job_view job;
     if (request->job[0] && !mu_coord_job_find(recalls->coord, request->job, &job))
         return mu_fail_for(err, MU_ERR_NOT_FOUND, MU_REASON_JOB_UNKNOWN, 0, "there is no job '%s'", request->job);
     for (uint32_t slot = 0; slot < mu_coord_worker_slots(recalls->coord); slot++)
-        *ret_count += mu_coord_worker_view(recalls->coord, slot, &view) && is_wanted(request, &view);
-    if (*ret_count > MU_RECALL_WORKERS_MAX)
+        *ret_count += mu_coord_worker_view(recalls->coord, slot, &view) && is_wanted(request, &view, also_gone);
+    if (!also_gone && *ret_count > MU_RECALL_WORKERS_MAX)
         return mu_fail(err, MU_ERR_LIMIT, "job '%s' has %u workers, and at most %d can be asked at once: name a worker",
                        request->job, *ret_count, MU_RECALL_WORKERS_MAX);
     if (*ret_count == 0 && request->worker[0])
@@ -145,14 +153,18 @@ static enum mu_status count_wanted(const struct mu_recalls *recalls, const Muste
     return *ret_count ? MU_OK : mu_fail(err, MU_ERR_NOT_FOUND, "job '%s' has no attached workers", request->job);
 }
 
-static enum mu_status begin(struct mu_recalls *recalls, const Muster__V1__RecallRequest *request,
+/* For a report those that are gone are listed, too, and however many there are, all have room. */
+static enum mu_status begin(struct mu_recalls *recalls, Muster__V1__RecallRequest *request, bool for_report,
                             struct recall **ret_recall, struct mu_error *err)
 {
     struct mu_rpc_bytes *bytes = NULL;
     uint32_t count = 0;
     enum mu_status status;
-    if ((status = check_request(request, err)) || (status = count_wanted(recalls, request, &count, err)) ||
-        (status = encode(recalls, request, recalls->newest + 1, &bytes, err)))
+    if ((status = check_request(request, err)) || (status = count_wanted(recalls, request, for_report, &count, err)))
+        return status;
+    if (for_report && request->flight_records > REPORT_RECORDS_MAX / count)
+        request->flight_records = REPORT_RECORDS_MAX / count;
+    if ((status = encode(recalls, request, recalls->newest + 1, &bytes, err)))
         return status;
     struct asked *asked = calloc(count, sizeof *asked);
     if (!asked) {
@@ -164,10 +176,11 @@ static enum mu_status begin(struct mu_recalls *recalls, const Muster__V1__Recall
     *recall = (struct recall){.number = recalls->newest, .asked = asked};
     struct mu_worker_view view;
     for (uint32_t slot = 0; slot < mu_coord_worker_slots(recalls->coord) && recall->count < count; slot++) {
-        if (!mu_coord_worker_view(recalls->coord, slot, &view) || !is_wanted(request, &view))
+        if (!mu_coord_worker_view(recalls->coord, slot, &view) || !is_wanted(request, &view, for_report))
             continue;
         note(&asked[recall->count++], &view);
-        ask(recalls, view.session, bytes);
+        if (can_answer(&view))
+            ask(recalls, view.session, bytes);
     }
     mu_rpc_bytes_unref(bytes);
     *ret_recall = recall;
@@ -177,8 +190,9 @@ static enum mu_status begin(struct mu_recalls *recalls, const Muster__V1__Recall
 static enum mu_status on_recall(struct mu_recalls *recalls, const void *base, const ProtobufCMessage **ret_reply,
                                 struct mu_error *err)
 {
+    Muster__V1__RecallRequest request = *(const Muster__V1__RecallRequest *)base;
     struct recall *recall;
-    enum mu_status status = begin(recalls, base, &recall, err);
+    enum mu_status status = begin(recalls, &request, false, &recall, err);
     if (status)
         return status;
     Muster__V1__RecallResponse *reply = mu_wire_arena_alloc(&recalls->arena, sizeof *reply);
@@ -204,7 +218,7 @@ enum mu_status mu_recalls_begin(struct mu_recalls *recalls, const char *job, uin
     request.flight_records = flight_records;
     request.threads = true;
     mu_wire_arena_reset(&recalls->arena);
-    enum mu_status status = begin(recalls, &request, &recall, err);
+    enum mu_status status = begin(recalls, &request, true, &recall, err);
     if (status == MU_OK)
         *ret_number = recall->number;
     return status;
@@ -320,7 +334,7 @@ uint32_t mu_recalls_count(struct mu_recalls *recalls, uint64_t number, bool *ret
     const struct recall *recall = find(recalls, number);
     *ret_complete = true;
     for (uint32_t i = 0; recall && i < recall->count; i++)
-        *ret_complete = *ret_complete && recall->asked[i].is_complete;
+        *ret_complete = *ret_complete && (recall->asked[i].is_complete || recall->asked[i].is_gone);
     return recall ? recall->count : 0;
 }
 

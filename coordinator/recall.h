@@ -12,7 +12,7 @@
 
 enum {
     MU_RECALLS_KEPT = 8,
-    MU_RECALL_WORKERS_MAX = 4096,     /* of one recall */
+    MU_RECALL_WORKERS_MAX = 4096,     /* of one recall that somebody calls for */
     MU_RECALLS_BYTES_MAX = 256 << 20, /* of all answers that are kept */
     MU_RECALL_PARTS_MAX = 32,         /* of one answer */
 };
@@ -23,10 +23,11 @@ enum mu_status mu_recalls_new(const struct mu_coord *coord, struct mu_sessions *
                               struct mu_recalls **ret_recalls, struct mu_error *err) MU_WARN_UNUSED;
 void mu_recalls_free(struct mu_recalls *recalls); /* NULL is fine */
 
-/* From inside: asks the attached workers of a job for records and threads. */
+/* For a report: asks the attached workers of a job for records and threads. Its members that are not attached count,
+ * too. */
 enum mu_status mu_recalls_begin(struct mu_recalls *recalls, const char *job, uint32_t flight_records,
                                 uint64_t *ret_number, struct mu_error *err) MU_WARN_UNUSED;
-/* How many were asked, 0: it is no longer kept; have all answered? */
+/* How many were asked, 0: it is no longer kept; have all answered that can? */
 uint32_t mu_recalls_count(struct mu_recalls *recalls, uint64_t number, bool *ret_complete);
 /* What one of them has answered so far, in the arena; names are valid until the next recall. */
 enum mu_status mu_recalls_read(struct mu_recalls *recalls, struct mu_wire_arena *arena, uint64_t number, uint32_t index,

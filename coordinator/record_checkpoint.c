@@ -48,6 +48,7 @@ enum mu_status mu_checkpoint_record_put(struct mu_wire_arena *arena, const struc
     pb->command = checkpoint->command;
     pb->not_before_step = checkpoint->not_before_step;
     pb->state = (Muster__V1__CheckpointState)((int)checkpoint->state + 1);
+    pb->ordered_wall_us = checkpoint->ordered_wall_us;
     pb->wall_us = checkpoint->wall_us;
     pb->verified = checkpoint->verified;
     pb->size_bytes = checkpoint->size_bytes;
@@ -148,6 +149,7 @@ enum mu_status mu_checkpoint_record_get(struct mu_wire_arena *arena, const Muste
     out->generation = pb->generation;
     out->command = pb->command;
     out->not_before_step = pb->not_before_step;
+    out->ordered_wall_us = pb->ordered_wall_us;
     out->wall_us = pb->wall_us;
     out->verified = pb->verified;
     out->size_bytes = pb->size_bytes;

@@ -164,6 +164,7 @@ static enum mu_status put_job(struct mu_wire_arena *arena, const struct mu_job_r
     pb->job.generation = job->generation;
     pb->job.next_checkpoint = job->next_checkpoint;
     pb->job.checkpoint_seen = job->checkpoint_seen;
+    pb->job.preflight = job->preflight;
     pb->job.command = &pb->command;
     pb->command.number = job->command.number;
     pb->command.kind = (Muster__V1__CommandKind)job->command.kind;
@@ -470,6 +471,7 @@ static enum mu_status get_job(const Muster__V1__JobRecord *pb, struct mu_job_rec
     out->generation = pb->generation;
     out->next_checkpoint = pb->next_checkpoint;
     out->checkpoint_seen = pb->checkpoint_seen;
+    out->preflight = pb->preflight;
     out->steps_done = pb->steps_done;
     out->created_wall_us = pb->created_wall_us;
     out->ended_wall_us = pb->ended_wall_us;

@@ -16,6 +16,7 @@ struct mu_stats {
     struct mu_checkpoint_space *spaces;
     uint32_t space_count, space_capacity;
     uint64_t network_errors;                        /* of the workers' hosts, told by them */
+    uint64_t malformed_hellos;                      /* first messages of streams that are none */
     uint64_t gpu_xids, gpu_failures;                /* errors of the driver; GPUs that are of no more use */
     uint64_t store_free_bytes, store_reserve_bytes; /* 0: in memory */
 };

@@ -191,6 +191,7 @@ Muster__V1__Checkpoint *mu_view_checkpoint(struct mu_wire_arena *arena, const st
     pb->dir = mu_wire_put_text(arena, record->dir, sizeof record->dir);
     pb->size_bytes = record->size_bytes;
     pb->pieces = record->piece_count;
+    pb->ordered_wall_us = record->ordered_wall_us;
     pb->committed_wall_us = record->wall_us;
     pb->text = mu_wire_put_text(arena, record->text, sizeof record->text);
     pb->nonce = mu_wire_put_id(arena, record->nonce);

@@ -25,5 +25,8 @@ Muster__V1__Timing *mu_view_timing(struct mu_wire_arena *arena, const struct mu_
 Muster__V1__GetGoodputResponse *mu_view_goodput(struct mu_wire_arena *arena, const struct mu_coord *coord,
                                                 const struct mu_job_view *job, uint64_t now_us, uint32_t limit,
                                                 uint64_t *slot, struct mu_error *err);
+/* view_probe.c */
+Muster__V1__ReadProbeResponse *mu_view_probe(struct mu_wire_arena *arena, const struct mu_probe_view *view,
+                                             struct mu_error *err);
 
 #endif

@@ -25,6 +25,7 @@ enum {
     MU_PROBE_FINDING_SIZE = 400,
     MU_PROBE_NAME_SIZE = 64,
 };
+#define MU_PROBE_STORAGE_BYTES_MAX (64ull << 30) /* of one worker */
 
 enum mu_probe_kind { MU_PROBE_ALONE = 1, MU_PROBE_STORAGE, MU_PROBE_PAIR, MU_PROBE_TOGETHER, MU_PROBE_KIND_END };
 
@@ -65,8 +66,8 @@ struct mu_probe_member {
     char text[MU_PROBE_TEXT_SIZE]; /* what was not measured, and why; else empty */
     bool has_alone;
     struct mu_probe_alone alone;
-    double write_rate, read_rate;     /* 0: not measured */
-    double together_s, together_rate; /* the message's way through the ring; to the next one. 0: not measured */
+    double write_rate, read_rate; /* 0: not measured */
+    double barrier_s, ring_rate;  /* all together; 0: not measured */
 };
 
 enum mu_probe_link_state {
@@ -106,9 +107,10 @@ struct mu_probe_finding {
 
 /* What stands out: OUT and BROKEN first, then by share, the smallest first. A number stands out when it is below the
  * median of its kind by more than a fifth (a round trip: when it is more than twice as long) and by more than three
- * times 1.4826 times the median deviation, both taken on logarithms: so where all numbers scatter, none does. Products
+ * times 1.4826 times the median deviation (more where there are few), both taken on logarithms: so where all numbers
+ * scatter, none does. Products
  * and memory are compared among workers of one backend, links inside a host among each other. What a worker gets on its
- * links as a whole is their upper median, so one slow link does not make two slow workers, and a slow worker no slow
+ * links as a whole is their upper quartile, so one slow link does not make two slow workers, and a slow worker no slow
  * links: those are compared with what the slower of their ends gets as a whole. Fewer than three numbers are not
  * compared.
  * *ret_findings is the caller's to free; NULL when *ret_count is 0. MU_ERR_NO_MEMORY. */

@@ -36,10 +36,12 @@ double mu_probe_median(double *values, uint32_t count)
     return kept ? values[(kept - 1) / 2] : 0;
 }
 
-static double middle(double *values, uint32_t count)
+/* Of few numbers the median deviation says too little: Croux, Rousseeuw, Time-efficient algorithms for two highly
+ * robust estimators of scale (COMPSTAT 1992). */
+static double few_factor(uint32_t count)
 {
-    qsort(values, count, sizeof *values, compare_doubles);
-    return values[(count - 1) / 2];
+    static const double factors[] = {1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107}; /* 2 to 9 */
+    return count < 2 ? 1 : count < 10 ? factors[count - 2] : count / (count - 0.8);
 }
 
 /* What lies below stands out, of numbers that are logarithms; reorders them. -1e300: nothing does. */
@@ -47,10 +49,12 @@ static double bound_of(double *logs, uint32_t count, double least)
 {
     if (count < COMPARED_MIN)
         return -1e300;
-    double usual = middle(logs, count);
+    qsort(logs, count, sizeof *logs, compare_doubles);
+    double usual = logs[(count - 1) / 2];
     for (uint32_t i = 0; i < count; i++)
         logs[i] = logs[i] > usual ? logs[i] - usual : usual - logs[i];
-    double spread = DEVIATIONS * NORMAL_MAD * middle(logs, count), share = -mu_fmath_log(least);
+    qsort(logs, count, sizeof *logs, compare_doubles);
+    double spread = DEVIATIONS * NORMAL_MAD * few_factor(count) * logs[count / 2], share = -mu_fmath_log(least);
     return usual - (spread > share ? spread : share);
 }
 
@@ -236,14 +240,14 @@ static void format_good(const struct view *v, double good, char out[TEXT_SIZE])
         format_rate(good, "B/s", out);
 }
 
-/* One of two or more: a single one says nothing about which of its ends it is. */
+/* The upper quartile, of two or more: a single one says nothing about which of its ends it is. */
 static void find_levels(struct view *v)
 {
     uint32_t known = 0;
     for (uint32_t i = 0; i < v->r->member_count; i++) {
         uint32_t count = goods_of_member(v, i);
         qsort(v->scratch, count, sizeof *v->scratch, compare_doubles);
-        v->levels[i] = count >= 2 ? v->scratch[count / 2] : 0;
+        v->levels[i] = count >= 2 ? v->scratch[3 * count / 4] : 0;
     }
     for (uint32_t i = 0; i < v->r->member_count; i++)
         if (v->levels[i] > 0)

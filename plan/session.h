@@ -16,6 +16,7 @@
 #include "plan/gpu.h"
 #include "plan/job.h"
 #include "plan/layout.h"
+#include "plan/probe.h"
 #include "plan/reshard.h"
 
 enum {
@@ -130,6 +131,7 @@ enum mu_worker_message_kind {
     MU_WM_EVAL,
     MU_WM_GOODBYE,
     MU_WM_KEPT,
+    MU_WM_PROBED,
     MU_WM_COUNT
 };
 
@@ -294,6 +296,36 @@ struct mu_vitals {
     const struct mu_gpu_sample *gpu; /* NULL: it computes on none, or nobody watches it */
 };
 
+/* A measurement of a probe (plan/probe.h), which the coordinator orders of workers that have nothing else to do. It
+ * changes nothing and nobody waits for it but the probe: whatever else comes ends it. */
+struct mu_probe_peer {
+    uint32_t rank;
+    struct mu_id incarnation;
+    char address[MU_ADDRESS_SIZE];
+};
+struct mu_probe_order {
+    uint64_t number;         /* with MU_FEED_BIT: also of the connections */
+    enum mu_probe_kind kind; /* 0: give up what is under way; no answer */
+    uint32_t limit_ms;
+    bool quick;           /* ALONE: without the rates of the model of costs */
+    uint64_t bytes;       /* STORAGE: in all; TOGETHER: to the next rank each time */
+    uint32_t rank, world; /* PAIR (0 leads), TOGETHER */
+    bool encrypted;
+    uint8_t secret[32];
+    uint32_t peer_count;
+    struct mu_probe_peer peers[MU_PROBE_NEIGHBOURS_MAX]; /* ascending */
+};
+struct mu_probe_report {
+    uint64_t number;
+    enum mu_probe_kind kind;
+    enum mu_status status;         /* MU_ERR_CANCELLED, MU_ERR_CONFLICT: it had something else to do */
+    char text[MU_PROBE_TEXT_SIZE]; /* when status is not MU_OK */
+    struct mu_probe_alone alone;
+    double write_rate, read_rate;
+    struct mu_probe_pair pair; /* of rank 0 */
+    double barrier_s, ring_rate;
+};
+
 struct mu_worker_message {
     enum mu_worker_message_kind kind;
     uint64_t generation;            /* fencing: that the message speaks of; 0 in Hello, Heartbeat, Goodbye */
@@ -312,6 +344,7 @@ struct mu_worker_message {
         struct mu_piece_report piece;
         struct mu_eval_report eval;
         struct mu_kept_report kept;
+        struct mu_probe_report probed;
         struct {
             char reason[MU_TEXT_SIZE]; /* the worker leaves on purpose (SIGTERM): it asks to be drained first */
         } goodbye;
@@ -331,6 +364,7 @@ enum mu_coord_message_kind {
     MU_CM_FEED,
     MU_CM_KEEP,
     MU_CM_RECALL,
+    MU_CM_PROBE,
     MU_CM_COUNT
 };
 
@@ -464,6 +498,7 @@ struct mu_coord_message {
         struct mu_feed_order feed;
         struct mu_keep_order keep;
         struct mu_recall recall;
+        struct mu_probe_order probe;
     };
 };
 

@@ -282,6 +282,9 @@ static enum mu_status put_message(struct mu_wire_arena *arena, const struct mu_c
         pb->recall = &parts->recall;
         put_recall(&message->recall, &parts->recall);
         return MU_OK;
+    case MU_CM_PROBE:
+        pb->kind_case = MUSTER__V1__COORDINATOR_MESSAGE__KIND_PROBE;
+        return mu_wire_probe_to_pb(arena, &message->probe, &pb->probe, err);
     case MU_CM_COUNT:
         break;
     }
@@ -656,6 +659,9 @@ static enum mu_status get_message(struct mu_wire_arena *arena, const Muster__V1_
     case MUSTER__V1__COORDINATOR_MESSAGE__KIND_RECALL:
         out->kind = MU_CM_RECALL;
         return get_recall(pb->recall, &out->recall, err);
+    case MUSTER__V1__COORDINATOR_MESSAGE__KIND_PROBE:
+        out->kind = MU_CM_PROBE;
+        return mu_wire_probe_from_pb(pb->probe, &out->probe, err);
     default:
         return mu_fail(err, MU_ERR_INVALID, "CoordinatorMessage: has no kind that this version knows");
     }

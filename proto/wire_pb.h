@@ -98,6 +98,23 @@ enum mu_status mu_wire_identity_to_pb(struct mu_wire_arena *arena, const struct 
 enum mu_status mu_wire_identity_from_pb(size_t count, Muster__V1__IdentityPart *const *pb,
                                         struct mu_identity_parts *ret_parts, struct mu_error *err) MU_WARN_UNUSED;
 
+/* Probes (wire_probe.c). */
+enum mu_status mu_wire_probe_to_pb(struct mu_wire_arena *arena, const struct mu_probe_order *order,
+                                   Muster__V1__ProbeOrder **ret_pb, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_wire_probe_from_pb(const Muster__V1__ProbeOrder *pb, struct mu_probe_order *out,
+                                     struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_wire_probed_to_pb(struct mu_wire_arena *arena, const struct mu_probe_report *report,
+                                    Muster__V1__Probed **ret_pb, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_wire_probed_from_pb(const Muster__V1__Probed *pb, struct mu_probe_report *out,
+                                      struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_wire_probe_alone_to_pb(struct mu_wire_arena *arena, const struct mu_probe_alone *alone,
+                                         Muster__V1__ProbeAlone **ret_pb, struct mu_error *err) MU_WARN_UNUSED;
+enum mu_status mu_wire_probe_alone_from_pb(const Muster__V1__ProbeAlone *pb, struct mu_probe_alone *ret_alone,
+                                           struct mu_error *err) MU_WARN_UNUSED;
+void mu_wire_probe_pair_to_pb(const struct mu_probe_pair *pair, Muster__V1__ProbePair *pb);
+enum mu_status mu_wire_probe_pair_from_pb(const Muster__V1__ProbePair *pb, struct mu_probe_pair *ret_pair,
+                                          struct mu_error *err) MU_WARN_UNUSED;
+
 /* Health of a GPU (wire_gpu.c). */
 enum mu_status mu_wire_gpu_to_pb(struct mu_wire_arena *arena, const struct mu_gpu_sample *sample,
                                  Muster__V1__GpuSigns **ret_pb, struct mu_error *err) MU_WARN_UNUSED;

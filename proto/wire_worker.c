@@ -251,6 +251,9 @@ static enum mu_status put_message(struct mu_wire_arena *arena, const struct mu_w
         pb->kind_case = MUSTER__V1__WORKER_MESSAGE__KIND_KEPT;
         pb->kept = &parts->kept;
         return put_kept(arena, &message->kept, parts, err);
+    case MU_WM_PROBED:
+        pb->kind_case = MUSTER__V1__WORKER_MESSAGE__KIND_PROBED;
+        return mu_wire_probed_to_pb(arena, &message->probed, &pb->probed, err);
     case MU_WM_COUNT:
         break;
     }
@@ -431,6 +434,8 @@ static enum mu_status get_hello(const Muster__V1__Hello *pb, struct mu_hello *ou
         (status = mu_wire_get_string(pb->gpu, MU_WIRE_TEXT, "Hello.gpu", out->gpu, sizeof out->gpu, err)) ||
         (status = mu_wire_get_bytes32(pb->files_secret, "Hello.files_secret", out->files_secret, err)))
         return status;
+    if (pb->files_secret.len && !out->files_address[0])
+        return mu_fail(err, MU_ERR_INVALID, "Hello.files_secret: is not allowed without files_address");
     if (mu_id_is_zero(out->incarnation))
         return mu_fail(err, MU_ERR_INVALID, "Hello.incarnation: is missing; it must be 16 random bytes");
     if (pb->n_inventory > MU_INVENTORY_MAX)
@@ -545,6 +550,9 @@ static enum mu_status get_message(const Muster__V1__WorkerMessage *pb, struct mu
     case MUSTER__V1__WORKER_MESSAGE__KIND_KEPT:
         out->kind = MU_WM_KEPT;
         return get_kept(pb->kept, &out->kept, err);
+    case MUSTER__V1__WORKER_MESSAGE__KIND_PROBED:
+        out->kind = MU_WM_PROBED;
+        return mu_wire_probed_from_pb(pb->probed, &out->probed, err);
     default:
         return mu_fail(err, MU_ERR_INVALID, "WorkerMessage: has no kind that this version knows");
     }

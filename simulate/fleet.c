@@ -340,6 +340,7 @@ static void on_message(struct mu_fleet *f, struct node *n, const struct task *ta
     case MU_CM_PIECE_ACK:
     case MU_CM_KEEP:
     case MU_CM_RECALL:
+    case MU_CM_PROBE:
     case MU_CM_COUNT:
         break;
     }

@@ -1,7 +1,6 @@
 #include "worker/agent.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -21,9 +20,10 @@
 #include "worker/comm.h"
 #include "worker/comm_nccl.h"
 #include "worker/engine.h"
-#include "worker/keeper.h"
 #include "worker/holder.h"
+#include "worker/keeper.h"
 #include "worker/leave.h"
+#include "worker/ledger.h"
 #include "worker/notes.h"
 #include "worker/nvml.h"
 #include "worker/recollect.h"
@@ -249,6 +249,9 @@ static void do_engine(struct agent *agent, const struct mu_worker_action *action
         status = mu_engine_feed(agent->engine, action->feed.generation, mu_worker_incarnation(agent->worker),
                                 action->feed.order);
         break;
+    case MU_WA_PROBE:
+        status = mu_engine_probe(agent->engine, mu_worker_incarnation(agent->worker), action->probe);
+        break;
     case MU_WA_FORGET:
         mu_log_set_rank(0, 0);
         MU_LOGW("the coordinator has given up this incarnation: everything held is dropped");
@@ -294,6 +297,7 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
     case MU_WA_ABORT:
     case MU_WA_SNAPSHOT:
     case MU_WA_FEED:
+    case MU_WA_PROBE:
     case MU_WA_FORGET:
         do_engine(agent, action);
         break;
@@ -507,19 +511,12 @@ static void on_stuck(void *ctx, const char *text)
 static void on_leaf(void *ctx, uint64_t generation, uint64_t step, uint32_t leaf, uint64_t first_sequence,
                     uint64_t count)
 {
-    const struct agent *agent = ctx;
-    if (dprintf(agent->ledger_fd, "leaf generation=%llu step=%llu leaf=%u first=%llu count=%llu\n",
-                (unsigned long long)generation, (unsigned long long)step, leaf, (unsigned long long)first_sequence,
-                (unsigned long long)count) < 0)
-        MU_LOGE("ledger: %s", strerror(errno));
+    mu_ledger_leaf(((struct agent *)ctx)->ledger_fd, generation, step, leaf, first_sequence, count);
 }
 
 static void on_applied(void *ctx, uint64_t generation, uint64_t step)
 {
-    const struct agent *agent = ctx;
-    if (dprintf(agent->ledger_fd, "applied generation=%llu step=%llu mono_us=%llu\n", (unsigned long long)generation,
-                (unsigned long long)step, (unsigned long long)mu_clock_mono_us()) < 0)
-        MU_LOGE("ledger: %s", strerror(errno));
+    mu_ledger_applied(((struct agent *)ctx)->ledger_fd, generation, step);
 }
 
 /* ---- main thread ---- */
@@ -650,9 +647,9 @@ static enum mu_status start_engine(struct agent *agent, const struct mu_agent_co
         .connect_timeout_ms = config->connect_timeout_ms,
         .callbacks = {.ctx = agent, .post = on_post, .vote = on_vote, .boundary = on_boundary, .stuck = on_stuck}};
     if (config->ledger) {
-        agent->ledger_fd = open(config->ledger, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-        if (agent->ledger_fd < 0)
-            return mu_fail_errno(err, errno, "--ledger: cannot open '%s'", config->ledger);
+        enum mu_status status = mu_ledger_open(config->ledger, &agent->ledger_fd, err);
+        if (status != MU_OK)
+            return status;
         engine.callbacks.leaf = on_leaf;
         engine.callbacks.applied = on_applied;
     }

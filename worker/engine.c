@@ -273,6 +273,9 @@ static void execute(struct mu_engine *engine, const struct engine_command *comma
         engine_take_amendments(engine, &command->amendments);
         engine_take(engine, &command->feed);
         break;
+    case ENGINE_PROBE:
+        engine_probe(engine, command->id, &command->probe);
+        break;
     case ENGINE_FORGET:
         do_forget(engine);
         break;
@@ -578,4 +581,14 @@ enum mu_status mu_engine_forget(struct mu_engine *engine)
     pthread_mutex_unlock(&engine->stop_lock);
     cancel_generations(engine, newest, false);
     return push(engine, command_new(ENGINE_FORGET, 0, 0));
+}
+
+enum mu_status mu_engine_probe(struct mu_engine *engine, struct mu_id incarnation, const struct mu_probe_order *order)
+{
+    struct engine_command *command = command_new(ENGINE_PROBE, 0, 0);
+    if (command) {
+        command->id = incarnation;
+        command->probe = *order;
+    }
+    return push(engine, command);
 }

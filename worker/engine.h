@@ -109,6 +109,9 @@ enum mu_status mu_engine_snapshot(struct mu_engine *engine, uint64_t generation,
  */
 enum mu_status mu_engine_feed(struct mu_engine *engine, uint64_t generation, struct mu_id incarnation,
                               const struct mu_feed_order *order) MU_WARN_UNUSED;
+/* Between two commands, while nothing is prepared; answered by PROBED. Any further command ends it. */
+enum mu_status mu_engine_probe(struct mu_engine *engine, struct mu_id incarnation,
+                               const struct mu_probe_order *order) MU_WARN_UNUSED;
 /* Cancels everything, drops all state; a piece being written is abandoned without an event. */
 enum mu_status mu_engine_forget(struct mu_engine *engine) MU_WARN_UNUSED;
 

@@ -2,7 +2,7 @@
  * (spaces, buffers, the net of a part), engine_prepare.c (a new generation: layout, connections), engine_state.c (its
  * state: what is held, made, moved), engine_step.c (one step), engine_tied.c (embedding on two stages), engine_run.c
  * (the loop, evaluation, boundaries), engine_feed.c and engine_take.c (state to and from others while stepping),
- * engine_finish.c (the last step). */
+ * engine_finish.c (the last step), engine_probe.c (measurements while there is nothing else to do). */
 #ifndef MU_WORKER_ENGINE_INTERNAL_H
 #define MU_WORKER_ENGINE_INTERNAL_H
 
@@ -59,6 +59,7 @@ enum engine_command_kind {
     ENGINE_ABORT,
     ENGINE_SNAPSHOT,
     ENGINE_FEED,
+    ENGINE_PROBE,
     ENGINE_FORGET,
     ENGINE_STOP
 };
@@ -67,9 +68,10 @@ struct engine_command {
     enum engine_command_kind kind;
     uint64_t generation;
     struct mu_job_spec spec; /* LOAD */
-    struct mu_id id;         /* LOAD: the job's uid; PREPARE: own incarnation */
+    struct mu_id id;         /* LOAD: the job's uid; PREPARE, PROBE: own incarnation */
     struct mu_snapshot snapshot;
     struct engine_feed_order feed;   /* FEED: not of a giver's, see feed_orders */
+    struct mu_probe_order probe;     /* PROBE */
     struct mu_assign assign;         /* PREPARE: its pointers lead to `tail` */
     struct mu_amendments amendments; /* PREPARE, FEED */
     max_align_t tail[];
@@ -414,6 +416,9 @@ void engine_take_fail(struct mu_engine *engine, const char *text);
 void engine_take_drop(struct mu_engine *engine);
 /* A new generation: what an assignment does not know of, does not count. */
 void engine_take_assigned(struct mu_engine *engine, const struct mu_assign *assign);
+
+/* ---- engine_probe.c ---- */
+void engine_probe(struct mu_engine *engine, struct mu_id incarnation, const struct mu_probe_order *order);
 
 /* ---- engine_finish.c ---- */
 /* After the last step: SHA-256 of all parameters, cell by cell, whoever holds them, and whether all of them are finite.

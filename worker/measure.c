@@ -8,7 +8,8 @@
 
 enum {
     PRODUCT_US = 100000,
-    GPU_SIZES_UP = 4, /* products on a GPU are so many times larger: 64 says nothing of it */
+    PRODUCT_MOST_US = 1000000, /* larger ones than would take so long are not made */
+    GPU_SIZES_UP = 4,          /* products on a GPU are so many times larger: 64 says nothing of it */
     MEMORY_BYTES = 64 << 20,
     ROUNDS = 6,
 };
@@ -70,6 +71,13 @@ static uint32_t size_of(const struct mu_measure *m, int i)
     return first << i;
 }
 
+/* As fast as the one before. */
+static bool is_short(const struct mu_measure *m, int i, const struct mu_probe_alone *out)
+{
+    double n = size_of(m, i);
+    return i == 0 || 2 * n * n * n / out->flops[i - 1] * 1e6 < PRODUCT_MOST_US;
+}
+
 static enum mu_status measure_products(const struct mu_measure *m, struct mu_probe_alone *out, struct mu_error *err)
 {
     struct mu_device *device = mu_pool_device(m->pool);
@@ -86,7 +94,7 @@ static enum mu_status measure_products(const struct mu_measure *m, struct mu_pro
     for (size_t at = 0; status == MU_OK && at < 2 * bytes; at += sizeof row)
         status = device_failed(m, mu_device_copy(device, (char *)arrays[at >= bytes] + at % bytes, row, sizeof row),
                                "products", err);
-    for (int i = 0; i < MU_PROBE_SIZES && status == MU_OK; i++) {
+    for (int i = 0; i < MU_PROBE_SIZES && status == MU_OK && is_short(m, i, out); i++) {
         status = mu_measure_goes_on(m, err);
         if (status == MU_OK)
             status = device_failed(m, time_product(m, size_of(m, i), arrays, &out->flops[i]), "products", err);

@@ -20,7 +20,7 @@ struct mu_measure {
 /* MU_OK, MU_ERR_CANCELLED or MU_ERR_TIMEOUT. */
 enum mu_status mu_measure_goes_on(const struct mu_measure *m, struct mu_error *err) MU_WARN_UNUSED;
 
-/* Products, memory, copies from and to a GPU: 1 s. */
+/* Products (of sizes that take a second at most, the others stay 0), memory, copies from and to a GPU: 1 s. */
 enum mu_status mu_measure_device(const struct mu_measure *m, struct mu_probe_alone *out,
                                  struct mu_error *err) MU_WARN_UNUSED;
 

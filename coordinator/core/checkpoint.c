@@ -281,6 +281,7 @@ uint64_t order_checkpoint(struct mu_coord *coord, struct job *job, uint64_t not_
     record->command = parked ? 0 : job->record.command.number;
     record->not_before_step = not_before_step;
     record->state = MU_CKPT_INTENT;
+    record->ordered_wall_us = coord->wall_us;
     record->attempt = job->checkpoint_attempt;
     record->layout = layout;
     record->piece_count = writers;

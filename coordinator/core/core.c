@@ -114,6 +114,7 @@ void mu_coord_free(struct mu_coord *coord)
         for (uint32_t k = 0; k < coord->jobs[i].checkpoint_count; k++)
             free_holders(&coord->jobs[i].checkpoints[k].record);
     }
+    probe_fini(coord);
     free(coord->written);
     free(coord->assign_holders);
     free(coord->jobs);
@@ -148,6 +149,8 @@ uint64_t mu_coord_next_deadline(const struct mu_coord *coord)
         if (job->settle_until_us && job->settle_until_us < next)
             next = job->settle_until_us;
     }
+    if (coord->probe.is_running && coord->probe.until_us < next)
+        next = coord->probe.until_us;
     if (any_live && coord->next_scan_us < next)
         next = coord->next_scan_us;
     if (!coord->scrub_number && coord->scrub_next_us < next)
@@ -180,6 +183,7 @@ static void tick(struct mu_coord *coord)
     }
     if (lease_now(coord) >= coord->scrub_next_us)
         scrub_next(coord);
+    probe_tick(coord);
     goodput_tick(coord);
 }
 
@@ -273,10 +277,14 @@ void mu_coord_step(struct mu_coord *coord, const struct mu_coord_event *event, c
     case MU_CE_NODE:
         on_request(coord, event);
         break;
+    case MU_CE_PROBE:
+        on_probe(coord, event);
+        break;
     case MU_CE_EXITED:
         on_exited(coord, event->exited.cookie, &event->exited.exit);
         break;
     }
+    probe_go_on(coord);
     coord->deadline_us = mu_coord_next_deadline(coord);
     coord->sink = NULL;
 }

@@ -2,8 +2,9 @@
  *
  * Pure: `mu_coord_step(core, event, sink)` is the only way in and the sink the only way out. No I/O, no clock (every
  * event carries the time), no globals, no threads; no allocation after `mu_coord_new`, but for the moves of a
- * generation that is being prepared (how many there are follows from its plan; without memory the job waits) and the
- * lists of hosts that hold a checkpoint of kind local (without memory it is not ordered). The shell
+ * generation that is being prepared (how many there are follows from its plan; without memory the job waits), the
+ * lists of hosts that hold a checkpoint of kind local (without memory it is not ordered), and what a probe finds
+ * (without memory there is none). The shell
  * (coordinator/driver.c) and the simulator (tests/sim) run the same code.
  *
  * **Output commit.** The core changes its memory at once and emits PERSIST actions for what must survive. The shell
@@ -112,6 +113,7 @@ struct mu_job_record {
     struct mu_identity_parts identity_parts; /* of numeric_identity, so that a refusal can name the kernel */
     char text[MU_TEXT_SIZE];                 /* why it failed or was cancelled */
     struct mu_stage_costs costs;             /* what its workers measured */
+    bool preflight;                          /* its workers are measured before it begins */
     struct {
         char job[MU_JOB_NAME_SIZE]; /* empty: it began by itself */
         struct mu_id uid;
@@ -193,8 +195,9 @@ struct mu_checkpoint_record {
     uint64_t command;    /* number of the command that orders it; 0: by Snapshot, to parked workers */
     uint64_t not_before_step;
     enum mu_checkpoint_state state;
-    uint64_t wall_us; /* committed at */
-    bool verified;    /* COMMITTED: every byte was read and found right since it was written */
+    uint64_t ordered_wall_us; /* 0: not known */
+    uint64_t wall_us;         /* committed at */
+    bool verified;            /* COMMITTED: every byte was read and found right since it was written */
     uint64_t size_bytes;
     char dir[MU_PATH_SIZE]; /* <path>/<seq>-<step as ordered>-<nonce>, final, chosen at the intent; the manifest has the
                                exact step */
@@ -361,6 +364,7 @@ enum mu_coord_event_kind {
     MU_CE_AMEND,
     MU_CE_BRANCH, /* a new job from a checkpoint of another one */
     MU_CE_NODE,   /* an operator's order about a host */
+    MU_CE_PROBE,  /* workers that have nothing to do are to be measured */
     MU_CE_EXITED, /* a supervisor tells how a process of a worker ended */
 };
 
@@ -423,6 +427,7 @@ struct mu_coord_event {
         struct {
             uint64_t cookie; /* comes back in REPLY */
             const struct mu_job_spec *spec;
+            bool preflight; /* its workers are measured before it begins */
         } submit;
         struct {
             uint64_t cookie;
@@ -442,6 +447,13 @@ struct mu_coord_event {
         } request;
         struct {
             uint64_t cookie;
+            const char *job; /* empty: of all jobs */
+            bool quick;
+            uint64_t storage_bytes; /* of each worker; 0: not measured */
+            const uint8_t *secret;  /* 32 random bytes */
+        } probe;
+        struct {
+            uint64_t cookie;
             struct mu_process_exit exit;
         } exited;
     };
@@ -459,6 +471,8 @@ struct mu_coord_reply {
     bool existed;                 /* SUBMIT: the same job was there already */
     enum mu_exit_verdict verdict; /* EXITED; `text` says why the name is not started again */
     uint32_t after_ms;
+    uint64_t probe; /* PROBE: its number, and of how many workers */
+    uint32_t probed_workers;
     struct mu_id job_uid; /* SUBMIT, SCALE, AMEND, BRANCH */
 };
 
@@ -473,8 +487,7 @@ enum mu_coord_action_kind {
     MU_CA_SCRUB, /* one at a time over all jobs, until its SCRUBBED */
     MU_CA_EVENT, /* give to watchers; its PERSIST was emitted just before */
     MU_CA_REPLY,
-    MU_CA_EXAMINE, /* for people: a member is about to be given up; what do all members remember? Nothing waits for it
-                    */
+    MU_CA_EXAMINE, /* for people: a member is given up; what do all members remember? Nothing waits for it */
 };
 
 /* Every pointer is valid only until the sink returns. */
@@ -634,6 +647,16 @@ bool mu_coord_prediction_view(const struct mu_coord *coord, const char *job, str
 /* Accounts of all jobs, as of now; false: the slot is empty. */
 uint32_t mu_coord_account_slots(const struct mu_coord *coord);
 bool mu_coord_account_view(const struct mu_coord *coord, uint32_t slot, uint64_t now_us, struct mu_account_record *ret);
+/* The newest probe, if that is its number (0: whichever); what it points to is valid until the next event. */
+struct mu_probe_view {
+    uint64_t number;
+    bool is_over;
+    uint32_t step, steps; /* the first one is 1 */
+    struct mu_probe_result result;
+    const struct mu_probe_finding *findings; /* when it is over */
+    uint32_t finding_count;
+};
+bool mu_coord_probe_view(const struct mu_coord *coord, uint64_t number, struct mu_probe_view *ret);
 uint64_t mu_coord_last_event(const struct mu_coord *coord);
 /* Where the state of a generation's start came from. */
 enum mu_start_source { MU_START_HOLDERS, MU_START_MIRRORS, MU_START_CHECKPOINT, MU_START_SEED, MU_START_COUNT };

@@ -180,6 +180,7 @@ static void order_feed(struct mu_coord *coord, struct job *job, const struct nee
     uint64_t number = (coord->random.low + (uint64_t)(taker - coord->workers)) * MU_FEED_PARTS_MAX;
     order.number = MU_FEED_BIT | number;
     memcpy(order.secret, secret, sizeof order.secret);
+    probe_left(coord, taker, "it gets state for its next rank");
     taker->feed = taker->status.feed = order.number;
     taker->status.feed_state = MU_FEED_FILLING;
     taker->progress_us = lease_now(coord);

@@ -64,6 +64,7 @@ struct worker {
     uint32_t accuser;            /* slot of a member whose exchange with it failed in this generation; NONE */
     enum mu_state_source source; /* of its Assign */
     uint64_t feed;               /* number of the feed it was told to take last; 0: none */
+    uint32_t probe;              /* its seat in the probe under way, and 1; 0: none */
 
     struct mu_worker_status status;                 /* as last reported */
     uint64_t assigned_generation, assigned_session; /* newest Assign sent, and over which stream */
@@ -163,6 +164,7 @@ struct job {
     struct mu_layout layout;
     uint32_t leaf_counts[MU_COUNTED_REPLICAS_MAX]; /* by replica, unless equal_leaves */
     struct moves moves;
+    uint64_t examined; /* the last generation of which a member was lost */
     uint64_t start_step, command_base;
     enum mu_start_source start_source; /* holders after a restart */
     char start_text[112];              /* where the state of the start comes from, for people; empty after a restart */
@@ -189,6 +191,7 @@ struct job {
     uint64_t settle_until_us;           /* plan or regroup then; 0: nothing pending */
     bool feeding;                       /* some get their next state; see feed.c */
     bool feed_again;                    /* one of them did not: another trial is due */
+    bool preflight_over;                /* its workers were measured, as far as that was possible */
     bool has_next_layout;               /* some were fed since the last Assign ... */
     struct mu_layout next_layout;       /* ... for this one */
     uint32_t feed_attempts;             /* feeds that failed since the last Assign */
@@ -256,6 +259,25 @@ struct node {
     uint64_t deadline_us; /* lease clock; 0: none, or over */
 };
 
+/* The newest probe: see probe.c. */
+struct probe {
+    uint64_t number; /* since the start; 0: none was made */
+    bool is_running;
+    uint32_t job; /* slot of the job that waits for it; NONE */
+    struct mu_id job_uid;
+    bool quick, encrypted;
+    uint64_t storage_bytes; /* of each worker; 0: not measured */
+    uint8_t secret[32];
+    uint64_t base;     /* of the numbers of its orders */
+    uint32_t step;     /* under way */
+    uint32_t waiting;  /* asked, neither answered nor out */
+    uint64_t until_us; /* lease clock */
+    struct probe_seat *seats;
+    struct mu_probe_result result;
+    struct mu_probe_finding *findings;
+    uint32_t finding_count;
+};
+
 /* A worker without a rank, when it is put in line for one. */
 struct newcomer {
     uint32_t distance, age, slot;
@@ -304,6 +326,8 @@ struct mu_coord {
     struct map by_account;
     uint64_t flush_us; /* real clock: the next round of records begins then */
     uint32_t flush_next;
+
+    struct probe probe;
 
     uint64_t last_event;
     struct mu_coord_counters counters;
@@ -597,6 +621,18 @@ void branch_job(struct mu_coord *coord, struct job *origin, const struct mu_coor
                 struct answer *answer);
 bool is_borrowed(const struct mu_coord *coord, const struct checkpoint *checkpoint); /* by another job */
 void return_borrowed(struct mu_coord *coord, struct job *job); /* when it is not needed any more */
+
+/* probe.c */
+void on_probe(struct mu_coord *coord, const struct mu_coord_event *request);
+void on_probed(struct mu_coord *coord, struct worker *worker, const struct mu_probe_report *report);
+/* It is not there any more, or has got something else to do: whatever it says now is too late. */
+void probe_left(struct mu_coord *coord, struct worker *worker, const char *why);
+void probe_gives_way(struct mu_coord *coord, const struct job *job); /* its members have got their ranks */
+/* The job's first generation is planned: true: its workers are measured before, and it waits. */
+bool probe_first(struct mu_coord *coord, struct job *job, const struct mu_plan *plan, const uint8_t *secret);
+void probe_tick(struct mu_coord *coord);
+void probe_go_on(struct mu_coord *coord); /* after each event */
+void probe_fini(struct mu_coord *coord);
 
 /* requests.c */
 /* In its place, or (NULL) in a new one: the job, which waits for workers. NULL: refused. */

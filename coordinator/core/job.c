@@ -329,6 +329,7 @@ static void assign(struct mu_coord *coord, struct job *job, const struct mu_plan
     persist_job(coord, job);
     persist_generation(coord, job);
     persist_tally(coord, job);
+    probe_gives_way(coord, job);
     for (uint32_t rank = 0; rank < job->world; rank++)
         send_assign(coord, job, member_at(coord, job, rank));
     for (uint32_t rank = mu_layout_working(&job->layout); MU_MUTANT(MU_MUT_FREE_IDLE_EARLY) && rank < job->world;
@@ -403,6 +404,8 @@ void on_planned(struct mu_coord *coord, uint64_t ticket, const struct mu_plan *p
     char why[MU_TEXT_SIZE];
     switch (plan->status) {
     case MU_OK:
+        if (probe_first(coord, job, plan, secret))
+            break;
         if (take_moves(coord, job, plan, why))
             assign(coord, job, plan, secret);
         else

@@ -116,6 +116,7 @@ void free_worker(struct mu_coord *coord, struct worker *worker)
     struct job *job = job_of(coord, worker);
     uint32_t slot = (uint32_t)(worker - coord->workers);
     MU_ASSERT(worker->used);
+    probe_left(coord, worker, worker->reason[0] ? worker->reason : "it left");
     node_left(coord, worker);
     goodput_left(coord, worker);
     if (worker->session)
@@ -347,6 +348,8 @@ static void on_hello(struct mu_coord *coord, uint64_t session, const struct mu_h
         return;
     }
     bool fresh_stream = worker->session != session;
+    if (fresh_stream) /* an order or an answer may be lost with the old one */
+        probe_left(coord, worker, "its stream was opened anew");
     worker->session = session;
     worker->awaited = false;
     coord->last_attach_us = lease_now(coord);
@@ -550,6 +553,9 @@ void on_worker_message(struct mu_coord *coord, uint64_t session, const struct mu
     case MU_WM_KEPT:
         on_kept(coord, worker, &message->kept);
         break;
+    case MU_WM_PROBED:
+        on_probed(coord, worker, &message->probed);
+        break;
     case MU_WM_GOODBYE:
         on_goodbye(coord, worker, message->goodbye.reason);
         break;
@@ -580,6 +586,7 @@ void on_disconnected(struct mu_coord *coord, uint64_t session, enum mu_stream_en
     map_remove(&coord->by_session, session);
     worker->session = 0;
     coord->counters.stream_losses[end]++;
+    probe_left(coord, worker, reason);
     bool holds_nothing = worker->status.generation == 0; /* it may come back as it likes */
     if (worker->rank == NONE && (holds_nothing || worker->draining)) {
         event(coord, MU_EVENT_INFO, "worker_left", job, worker, "worker %s left (%s)", worker->name,
@@ -603,6 +610,18 @@ void on_disconnected(struct mu_coord *coord, uint64_t session, enum mu_stream_en
         member_silent(coord, job, worker);
 }
 
+/* Before its stream is closed, if that is still open. The first loss of a generation tells of those that come with it;
+ * who hangs is looked at each time. */
+static void examine(struct mu_coord *coord, struct job *job, const struct worker *worker)
+{
+    if (worker->rank == NONE || !job->has_generation || is_over(job))
+        return;
+    job->examined = job->record.generation;
+    emit(coord,
+         &(struct mu_coord_action){.kind = MU_CA_EXAMINE,
+                                   .examine = {.job = &job->record, .worker = worker->name, .step = job->steps_done}});
+}
+
 void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt, ...)
 {
     struct job *job = job_of(coord, worker);
@@ -612,6 +631,8 @@ void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt
     __builtin_vsnprintf(why, sizeof why, fmt, args);
     __builtin_va_end(args);
     copy_text(worker->reason, sizeof worker->reason, why);
+    if (job->examined < job->record.generation)
+        examine(coord, job, worker);
     if (worker->session) {
         map_remove(&coord->by_session, worker->session);
         close_session(coord, worker->session);
@@ -635,36 +656,30 @@ void declare_lost(struct mu_coord *coord, struct worker *worker, const char *fmt
         free_spare(coord, job, worker);
 }
 
-/* While all streams are still open. */
-static void examine(struct mu_coord *coord, const struct job *job, const struct worker *worker)
-{
-    if (worker->rank != NONE && job->has_generation)
-        emit(coord, &(struct mu_coord_action){
-                        .kind = MU_CA_EXAMINE,
-                        .examine = {.job = &job->record, .worker = worker->name, .step = job->steps_done}});
-}
-
 /* A running member that does not wait for anybody and still gets nowhere is the one who hangs; one that prepares or
- * parks must be done within its limit. */
-static bool is_hanging(const struct mu_coord *coord, const struct job *job, const struct worker *worker)
+ * parks must be done within its limit. For how long it has hung, and the limit. */
+static bool is_hanging(const struct mu_coord *coord, const struct job *job, const struct worker *worker,
+                       uint64_t *ret_since_us, uint64_t *ret_limit_us)
 {
-    if (worker->rank == NONE || !job->has_generation)
+    if (worker->rank == NONE || !job->has_generation || worker->arrived)
         return false;
-    uint64_t silent_us = lease_now(coord) - worker->progress_us;
-    uint64_t phase_us = lease_now(coord) - job->phase_since_us;
     uint64_t hang_us = (uint64_t)coord->config.hang_floor_ms * 1000,
              steps_us = (uint64_t)(job->seconds_per_step * 20e6);
-    bool stepping = job->phase == MU_JP_STEPPING || (job->phase == MU_JP_PARKING && !job->revoked);
-    if (stepping) /* also on the way to the boundary at which a command holds */
-        return !worker->waiting && !worker->arrived && silent_us > (hang_us > steps_us ? hang_us : steps_us);
-    switch (job->phase) {
-    case MU_JP_PREPARING:
-        return !worker->arrived && silent_us > (uint64_t)coord->config.prepare_limit_ms * 1000;
-    case MU_JP_PARKING:
-        return !worker->arrived && phase_us > PARK_LIMIT_US;
-    default:
+    *ret_since_us = worker->progress_us;
+    if (job->phase == MU_JP_STEPPING || (job->phase == MU_JP_PARKING && !job->revoked)) {
+        /* also on the way to the boundary at which a command holds */
+        if (worker->waiting)
+            return false;
+        *ret_limit_us = hang_us > steps_us ? hang_us : steps_us;
+    } else if (job->phase == MU_JP_PREPARING) {
+        *ret_limit_us = (uint64_t)coord->config.prepare_limit_ms * 1000;
+    } else if (job->phase == MU_JP_PARKING) {
+        *ret_since_us = job->phase_since_us;
+        *ret_limit_us = PARK_LIMIT_US;
+    } else {
         return false;
     }
+    return lease_now(coord) - *ret_since_us > *ret_limit_us;
 }
 
 /* After a restart thousands come back at once and queue: while others still arrive, one who is missing may be behind
@@ -683,25 +698,29 @@ static uint64_t grace_until(const struct mu_coord *coord, const struct worker *w
 static void check_lease(struct mu_coord *coord, struct worker *worker)
 {
     struct job *job = job_of(coord, worker);
-    uint64_t now = lease_now(coord), age_us = now - worker->seen_us;
+    uint64_t now = lease_now(coord), age_us = now - worker->seen_us, since_us, limit_us;
     if (worker->session == 0) {
         uint64_t until_us = grace_until(coord, worker);
         if (now >= until_us)
-            declare_lost(coord, worker, "%s, not back in time", worker->reason);
+            declare_lost(coord, worker, "%s, not back within %.1f s", worker->reason,
+                         coord->config.reattach_grace_ms * 1e-3);
         else if (until_us < coord->next_scan_us)
             coord->next_scan_us = until_us;
     } else if (age_us > (uint64_t)coord->config.lost_ms * 1000) {
         examine(coord, job, worker);
-        declare_lost(coord, worker, "no sign of life for %.1f s", (double)age_us * 1e-6);
-    } else if (is_hanging(coord, job, worker)) {
+        declare_lost(coord, worker, "no sign of life for %.1f s, limit %.1f s", (double)age_us * 1e-6,
+                     coord->config.lost_ms * 1e-3);
+    } else if (is_hanging(coord, job, worker, &since_us, &limit_us)) {
         job->hung[job->hung_count++ % MU_HUNG_KEPT] = worker->incarnation;
         examine(coord, job, worker);
-        declare_lost(coord, worker, "alive but no progress for %.1f s at step %llu",
-                     (double)(now - worker->progress_us) * 1e-6, (unsigned long long)worker->status.held.step);
+        declare_lost(coord, worker, "alive but no progress for %.1f s, limit %.1f s, at step %llu",
+                     (double)(now - since_us) * 1e-6, (double)limit_us * 1e-6,
+                     (unsigned long long)worker->status.held.step);
     } else if (age_us > (uint64_t)coord->config.suspect_ms * 1000 && !worker->suspect) {
         worker->suspect = true;
         event(coord, MU_EVENT_WARNING, "worker_suspect", job, worker,
-              "worker %s is suspect: no sign of life for %.1f s", worker->name, (double)age_us * 1e-6);
+              "worker %s is suspect: no sign of life for %.1f s; it is lost after %.1f s", worker->name,
+              (double)age_us * 1e-6, coord->config.lost_ms * 1e-3);
     }
 }
 

@@ -153,6 +153,7 @@ static void submit(struct mu_coord *coord, const struct mu_coord_event *request,
     job = new_job(coord, job, spec, answer);
     if (!job)
         return;
+    job->record.preflight = request->submit.preflight;
     revise(coord, job);
     persist_job(coord, job);
     event(coord, MU_EVENT_INFO, "job_submitted", job, NULL, "job %s submitted: %llu steps, %u leaves, %u to %u workers",

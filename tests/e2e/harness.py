@@ -28,7 +28,7 @@ import grpc
 def compile_protos(build, root):
     """Python messages from our .proto files, made once per build folder."""
     out = os.path.join(build, "python")
-    protos = [os.path.join(root, "proto/muster/v1", name) for name in ("job.proto", "service.proto", "token.proto", "recall.proto")]
+    protos = [os.path.join(root, "proto/muster/v1", name) for name in ("job.proto", "service.proto", "token.proto", "recall.proto", "probe.proto")]
     marker = os.path.join(out, "muster/v1/service_pb2.py")
     if not os.path.exists(marker) or any(os.path.getmtime(p) > os.path.getmtime(marker) for p in protos):
         os.makedirs(out, exist_ok=True)

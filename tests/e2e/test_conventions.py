@@ -25,7 +25,8 @@ except ModuleNotFoundError as error:
 from google.protobuf import descriptor_pool, message_factory  # noqa: E402
 
 SERVICES = ["grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection",
-            "muster.v1.DiagnosticService", "muster.v1.MusterService", "muster.v1.TokenService", "muster.v1.WorkerService"]
+            "muster.v1.DiagnosticService", "muster.v1.MusterService", "muster.v1.ProbeService", "muster.v1.TokenService",
+            "muster.v1.WorkerService"]
 Health = health_pb2.HealthCheckResponse
 
 

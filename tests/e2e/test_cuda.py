@@ -132,7 +132,7 @@ def test_a_gpu_that_fails_takes_only_its_worker_along():
 
 def goes_on_without(env, *words):
     """A second worker that can never take part, whatever it tries, is kept out in the end, with one line that says why; the first one goes on."""
-    steps = 8
+    steps = 24
     with Cluster() as cluster:
         cluster.start_coordinator(flags=[*FAST, "--crash-limit", "1"])
         cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1, "steps": steps}))
@@ -159,7 +159,7 @@ def test_hosts_that_cannot_reach_each_other_are_not_used_together():
     """The second worker's network has no route to the first one's address: both live, the link is to blame, and the first one goes on."""
     with Cluster() as cluster:
         cluster.start_coordinator()
-        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1, "steps": 8}))
+        cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1, "steps": 24}))
 
         def begin(index):
             flags = ("--device", f"cuda:{index}", "--host-id", f"h{index}", "--data-addr", f"127.0.0.{2 + index}", "--connect-timeout", "500")
@@ -173,7 +173,7 @@ def test_hosts_that_cannot_reach_each_other_are_not_used_together():
             begin(1)
             link = cluster.wait_event("link_failed")
             check("cannot connect to 127.0.0.2:" in link.text and "No route to host" in link.text and "--data-addr" in link.text, link.text)
-        expect_equal(cluster, steps=8)
+        expect_equal(cluster, steps=24)
         check(not any(e.kind == "worker_lost" for e in cluster.events), "a worker was lost")
 
 

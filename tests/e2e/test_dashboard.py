@@ -6,6 +6,7 @@ about. Screenshots are kept in the build folder.
     test_dashboard.py [TEST...]"""
 
 import contextlib
+import json
 import os
 import re
 import socket
@@ -101,7 +102,7 @@ def a_look_at_a_tile_tells_how_the_worker_is(cluster, browser):
         browser.eval(f"document.querySelector('[data-worker={name}]').dispatchEvent(new Event('{event}', {{bubbles: true}}))")
         browser.wait(f"{tip}.style.display === 'block' && {tip}.innerText.includes('processors ')")
         said = text_of(browser, "#worker-tip")
-        check(said.startswith(f"{name}: member") and re.search(r"memory [\d.]+ [kMG]B, host [\d.]+ %", said) and re.search(r"disk [\d.]+ [kMGT]B free", said), said)
+        check(said.startswith(f"{name}: member") and f"host {socket.gethostname()}" in said and re.search(r"rank \d.*, 1 thread", said) and re.search(r"memory [\d.]+ [kMG]B, host [\d.]+ %", said) and re.search(r"disk [\d.]+ [kMGT]B free", said), said)
     browser.eval("document.querySelector('[data-worker=w2]').click()")
     browser.wait("document.querySelector('#worker-detail').innerText.includes('processors ')")
     browser.eval("document.querySelector('[data-worker=w2]').dispatchEvent(new Event('focusout', {bubbles: true}))")
@@ -130,6 +131,26 @@ def test_a_failing_job_is_shown_as_it_is():
         check(not browser.errors, f"the console says: {browser.errors}")
 
 
+def charts_agree(browser, address):
+    """A curve has a point for each value of the service's series, as high as the value is; what the legend calls the newest is the newest."""
+    series = api_of(address, "series?job=tiny&seconds=300")
+    check(browser.eval("state.series.rows") == series["rows"][-browser.eval("state.series.rows.length"):], "the page has other buckets than the service")
+    phases = ["data", "forward", "backward", "communicate", "wait", "optimizer", "snapshot"]
+    for chart, names in (("loss", {"loss": "loss"}), ("tokens", {"tokens/s": "tokens_per_second"}), ("world", {"with a rank": "world", "attached": "attached"}),
+                         ("phases", {name: f"{name}_s" for name in phases})):
+        for shown, name in names.items():
+            values = [row[series["columns"].index(name)] for row in series["rows"]]
+            newest = [value for value in values if value is not None][-1]
+            said = browser.eval(f"document.querySelector('#chart-{chart} [data-latest={json.dumps(shown)}]').dataset.value")
+            check(float(said) == newest, f"{chart}: {shown} is {said}, not {newest}")
+    values = [row[series["columns"].index("loss")] for row in series["rows"]]
+    values = [value for value in values if value is not None][-browser.eval("state.series.rows.length"):]
+    points = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", browser.eval("document.querySelector('#chart-loss path').getAttribute('d')"))]
+    check(len(points) == len(values) and max(values) > min(values), f"{len(points)} points for {len(values)} values")
+    scale = (max(points) - min(points)) / (max(values) - min(values))
+    check(scale > 0 and all(abs(max(points) - (value - min(values)) * scale - point) <= 0.2 for value, point in zip(values, points)), f"{points} do not show {values}")
+
+
 def numbers_agree(cluster, browser, address):
     """Nothing moves any more: exactly the service's numbers."""
     job, goodput = cluster.job(), cluster.call("GetGoodput", api.GetGoodputRequest(job="tiny"), api.GetGoodputResponse)
@@ -141,25 +162,57 @@ def numbers_agree(cluster, browser, address):
         check(shown == wanted or (wanted == 0 and shown != shown), f"{field.name}: {shown} s, not {wanted} s")
     numbers = [int(n) for n in browser.eval("[...document.querySelectorAll('#checkpoints td:first-child')].map(e => e.innerText).join()").split(",")]
     check(numbers == [c.number for c in cluster.checkpoints()][::-1], f"checkpoints: {numbers}")
+    for one in cluster.checkpoints():
+        took_s = (one.committed_wall_us - one.ordered_wall_us) * 1e-6
+        check(0 < took_s < 600 and abs(value_of(browser, f"[data-took='{one.number}']") - took_s) < 1e-6, f"checkpoint {one.number} took {took_s} s")
     events = text_of(browser, "#events")
     check("job_cancelled" in events and EVIL in events and not browser.eval("document.images.length"), f"events: {events}")
-    rows = len(api_of(address, "series?job=tiny&seconds=300")["rows"])
-    check(browser.eval("state.series.rows.length") <= rows, "the page has buckets that the service has not")
+    charts_agree(browser, address)
+
+
+def however_many_workers(browser, address):
+    """With one worker and with 10,000, on a phone and in a wide window, light and dark: all are there, nothing is wider than its window, all can be read."""
+    for count in (1, 10000):
+        for name, width, dark in (("phone", 390, True), ("wide", 1440, False)):
+            look(browser, address, width, 844, dark)
+            tiles = browser.eval(f"""(() => {{
+                refresh = async () => {{}};
+                state.workers = Array.from({{length: {count}}}, (_, i) => ({{name: 'worker-' + i, host: 'host-' + (i >> 3), job: 'tiny', coordinates: {{dp: i, tp: 0, pp: 0}}, rank: i, leaves: 1, backend: 'cuda', threads: 1,
+                    state: i % 100 == 7 ? 'suspect' : 'member', reason: i % 100 == 7 ? 'silent for 3 s' : ''}}));
+                state.accounts = state.workers.filter((_, i) => i % 1000 == 9).map(w => ({{worker: w.name, now: 'down', seconds: {{down: 60}}}}));
+                write_workers(); write_health();
+                return [...document.querySelectorAll('[data-worker]')].map(e => e.className).join(); }})()""").split(",")
+            check(len(tiles) == count and sum("suspect" in tile for tile in tiles) == count // 100, f"{len(tiles)} tiles of {count}")
+            check(browser.eval("document.querySelector('#workers ul').clientHeight <= innerHeight"), "the tiles push what follows out of reach")
+            check(browser.eval("document.documentElement.scrollWidth") <= width, f"{count} workers, {name}: wider than its window")
+            check(not browser.eval(CONTRAST) and not browser.eval(NAMELESS), f"{count} workers, {name}: {browser.eval(CONTRAST)} {browser.eval(NAMELESS)}")
+            alarms = text_of(browser, "#alarms")
+            if count > 1:  # a switch that fails must not push all else off the page
+                check("100 workers are suspect: worker-7 on host-0 (silent for 3 s), worker-107 on host-13 (silent for 3 s), worker-207" in alarms and "and 97 more" in alarms, alarms[:500])
+                check("10 workers are down, for 60.0 s at most" in alarms and "and 7 more" in alarms and len(alarms.splitlines()) < 12, alarms[:500])
+                browser.screenshot(os.path.join(SHOTS, f"dashboard-{count}-{name}.png"))
+    browser.eval("document.querySelector('[data-worker=worker-7]').dispatchEvent(new Event('mouseover', {bubbles: true}))")
+    browser.wait("document.querySelector('#worker-tip').style.display === 'block'")
+    said = text_of(browser, "#worker-tip")
+    check(all(word in said for word in ("worker-7: suspect", "rank 7", "host host-0", "cuda, 1 thread", "silent for 3 s")), said)
+    look(browser, address)
 
 
 def test_numbers_agree_with_many_workers_and_without_a_coordinator():
     with watched(2) as (cluster, browser, address):
         cluster.submit(tiny_job(cluster, steps=10000000, eval__every=0, checkpoint_every=200))
         cluster.wait_event("checkpoint_committed")
+
+        def curve():  # written every ten seconds
+            series = api_of(address, "series?job=tiny&seconds=300")
+            return sum(row[series["columns"].index("loss")] is not None for row in series["rows"])
+        cluster.wait_until(lambda: curve() >= 3, 60, "there is no curve")
         cluster.cancel(reason=EVIL)
         cluster.wait_over()
         look(browser, address)
         browser.wait("document.querySelector('#jobs tbody')?.innerText.includes('cancelled')")
         numbers_agree(cluster, browser, address)
-        tiles = browser.eval("""(() => {
-            state.workers = Array.from({length: 10000}, (_, i) => ({name: 'w' + i, host: 'h', job: 'tiny', rank: i, leaves: 1, state: i % 100 ? 'member' : 'suspect'})); write_workers();
-            return [document.querySelectorAll('.many .tile').length, document.querySelectorAll('.tile.suspect').length].join(); })()""")
-        check(tiles == "10000,100", f"tiles: {tiles}")
+        however_many_workers(browser, address)
         check(not browser.errors, f"the console says: {browser.errors}")
         cluster.coordinator.kill()
         browser.wait("document.querySelector('#alarms').innerText.includes('does not answer')", 40)

@@ -150,6 +150,33 @@ def test_a_loss_leaves_a_report():
         cluster.cancel()
 
 
+def test_one_that_is_killed_is_reported_too_and_so_is_what_somebody_demands():
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, steps=1000000, workers__min=2, checkpoint_every=0, eval__every=0))
+        workers = [cluster.start_worker() for _ in range(3)]
+        cluster.wait_event(lambda e: e.kind == "generation_go" and "3 workers" in e.text)
+
+        def newest(count):
+            cluster.wait_until(lambda: len(run(cluster, "-o", "json", "report", "hang", code=0).splitlines()) == count, 20, f"no report {count}")
+            return json.loads(run(cluster, "-o", "json", "report", "hang", code=0).splitlines()[0])
+        cluster.coordinator.kill(signal.SIGUSR2)
+        report = newest(1)
+        check(report["worker"] == "" and report["asked"] == report["answered"] == 3 and report["job"] == "tiny", f"{report}")
+        out = run(cluster, "report", "hang", "1", "--threads", code=0)
+        check(re.match(r"report 1: job tiny, generation \d+, step \d+, at \S+Z, on demand$", out.splitlines()[0]), out)
+        for rank in range(3):
+            check(re.search(rf"^  rank {rank}, thread \d+ engine: ", out, re.M), out)
+        check(re.search(r"^1 +\S+ +tiny +\d+ +- +3 of 3 ", run(cluster, "report", "hang", code=0), re.M), "the list")
+        workers[0].kill()
+        lost = cluster.wait_event("worker_lost")
+        report = newest(2)
+        check(report["worker"] == lost.worker and report["asked"] == 3 and report["answered"] == 2, f"{report}")
+        check(report["verdict"] == f"held up by rank {report['verdict'].split()[4]} (worker {lost.worker}): does not answer", f"{report}")
+        check(re.search(rf"^\d +{lost.worker} +- +has not answered", run(cluster, "report", "hang", "2", code=0), re.M), "where it stood")
+        cluster.cancel()
+
+
 def test_one_that_is_alive_and_stuck_is_reported_with_its_stacks():
     """Its engine writes into a pipe that nobody empties, so that thread stands still while all others of the process go on."""
     with Cluster() as cluster:
@@ -207,8 +234,8 @@ def test_logs_come_through_the_coordinator():
         follower.wait()
         check(seen[:len(lines)] == lines and len(set(seen)) == len(seen), "each line once")
         joiner.kill()
-        cluster.wait_until(lambda: any("exchange with rank" in line for line in run(cluster, "logs", "w0", code=0).splitlines()), 20, "nothing failed")
-        (failed,) = [line for line in run(cluster, "logs", "w0", code=0).splitlines() if "exchange with rank" in line]
+        cluster.wait_until(lambda: any("generation 2: parked" in line for line in run(cluster, "logs", "w0", code=0).splitlines()), 20, "nothing failed")
+        (failed,) = [line for line in run(cluster, "logs", "w0", code=0).splitlines() if "generation 2: parked" in line]
         check(re.search(r'rank (\d).*" job=tiny generation=2 rank=\d peer=\1$', failed), failed)
         with open(joiner.log) as file:
             objects = [json.loads(line) for line in file]

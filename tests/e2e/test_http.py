@@ -16,6 +16,7 @@ import socket
 import subprocess
 
 from harness import BUILD, FAST, ROOT, SLOW, STRICT, Cluster, api, check, main, pb, reference, rpc_error, run, tiny_job
+from test_hostile import PROTOCOL, Attach, hello
 
 STEPS = 150
 SLOW_READERS = 100
@@ -173,7 +174,18 @@ def test_refusals_and_broken_streams_are_counted_by_reason():
         cluster.wait_event(lambda e: e.kind == "worker_attached" and e.worker == "w2" and e.number > lost.number)
         cluster.wait_until(lambda: of(metrics(address), names[1]) > 0 and of(metrics(address), names[0], reason="fenced") > 0, 10, "what was fenced does not show")
         page = metrics(address)
-        check(sum(of(page, name, reason=reason) for name, reason in ((names[0], "version"), (names[0], "identity"), (names[2], "malformed"), (names[2], "slow"))) == 0, "for no reason")
+        check(sum(of(page, name, reason=reason) for name, reason in ((names[0], "version"), (names[0], "identity"), (names[0], "invalid"), (names[2], "malformed"), (names[2], "slow"))) == 0, "for no reason")
+        Attach(cluster).say(b"\x0a\xff\xff").end()
+        Attach(cluster).say(hello(software_version="\x01")).end()
+        Attach(cluster).say(hello(job="absent", protocol_version=PROTOCOL + 1)).end()
+        attach = Attach(cluster).say(hello(name="probe"))
+        check(attach.hear().WhichOneof("kind") == "welcome", "a worker like others")
+        attach.say(b"\x12\xff\xff").end()
+
+        def counts():
+            page = metrics(address)
+            return [of(page, name, reason=reason) for name, reason in ((names[0], "invalid"), (names[0], "version"), (names[2], "malformed"))]
+        cluster.wait_until(lambda: counts() == [2, 1, 1], 10, "malformed, of another version, malformed later")
         cluster.cancel()
 
 

@@ -83,6 +83,49 @@ def test_the_only_holder_of_a_stage_is_lost():
         expect_equal(cluster, LLAMA, **changes)
 
 
+def kill_group(cluster, workers, **coordinates):
+    """SIGKILL at once for all workers with these coordinates (dp, pp); those that were killed."""
+    found = {w.pid for w in cluster.list_workers("tiny") if w.HasField("coordinates") and all(getattr(w.coordinates, k) == v for k, v in coordinates.items())}
+    group = [worker for worker in workers if worker.pid in found]
+    for worker in group:
+        worker.kill()
+    return group
+
+
+def test_a_whole_tensor_group_is_lost_and_its_replica_goes_on():
+    """All ranks of one replica, then all of one stage of it: the other replica holds everything."""
+    for pp, killed in ((1, {"dp": 1}), (2, {"dp": 0, "pp": 1})):
+        with Cluster() as cluster:
+            with running(cluster, 4 * pp, GPT2, **layout(tp=2, pp=pp)) as workers:
+                check("x dp 2" in cluster.wait_event("generation_go").text, "not two replicas")
+                check(len(kill_group(cluster, workers, **killed)) == 2, f"not the 2 ranks of a tensor group: {killed}")
+                lost = cluster.wait_event("worker_lost")
+                go = cluster.wait_event(lambda e: e.kind == "generation_go" and f"as tp 2 x pp {pp} x dp 1" in e.text, after=lost.number)
+                check("0 steps replayed" in go.text, go.text)
+            expect_equal(cluster, GPT2)
+            check(cluster.job().replayed_steps == 0, "another replica holds everything: no step is replayed")
+
+
+def test_the_only_tensor_group_of_a_stage_is_lost():
+    """No other replica, no buddy: back to the one checkpoint, whose step all had passed, with two workers in the place of the lost ones."""
+    changes = dict(steps=3 * STEPS, checkpoint_every=0)
+    with Cluster() as cluster:
+        with running(cluster, 4, GPT2, **changes, **layout(tp=2, pp=2, dp=1)) as workers:
+            cluster.checkpoint()
+            cluster.wait_event("checkpoint_committed")
+            saved = max(c.step for c in cluster.checkpoints() if c.state == pb.CHECKPOINT_STATE_COMMITTED)
+            cluster.wait_step(saved + 1)
+            check(len(kill_group(cluster, workers, pp=1)) == 2, "not the 2 ranks of a stage")
+            lost = cluster.wait_event("worker_lost")
+            for _ in range(2):
+                cluster.start_worker()
+            back = cluster.wait_event("steps_replayed")
+            go = cluster.wait_event(lambda e: e.kind == "generation_go" and "4 workers" in e.text, after=lost.number)
+            check("state from checkpoint" in go.text and f"at step {saved}" in go.text and "checkpoint" in back.text, f"{go.text}; {back.text}")
+        expect_equal(cluster, GPT2, **changes)
+        check(cluster.job().replayed_steps > 0, "what was replayed is not counted")
+
+
 def test_the_only_holder_of_a_stage_is_drained():
     with Cluster() as cluster:
         with running(cluster, 2, GPT2, steps=3 * STEPS, **layout(1, 2)):

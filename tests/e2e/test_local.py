@@ -3,13 +3,15 @@
 
 import contextlib
 import glob
+import hashlib
 import os
 import re
 import shutil
 import signal
 import subprocess
 
-from harness import BUILD, STRICT, Cluster, check, log_of, main, pb, reference, tiny_job
+from harness import BUILD, STRICT, Cluster, check, log_of, main, pb, reference, rpc_error, run, tiny_job
+from test_api import call
 
 STEPS = 500
 LOCAL = dict(checkpoint__kind=pb.CHECKPOINT_KIND_LOCAL)
@@ -70,6 +72,25 @@ def test_every_piece_is_on_two_hosts():
             dirs = [checkpoint.dir.replace("%h", host) for host in "abc"]
             verify = subprocess.run([os.path.join(BUILD, "cli/muster"), "checkpoint", "verify", *dirs], capture_output=True, text=True)
             check(verify.returncode == 0, f"verify: {verify.stdout}{verify.stderr}")
+            cluster.cancel()
+
+
+def test_what_hosts_hold_is_branched_from_when_it_is_brought_together():
+    with Cluster() as cluster:
+        with running(cluster, "ab", steps=50 * STEPS, checkpoint_every=0):
+            checkpoint, together = save(cluster), os.path.join(cluster.dir, "together")
+            told = rpc_error(lambda: call(cluster, "BranchJob", job="tiny", checkpoint=checkpoint.number, name="twin"))
+            check(told[0].name == "INVALID_ARGUMENT" and "checkpoint.kind local" in told[1] and "init.path" in told[1], f"{told}")
+            for host in "ab":
+                shutil.copytree(checkpoint.dir.replace("%h", host), together, dirs_exist_ok=True)
+            run(cluster, "checkpoint", "verify", together, code=0)
+            with open(os.path.join(together, "manifest.json"), "rb") as file:
+                sha256 = hashlib.sha256(file.read()).hexdigest()
+            cluster.submit(tiny_job(cluster, name="twin", steps=5, init__path=together, init__sha256=sha256))
+            worker = cluster.start_worker(job="twin")
+            check(worker.wait() == 0, log_of(worker))
+            twin = cluster.job("twin")
+            check(twin.steps_done == 5 and twin.weights_sha256.hex() != reference(steps=5), "it has not begun with these weights")
             cluster.cancel()
 
 

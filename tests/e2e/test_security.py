@@ -15,6 +15,7 @@ import stat
 import subprocess
 import time
 import urllib.request
+import warnings
 
 import grpc
 
@@ -295,6 +296,58 @@ def test_https_for_those_with_a_role():
         check("denied" in ask("viewer/x")[1] and ask("operator/x")[0] == 200, "who is denied, and who is not")
 
 
+def test_old_versions_of_tls_are_refused():
+    with SecureCluster() as cluster:
+        cluster.start(flags=[*FAST, "--http", "0.0.0.0:0"])
+        ca, own, key = cluster.paths("admin/x")
+        for what, port in (("gRPC", int(cluster.address.rsplit(":", 1)[1])), ("HTTP", https_of(cluster)[0])):
+            for version, is_good in ((ssl.TLSVersion.TLSv1, False), (ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True), (ssl.TLSVersion.TLSv1_3, True)):
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                context.set_ciphers("DEFAULT:@SECLEVEL=0")  # or our own side would not even ask
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # that the version is old is the point
+                    context.minimum_version = context.maximum_version = version
+                context.set_alpn_protocols(["h2"] if what == "gRPC" else ["http/1.1"])
+                context.load_verify_locations(ca)
+                context.load_cert_chain(own, key)
+                error = None  # of the library in gRPC the other side sees no alert, only the end
+                with socket.create_connection(("127.0.0.1", port)) as plain:
+                    plain.settimeout(20 * SLOW)
+                    try:
+                        with context.wrap_socket(plain, server_hostname="localhost") as s:
+                            check(is_good, f"{what}: {s.version()} is spoken")
+                    except ssl.SSLError as reason:
+                        error = reason.reason or str(reason)
+                check(bool(error) != is_good, f"{what}: {version.name}: {error}")
+
+
+def test_what_holds_a_key_leaves_no_core_dump():
+    """The kernel gives the files in /proc of a process that it may not dump to root."""
+    user = {} if os.getuid() else {"user": 65534, "group": 65534, "extra_groups": []}
+    with SecureCluster() as cluster:
+        if user:
+            subprocess.run(["chown", "-R", "65534:65534", cluster.dir], check=True)
+        secret = cluster.flags("coordinator/c")
+        programs = {"musterd": [os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen", "127.0.0.1:0"],
+                    "muster-worker": [os.path.join(BUILD, "worker/muster-worker"), "--coordinator", "127.0.0.1:1", "--job", "tiny"],
+                    "muster": [os.path.join(BUILD, "cli/muster"), "--coordinator", "127.0.0.1:1", "events", "-f"]}
+        for name, command in programs.items():
+            flags = secret if name == "musterd" else cluster.flags("worker/x" if name == "muster-worker" else "admin/x")
+            owners = []
+            for more in ([], flags):
+                process = subprocess.Popen([*command[:1], *more, *command[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=cluster.dir,
+                                           env={**os.environ, **NO_TLS}, **user)
+                owner = lambda: os.stat(f"/proc/{process.pid}/stat").st_uid
+                if more:
+                    cluster.wait_until(lambda: owner() == 0 or process.poll() is not None, 10, f"{name}: its memory may be dumped")
+                else:
+                    cluster.wait_until(lambda: owner() == (user or {"user": os.getuid()})["user"], 10, f"{name} without a key: this test sees nothing")
+                owners.append(owner())
+                process.kill()
+                process.wait()
+            check(owners[0] != owners[1] == 0, f"{name}: {owners}")
+
+
 def test_listening_in_the_open_needs_tls_or_consent():
     with SecureCluster() as cluster:
         musterd = [os.path.join(BUILD, "coordinator/musterd"), "--volatile", "--listen"]
@@ -568,6 +621,6 @@ def test_a_worker_has_the_name_of_its_certificate():
 if __name__ == "__main__":
     main([test_trains_over_mutual_tls, test_keys_are_private, test_strangers_learn_why, test_a_certificate_serves_on_its_own_side_only, test_replaced_certificates_are_used,
           test_a_running_worker_changes_to_another_ca, test_roles,
-          test_the_denied_are_cut_off, test_https_for_those_with_a_role, test_listening_in_the_open_needs_tls_or_consent, test_a_token_makes_a_worker_once,
+          test_the_denied_are_cut_off, test_https_for_those_with_a_role, test_old_versions_of_tls_are_refused, test_what_holds_a_key_leaves_no_core_dump, test_listening_in_the_open_needs_tls_or_consent, test_a_token_makes_a_worker_once,
           test_tokens_that_are_not_good_are_refused_and_outlive_the_coordinator, test_strangers_may_join_and_nothing_else,
           test_certificates_of_joined_workers_are_renewed, test_who_may_renew_what, test_a_worker_has_the_name_of_its_certificate])

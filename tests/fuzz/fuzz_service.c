@@ -219,7 +219,8 @@ static void start(struct service *service)
         MU_OK) /* nobody can be asked: its workers have no calls */
         status = mu_recalls_new(service->coordinator.core, service->sessions, &service->recalls, &err);
     MU_ASSERT(status == MU_OK);
-    status = mu_hangs_new(service->coordinator.store, outbox, service->recalls, &service->hangs, &err);
+    status = mu_hangs_new(service->coordinator.core, service->coordinator.store, outbox, service->recalls,
+                          &service->hangs, &err);
     MU_ASSERT(status == MU_OK);
     service->coordinator.also = on_action;
     service->coordinator.also_ctx = service;

@@ -117,6 +117,10 @@ static void on_action(void *ctx, const struct mu_worker_action *action)
         new_answer(worker, MU_WE_KEPT)->kept =
             (struct mu_kept_report){.kind = action->keep->kind, .checkpoint = action->keep->checkpoint};
         break;
+    case MU_WA_PROBE:
+        new_answer(worker, MU_WE_PROBED)->probed =
+            (struct mu_probe_report){.number = action->probe->number, .kind = action->probe->kind};
+        break;
     case MU_WA_FEED:
         feed(worker, action);
         break;

@@ -34,7 +34,7 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
     bool repeats = sim->params.repeats;
     if ((request.done && !(repeats && request.made)) || mu_sim_oracle_job_over(sim))
         return;
-    bool once = request.kind == MU_CE_CHECKPOINT || request.kind == MU_CE_AMEND;
+    bool once = request.kind == MU_CE_CHECKPOINT || request.kind == MU_CE_AMEND || request.kind == MU_CE_PROBE;
     if (!once || repeats)
         mu_sim_after(sim, mu_sim_delay(sim, 2 * MU_SIM_S), MU_SIM_NODE_NONE, ask, NULL, cookie, 0);
     if (!mu_sim_coord_up(sim) || sim->nodes[MU_SIM_NODE_COORDINATOR].stopped)
@@ -45,6 +45,7 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
     if (request.kind == MU_CE_SUBMIT) {
         out.submit.cookie = cookie;
         out.submit.spec = &sim->spec;
+        out.submit.preflight = sim->params.preflight;
     } else if (request.kind == MU_CE_NODE) {
         out.request.cookie = cookie;
         out.request.order = request.order;
@@ -52,6 +53,13 @@ static void ask(struct mu_sim *sim, struct mu_sim_event *event)
         out.request.reason = "dust";
         out.request.by = "operator";
         out.request.deadline_us = request.deadline_us;
+    } else if (request.kind == MU_CE_PROBE) {
+        static const uint8_t secret[32] = "probe";
+        out.probe.cookie = cookie;
+        out.probe.job = cookie % 2 ? "" : sim->spec.name;
+        out.probe.quick = cookie % 3;
+        out.probe.storage_bytes = cookie % 5 ? 0 : 1 << 20;
+        out.probe.secret = secret;
     } else if (request.kind == MU_CE_EXITED) {
         out.exited.cookie = cookie;
         out.exited.exit = (struct mu_process_exit){.job = sim->spec.name,
@@ -108,12 +116,23 @@ static void node_orders(struct mu_sim *sim, struct mu_sim_event *event)
     mu_sim_after(sim, mu_sim_below(sim, 4 * MU_SIM_S), MU_SIM_NODE_NONE, node_orders, NULL, 0, 0);
 }
 
+static void probes(struct mu_sim *sim, struct mu_sim_event *event)
+{
+    (void)event;
+    if (sim->faults_over)
+        return;
+    add(sim, MU_CE_PROBE, NULL);
+    mu_sim_after(sim, mu_sim_below(sim, 4 * MU_SIM_S), MU_SIM_NODE_NONE, probes, NULL, 0, 0);
+}
+
 void mu_sim_client_init(struct mu_sim *sim)
 {
     sim->client = mu_sim_alloc(sizeof *sim->client);
     add(sim, MU_CE_SUBMIT, NULL);
     if (sim->params.node_orders)
         mu_sim_after(sim, MU_SIM_S, MU_SIM_NODE_NONE, node_orders, NULL, 0, 0);
+    if (sim->params.probes)
+        mu_sim_after(sim, MU_SIM_S / 4, MU_SIM_NODE_NONE, probes, NULL, 0, 0);
 }
 
 void mu_sim_client_fini(struct mu_sim *sim)

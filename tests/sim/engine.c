@@ -234,6 +234,10 @@ static void computed(struct mu_sim *sim, struct mu_sim_event *event)
     struct mu_sim_engine *engine = engine_of(sim, slot);
     if (not_now(sim, event))
         return;
+    if (--engine->leaves_left > 0) { /* each one is a sign of progress */
+        later(sim, slot, engine->leaf_us, computed);
+        return;
+    }
     engine->phase = MU_SIM_FORWARDING;
     struct mu_sim_state own = own_params(engine);
     send_params(sim, slot, MU_SIM_ROLE_TENSOR, MU_SIM_FRAME_TENSOR, &own, own.has.params);
@@ -329,10 +333,13 @@ static void start_step(struct mu_sim *sim, uint32_t slot)
         return;
     const struct mu_layout *layout = &engine->assign->layout;
     uint64_t compute_us = sim->params.leaf_us * engine->leaf_count * sim->workers[slot].speed_percent / 100;
-    if (engine->working)
-        later(sim, slot, mu_sim_delay(sim, compute_us / (layout->tp * layout->pp)), computed);
-    else
+    if (engine->working) {
+        engine->leaves_left = engine->leaf_count;
+        engine->leaf_us = mu_sim_delay(sim, compute_us / (layout->tp * layout->pp)) / engine->leaf_count;
+        later(sim, slot, engine->leaf_us, computed);
+    } else {
         later(sim, slot, 1, idle);
+    }
 }
 
 /* ---- exchange ---- */

@@ -40,13 +40,15 @@ uint64_t mu_sim_hash_pair(uint64_t left, uint64_t right)
     return mix(mix(0xadd, left), right);
 }
 
+/* By nature a step in 31 is not finite, but never so many in a row as condemn a checkpoint. */
 struct mu_step_result mu_sim_step_result(uint64_t step, uint64_t gradient, uint64_t command)
 {
     return (struct mu_step_result){.step = step,
                                    .loss = (double)(gradient >> 40),
                                    .grad_norm = (double)(gradient & 0xffffff),
                                    .command = command,
-                                   .finite = gradient != MU_SIM_NAN && gradient % 31 != 0};
+                                   .finite = gradient != MU_SIM_NAN &&
+                                             (gradient % 31 != 0 || step % MU_SUSPECT_REPORTS == 0)};
 }
 
 void mu_sim_hash_initial(const struct mu_sim *sim, struct mu_sim_values *values)

@@ -47,6 +47,11 @@ static void ordinary(struct mu_sim *sim, struct mu_sim_params *p)
     p->memory_bytes = 1 << 30;
 }
 
+/* Begins as one of other profiles, drawn by the seed. */
+#define ONE_OF(sim, p, ...)                                                                                            \
+    static void (*const setups[])(struct mu_sim *, struct mu_sim_params *) = {__VA_ARGS__};                            \
+    setups[mu_sim_below(sim, sizeof setups / sizeof setups[0])](sim, p)
+
 static void calm(struct mu_sim *sim, struct mu_sim_params *p)
 {
     ordinary(sim, p);
@@ -557,8 +562,7 @@ static void amended(struct mu_sim *sim, struct mu_sim_params *p)
 /* ... and goes back to a checkpoint, while others commit, generations prepare, state is fed, everybody dies. */
 static void rollbacks(struct mu_sim *sim, struct mu_sim_params *p)
 {
-    static void (*const kinds[])(struct mu_sim *, struct mu_sim_params *) = {ordinary, grid, sharded, reshard, growth};
-    kinds[mu_sim_below(sim, sizeof kinds / sizeof kinds[0])](sim, p);
+    ONE_OF(sim, p, ordinary, grid, sharded, reshard, growth);
     p->amends = p->rolls_back = p->checkpoints = true;
     p->repeats = mu_sim_below(sim, 2);
     p->checkpoint_every = mu_sim_between(sim, 2, 8);
@@ -611,8 +615,7 @@ static void wide_grid(struct mu_sim *sim, struct mu_sim_params *p)
 {
     wide(sim, p);
     deep_model(sim, p);
-    p->tp = 2;
-    p->pp = 2;
+    p->tp = p->pp = 2;
     p->slices = p->slices < 2 ? 2 : p->slices;
     p->workers = (uint32_t)mu_sim_between(sim, 36, 150);
     p->slots = p->workers + 6;
@@ -629,8 +632,7 @@ static void local(struct mu_sim *sim, struct mu_sim_params *p)
 {
     checkpoints(sim, p);
     p->local = p->checkpoints = p->may_fail = true;
-    p->point_kill_ppm = 3000;
-    p->point_coord_ppm = 3000;
+    p->point_kill_ppm = p->point_coord_ppm = 3000;
     p->mixed_hosts = mu_sim_below(sim, 2);
     p->W(KILL_WORKER) = 4;
     p->W(KILL_TWO) = 1;
@@ -666,9 +668,7 @@ static void big(struct mu_sim *sim, struct mu_sim_params *p)
 /* Ordinary trouble of several kinds, with a supervisor on every host. */
 static void supervised(struct mu_sim *sim, struct mu_sim_params *p)
 {
-    static void (*const kinds[])(struct mu_sim *, struct mu_sim_params *) = {
-        crashes, pairs, points, storms, recovery, growth, drains, checkpoints, quarantine, grid, buddies};
-    kinds[mu_sim_below(sim, sizeof kinds / sizeof kinds[0])](sim, p);
+    ONE_OF(sim, p, crashes, pairs, points, storms, recovery, growth, drains, checkpoints, quarantine, grid, buddies);
     p->supervised = true;
     p->same_names = p->same_names || mu_sim_below(sim, 2);
 }
@@ -680,12 +680,18 @@ static void nodes(struct mu_sim *sim, struct mu_sim_params *p)
     p->node_orders = true;
 }
 
+/* Whoever has nothing to do is measured, again and again, and often before the job begins. */
+static void probes(struct mu_sim *sim, struct mu_sim_params *p)
+{
+    ONE_OF(sim, p, calm, crashes, storms, growth, drains, grid, nodes);
+    p->probes = true;
+    p->preflight = mu_sim_below(sim, 2);
+}
+
 /* Leaves and layers follow the speeds, spares relieve slow workers, in the middle of any trouble. */
 static void speeds(struct mu_sim *sim, struct mu_sim_params *p)
 {
-    static void (*const kinds[])(struct mu_sim *, struct mu_sim_params *) = {calm,   crashes, storms, growth,
-                                                                             drains, grid,    sharded};
-    kinds[mu_sim_below(sim, sizeof kinds / sizeof kinds[0])](sim, p);
+    ONE_OF(sim, p, calm, crashes, storms, growth, drains, grid, sharded);
     p->rebalance_ms = 400;
     p->slow_workers = (uint32_t)mu_sim_between(sim, 1, 3);
     p->W(CHANGE_SPEED) = p->undisturbed ? 0 : (uint32_t)mu_sim_below(sim, 3);
@@ -766,6 +772,7 @@ const struct mu_sim_profile mu_sim_profiles[] = {
     {"buddy-one", "with mirrors, one death at any instant: no step is replayed", 8, buddy_one},
     {"supervised", "who is killed is told to the coordinator by its supervisor", 8, supervised},
     {"nodes", "hosts are cordoned, drained and resumed, with and without a deadline", 8, nodes},
+    {"probes", "workers that have nothing to do are measured, often before the job begins", 6, probes},
     {"local", "checkpoints on the hosts' own disks: deaths, coordinator crashes, one disk lost", 8, local},
     {"speeds", "some workers take three times as long: leaves and layers follow, spares relieve them", 6, speeds},
     {"slow", "more workers than are needed, several of them slow for a time: spares take their places", 6, slow},
@@ -775,10 +782,9 @@ const uint32_t mu_sim_profile_count = sizeof mu_sim_profiles / sizeof mu_sim_pro
 
 const struct mu_sim_profile *mu_sim_profile_find(const char *name)
 {
-    for (uint32_t i = 0; i < mu_sim_profile_count; i++) {
+    for (uint32_t i = 0; i < mu_sim_profile_count; i++)
         if (strcmp(mu_sim_profiles[i].name, name) == 0)
             return &mu_sim_profiles[i];
-    }
     return NULL;
 }
 
@@ -787,11 +793,8 @@ const struct mu_sim_profile *mu_sim_profile_for_seed(uint64_t seed)
     uint64_t total = 0;
     for (uint32_t i = 0; i < mu_sim_profile_count; i++)
         total += mu_sim_profiles[i].share;
-    uint64_t draw = seed % total;
-    for (uint32_t i = 0; i < mu_sim_profile_count; i++) {
-        if (draw < mu_sim_profiles[i].share)
-            return &mu_sim_profiles[i];
-        draw -= mu_sim_profiles[i].share;
-    }
-    return &mu_sim_profiles[0];
+    const struct mu_sim_profile *at = mu_sim_profiles;
+    for (uint64_t draw = seed % total; draw >= at->share; at++)
+        draw -= at->share;
+    return at;
 }

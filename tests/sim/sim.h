@@ -150,6 +150,7 @@ struct mu_sim_params {
     bool buddies, one_fault;                  /* one_fault: and no step may be replayed for it */
     uint64_t memory_bytes;                    /* of a worker's device */
     bool node_orders;                         /* hosts are cordoned, drained, resumed */
+    bool probes, preflight;                   /* workers are measured, again and again; before the job begins */
     bool supervised;                          /* who is killed is told to the coordinator by its supervisor */
     bool same_names, no_names, mixed_hosts, hosts_vanish, strangers, may_fail, nobody_lost, undisturbed;
 };
@@ -411,6 +412,8 @@ struct mu_sim_engine {
     struct mu_parked parked;  /* the answer while PARKED */
     bool ran;                 /* Go of this generation has come */
     uint32_t rank, first_leaf, leaf_count;
+    uint32_t leaves_left; /* COMPUTING: and how long each takes */
+    uint64_t leaf_us;
     bool working;
     struct mu_coords at;        /* working only */
     struct mu_sim_mask share;   /* what it is to hold */

@@ -48,7 +48,23 @@ struct order {
     struct mu_snapshot snapshot;
     struct mu_feed_order feed;
     struct mu_amendments amendments; /* FEED */
+    struct mu_probe_order probe;
 };
+
+/* Any numbers; once in a while it is something else that is to be done, or nothing is heard of it again. */
+static void measure(struct mu_sim *sim, uint32_t slot, const struct mu_probe_order *probe)
+{
+    struct mu_worker_event event = {.kind = MU_WE_PROBED, .probed = {.number = probe->number, .kind = probe->kind}};
+    struct mu_probe_report *report = &event.probed;
+    if (probe->kind != 0 && mu_sim_engine_running(&sim->workers[slot].engine))
+        mu_sim_violate(sim, "worker %u is to measure for a probe while it steps", slot);
+    if (probe->kind == 0 || mu_sim_below(sim, 32) == 0)
+        return;
+    report->status = mu_sim_below(sim, 16) ? MU_OK : MU_ERR_CANCELLED;
+    report->alone.flops[0] = 1e9 * (double)mu_sim_between(sim, 1, 100);
+    report->pair = (struct mu_probe_pair){1e-5, 1e9 * (double)mu_sim_between(sim, 1, 100), 1e9};
+    mu_sim_worker_post(sim, slot, &event);
+}
 
 static void obey(struct mu_sim *sim, struct mu_sim_event *event)
 {
@@ -75,6 +91,9 @@ static void obey(struct mu_sim *sim, struct mu_sim_event *event)
         break;
     case MU_WA_FORGET:
         mu_sim_engine_forget(sim, slot);
+        break;
+    case MU_WA_PROBE:
+        measure(sim, slot, &order->probe);
         break;
     case MU_WA_KEEP:
     case MU_WA_CONNECT:
@@ -114,6 +133,8 @@ static struct order *order_new(const struct mu_worker_action *action)
         order->generation = action->snapshot.generation;
         order->snapshot = action->snapshot.snapshot;
     }
+    if (action->kind == MU_WA_PROBE)
+        order->probe = *action->probe;
     return order;
 }
 
@@ -156,6 +177,7 @@ static void emit(void *ctx, const struct mu_worker_action *action)
     case MU_WA_ABORT:
     case MU_WA_SNAPSHOT:
     case MU_WA_FEED:
+    case MU_WA_PROBE:
         break;
     }
     struct order *order = order_new(action);

@@ -26,12 +26,15 @@ struct box_worker {
     uint32_t rank, leaves, moves_in, moves_out;
     enum mu_state_source source;
     bool prepared, running;
-    bool hold_prepared;        /* does not answer PREPARE before it is told to */
-    bool hold_pieces;          /* nor snapshots */
-    bool hangs;                /* makes no progress, waits for nobody */
-    uint32_t layer_us;         /* computes so long on a leaf in each of its layers; 0: 100 us in all */
-    uint32_t leaf_us;          /* or so long on each of its leaves */
-    struct mu_feed_order feed; /* told to take */
+    bool hold_prepared;          /* does not answer PREPARE before it is told to */
+    bool hold_pieces;            /* nor snapshots */
+    bool hangs;                  /* makes no progress, waits for nobody */
+    uint32_t layer_us;           /* computes so long on a leaf in each of its layers; 0: 100 us in all */
+    uint32_t leaf_us;            /* or so long on each of its leaves */
+    struct mu_feed_order feed;   /* told to take */
+    struct mu_probe_order probe; /* told to measure last; kind 0: nothing, or to give up */
+    uint32_t probes, probes_ended;
+    bool hold_probes; /* does not answer */
     struct mu_snapshot taken;
     uint64_t taken_step;
     int exit_code; /* -1: has not left */
@@ -61,11 +64,13 @@ struct box_assign {
 struct box {
     bool feeds_work; /* takers answer only when the test says so */
     uint32_t feeds_given;
-    uint32_t leaves;       /* of the job */
-    uint64_t memory_bytes; /* of each worker added from now on; 0: it does not say */
-    uint32_t nccl_version; /* likewise */
-    const char *gpu;       /* likewise; NULL: none */
-    bool computes_bf16;    /* likewise */
+    double (*pair_rate)(uint32_t a, uint32_t b); /* what a pair measures; NULL: 1 GB/s */
+    uint32_t leaves;                             /* of the job */
+    uint64_t memory_bytes;                       /* of each worker added from now on; 0: it does not say */
+    uint32_t nccl_version;                       /* likewise */
+    const char *gpu;                             /* likewise; NULL: none */
+    bool computes_bf16;                          /* likewise */
+    uint32_t hosts; /* likewise: worker i is on host i modulo so many; 0: each has its own */
     struct mu_coord_config config;
     struct mu_coord *coord; /* NULL: not running */
     uint64_t life, now_us, next_session, next_id;
@@ -485,6 +490,24 @@ static void box_feed(struct box *box, uint32_t index, const struct mu_feed_order
         box_fed(box, index, MU_FEED_FAILED);
 }
 
+/* Who leads tells what it gets from the other one, by whose address it knows it. */
+static void box_probe(struct box *box, uint32_t index, const struct mu_probe_order *order)
+{
+    struct box_worker *worker = &box->workers[index];
+    struct mu_worker_event event = {.kind = MU_WE_PROBED, .probed = {.number = order->number, .kind = order->kind}};
+    unsigned other = 0;
+    worker->probe = *order;
+    worker->probes += order->kind != 0;
+    worker->probes_ended += order->kind == 0;
+    if (order->kind == MU_PROBE_PAIR)
+        assert_int_equal(sscanf(order->peers[0].address, "10.0.0.%u:4000", &other), 1);
+    double rate = box->pair_rate ? box->pair_rate(index, other) : 1e9;
+    event.probed.alone.flops[0] = event.probed.alone.memory_rate = event.probed.write_rate = 1e9;
+    event.probed.pair = (struct mu_probe_pair){1e-5, rate, 1e9};
+    if (order->kind != 0 && !worker->hold_probes)
+        box_engine_later(box, index, &event);
+}
+
 static void box_worker_action(void *ctx, const struct mu_worker_action *action)
 {
     const struct box_turn *turn = ctx;
@@ -534,6 +557,9 @@ static void box_worker_action(void *ctx, const struct mu_worker_action *action)
     case MU_WA_SNAPSHOT:
         box_take(box, turn->index, &action->snapshot.snapshot);
         break;
+    case MU_WA_PROBE:
+        box_probe(box, turn->index, action->probe);
+        break;
     case MU_WA_FEED:
         box_feed(box, turn->index, action->feed.order);
         break;
@@ -567,7 +593,7 @@ static void box_add_worker(struct box *box, uint32_t index)
     mu_worker_config_init(&config);
     snprintf(config.hello.job, sizeof config.hello.job, "%s", box->name);
     snprintf(config.hello.name, sizeof config.hello.name, "w%u", index);
-    snprintf(config.hello.host, sizeof config.hello.host, "host%u", index);
+    snprintf(config.hello.host, sizeof config.hello.host, "host%u", box->hosts ? index % box->hosts : index);
     snprintf(config.hello.address, sizeof config.hello.address, "10.0.0.%u:4000", index);
     strcpy(config.hello.backend, "cpu");
     config.hello.memory_bytes = box->memory_bytes;
@@ -575,6 +601,7 @@ static void box_add_worker(struct box *box, uint32_t index)
     config.hello.computes_bf16 = box->computes_bf16;
     snprintf(config.hello.gpu, sizeof config.hello.gpu, "%s", box->gpu ? box->gpu : "");
     config.incarnation = box_id(box);
+    mu_worker_free(worker->core); /* of a process before it */
     *worker = (struct box_worker){.exit_code = -1, .incarnation = config.incarnation};
     worker->core = mu_worker_new(&config);
     box_engine(box, index, &(struct mu_worker_event){.kind = MU_WE_START});

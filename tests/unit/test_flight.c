@@ -1,4 +1,4 @@
-/* links: mu_common */
+/* links: mu_common mu_wire mu_proto */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -12,6 +12,7 @@
 
 #include "common/log.h"
 #include "common/verdict.h"
+#include "proto/standing.h"
 
 /* ---- the ring ---- */
 
@@ -205,6 +206,52 @@ static void test_who_computes_while_others_wait_is_named(void **state)
 }
 
 /* The last one: nothing switches it on again. */
+/* What a report shows is how it was before the loss was heard of, not what followed from it. */
+static void test_a_standing_before_a_loss(void **state)
+{
+    (void)state;
+    static const struct mu_flight_record happened[] = {
+        {.at_us = 1, .kind = MU_FLIGHT_STEP, .number = 4},
+        {.at_us = 2, .kind = MU_FLIGHT_PEER_FAILED, .peer = 7}, /* of one who was fed: the step went on */
+        {.at_us = 3, .kind = MU_FLIGHT_STEP, .number = 4, .is_end = true},
+        {.at_us = 4, .kind = MU_FLIGHT_STEP, .number = 5},
+        {.at_us = 5, .kind = MU_FLIGHT_REDUCE, .number = 5},
+        {.at_us = 6, .kind = MU_FLIGHT_RECEIVE, .number = 9, .peer = 1},
+        {.at_us = 7, .kind = MU_FLIGHT_PEER_FAILED, .peer = 1},
+        {.at_us = 8, .kind = MU_FLIGHT_RECEIVE, .number = 9, .peer = 1, .is_end = true},
+        {.at_us = 9, .kind = MU_FLIGHT_PARKED, .number = 5},
+    };
+    enum { COUNT = sizeof happened / sizeof happened[0] };
+    Muster__V1__FlightRecord records[COUNT], *pointers[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        muster__v1__flight_record__init(&records[i]);
+        records[i].at_us = happened[i].at_us;
+        records[i].kind = (Muster__V1__FlightKind)happened[i].kind;
+        records[i].number = happened[i].number;
+        records[i].peer = happened[i].peer;
+        records[i].is_end = happened[i].is_end;
+        pointers[i] = &records[i];
+    }
+    Muster__V1__ReadRecallResponse answer = MUSTER__V1__READ_RECALL_RESPONSE__INIT;
+    answer.rank = 3;
+    answer.is_complete = true;
+    answer.records = pointers;
+    answer.n_records = COUNT;
+    struct mu_standing standing = mu_standing_of_answer(&answer);
+    assert_true(standing.has_answered && !standing.is_waiting);
+    assert_int_equal(standing.doing, MU_FLIGHT_NONE);
+    for (uint64_t until_us = 6; until_us <= 10; until_us++) {
+        standing = mu_standing_before(&answer, until_us);
+        assert_true(standing.is_waiting && standing.rank == 3);
+        assert_int_equal(standing.doing, MU_FLIGHT_REDUCE);
+        assert_int_equal(standing.step, 5);
+        assert_int_equal(standing.peer_count, 1);
+        assert_int_equal(standing.peers[0], 1);
+    }
+    standing = mu_standing_before(&answer, 5);
+    assert_true(standing.doing == MU_FLIGHT_REDUCE && !standing.is_waiting);
+}
+
 static void test_switched_off_nothing_is_recorded(void **state)
 {
     struct mu_flight_record record;
@@ -227,6 +274,7 @@ int main(void)
         cmocka_unit_test(test_the_newest_lines_are_kept),
         cmocka_unit_test(test_a_standing_is_what_is_open),
         cmocka_unit_test(test_who_computes_while_others_wait_is_named),
+        cmocka_unit_test(test_a_standing_before_a_loss),
         cmocka_unit_test(test_switched_off_nothing_is_recorded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -55,7 +55,7 @@ static void make_job(struct mu_job_record *job)
     job->state = MU_JOB_RUNNING;
     job->generation = UINT64_MAX - 5;
     job->next_checkpoint = 7;
-    job->checkpoint_seen = true;
+    job->checkpoint_seen = job->preflight = true;
     job->command =
         (struct mu_command_record){.number = 9, .kind = MU_COMMAND_PARK, .not_before_step = 77, .open = true};
     job->steps_done = 123;
@@ -70,6 +70,12 @@ static void make_job(struct mu_job_record *job)
     job->identity_parts.parts[0].hash = UINT64_MAX;
     strcpy(job->identity_parts.parts[1].name, "cross_entropy");
     strcpy(job->text, "why");
+    strcpy(job->origin.job, "before");
+    job->origin.uid = (struct mu_id){0x77, UINT64_MAX};
+    job->origin.checkpoint = 3, job->origin.step = 300;
+    job->origin.rebased = true;
+    job->origin.rebased_from = (struct mu_hash128){5, UINT64_MAX - 6};
+    strcpy(job->origin.rebased_by, "operator anna");
 }
 
 static void make_samples(void)
@@ -118,6 +124,7 @@ static void make_samples(void)
                                                        .command = 9,
                                                        .not_before_step = 118,
                                                        .state = MU_CKPT_COMMITTED,
+                                                       .ordered_wall_us = 4,
                                                        .wall_us = 5,
                                                        .size_bytes = 123456789012,
                                                        .dir = "/ckpt/x",

@@ -13,7 +13,7 @@
 
 #include "wire_testing.h"
 
-enum { MUTATIONS = 30000 };
+enum { MUTATIONS = 100000 };
 
 static size_t mutate(uint8_t *bytes, size_t size_bytes, size_t capacity)
 {

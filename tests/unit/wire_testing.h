@@ -191,6 +191,39 @@ static void some_hello(struct mu_hello *hello)
     some_status(&hello->status);
 }
 
+static double some_rate(void)
+{
+    return (double)(any() >> 8);
+}
+
+static void some_probed(struct mu_probe_report *report)
+{
+    report->number = any();
+    report->kind = (enum mu_probe_kind)(1 + below(MU_PROBE_KIND_END - 1));
+    report->status = (enum mu_status)below(MU_STATUS_COUNT);
+    some_text(report->text, sizeof report->text);
+    report->write_rate = some_rate();
+    report->read_rate = some_rate();
+    report->barrier_s = some_rate();
+    report->ring_rate = some_rate();
+    if (report->kind == MU_PROBE_PAIR)
+        report->pair = (struct mu_probe_pair){some_rate(), some_rate(), some_rate()};
+    if (report->kind != MU_PROBE_ALONE)
+        return;
+    for (int i = 0; i < MU_PROBE_SIZES; i++)
+        report->alone.flops[i] = some_rate();
+    report->alone.memory_bytes = some_rate();
+    report->alone.memory_rate = some_rate();
+    report->alone.to_host_rate = some_rate();
+    report->alone.to_device_rate = some_rate();
+    report->alone.rates_apart = some_rate();
+    report->alone.rates = (struct mu_cost_rates){.flops = some_rate(),
+                                                 .memory_bytes_per_second = some_rate(),
+                                                 .rows_bytes_per_second = some_rate(),
+                                                 .fixed_s = some_rate(),
+                                                 .slice_cost = some_rate()};
+}
+
 static void some_worker_message(struct mu_worker_message *message, enum mu_worker_message_kind kind)
 {
     memset(message, 0, sizeof *message);
@@ -245,6 +278,9 @@ static void some_worker_message(struct mu_worker_message *message, enum mu_worke
         message->kept.status = (enum mu_status)below(MU_STATUS_COUNT);
         message->kept.size_bytes = any();
         some_text(message->kept.text, sizeof message->kept.text);
+        break;
+    case MU_WM_PROBED:
+        some_probed(&message->probed);
         break;
     case MU_WM_COUNT:
         break;
@@ -498,6 +534,30 @@ static void some_feed(struct mu_feed_order *feed, struct pointed *pointed)
         feed->secret[i] = (uint8_t)any();
 }
 
+static void some_probe(struct mu_probe_order *order)
+{
+    order->number = any() | MU_FEED_BIT;
+    order->kind = (enum mu_probe_kind)below(MU_PROBE_KIND_END);
+    order->limit_ms = (uint32_t)any();
+    order->quick = flip();
+    order->bytes = any() % (MU_PROBE_STORAGE_BYTES_MAX + 1);
+    order->encrypted = flip();
+    if (order->kind != MU_PROBE_PAIR && order->kind != MU_PROBE_TOGETHER)
+        return;
+    order->world = order->kind == MU_PROBE_PAIR ? 2 : 2 + below(MU_PROBE_MEMBERS_MAX - 1);
+    order->rank = below(order->world);
+    for (size_t i = 0; i < sizeof order->secret; i++)
+        order->secret[i] = (uint8_t)any();
+    for (uint32_t rank = 0; rank < order->world && order->peer_count < MU_PROBE_NEIGHBOURS_MAX; rank++) {
+        if (rank == order->rank || (order->peer_count > 0 && flip()))
+            continue;
+        struct mu_probe_peer *peer = &order->peers[order->peer_count++];
+        peer->rank = rank;
+        peer->incarnation = some_id();
+        some_text(peer->address, sizeof peer->address);
+    }
+}
+
 static void some_coord_message(struct mu_coord_message *message, struct pointed *pointed,
                                enum mu_coord_message_kind kind)
 {
@@ -559,6 +619,9 @@ static void some_coord_message(struct mu_coord_message *message, struct pointed 
                                              .threads = any() & 1,
                                              .log_lines = (uint32_t)any() % (MU_RECALL_LINES_MAX + 1),
                                              .log_after = any()};
+        break;
+    case MU_CM_PROBE:
+        some_probe(&message->probe);
         break;
     case MU_CM_COUNT:
         break;

@@ -7,10 +7,11 @@
 #include "common/rng.h"
 #include "plan/amend.h"
 #include "worker/core/judge.h"
+#include "worker/core/probing.h"
 #include "worker/core/report.h"
 #include "worker/core/taking.h"
 
-enum { PENDING_PIECES_MAX = 8, OPEN_COMMANDS_MAX = 4, TAKEN_PIECES_MAX = 8 };
+enum { OPEN_COMMANDS_MAX = 4, TAKEN_PIECES_MAX = 8 };
 
 struct command {
     uint64_t number, not_before_step, first_open;
@@ -56,8 +57,7 @@ struct mu_worker {
     struct mu_step_report report; /* merged, not yet sent; step_count = 0: none */
     uint64_t report_generation, report_due_us;
 
-    struct mu_piece_report pieces[PENDING_PIECES_MAX]; /* reported, not yet acknowledged as durable */
-    uint32_t piece_count;
+    struct pending_pieces pieces; /* reported, not yet acknowledged as durable */
 
     uint64_t progress;
     bool waiting;
@@ -232,7 +232,7 @@ static void become_new(struct mu_worker *worker, struct mu_id random, const stru
     worker->command_count = 0;
     worker->revoked = 0;
     worker->report.step_count = 0;
-    worker->piece_count = worker->taken_count = 0;
+    worker->pieces.count = worker->taken_count = 0;
     worker->backoff_ms = worker->config.backoff_min_ms;
     emit(sink, &(struct mu_worker_action){.kind = MU_WA_DISCONNECT});
     connect_now(worker, sink);
@@ -262,8 +262,8 @@ static void on_welcome(struct mu_worker *worker, const struct mu_coord_message *
         send_hello(worker, sink);
     if (worker->status_due && !MU_MUTANT(MU_MUT_LOSE_STATUS)) /* it changed after the Hello was sent */
         send_status(worker, sink);
-    for (uint32_t i = 0; i < worker->piece_count; i++)
-        send_piece(worker, sink, &worker->pieces[i]);
+    for (uint32_t i = 0; i < worker->pieces.count; i++)
+        send_piece(worker, sink, &worker->pieces.reports[i]);
     send_step_report(worker, sink);
     if (worker->terminating)
         send_goodbye(worker, sink);
@@ -475,13 +475,14 @@ static void on_snapshot(struct mu_worker *worker, const struct mu_coord_message 
                                     .snapshot = {.generation = message->generation, .snapshot = message->snapshot}});
 }
 
-static void on_piece_ack(struct mu_worker *worker, const struct mu_coord_message *message)
+/* Nothing of it is kept here: whoever asked knows when to give up. */
+static void on_probe(struct mu_worker *worker, const struct mu_probe_order *order, const struct mu_worker_sink *sink)
 {
-    for (uint32_t i = 0; i < worker->piece_count; i++) {
-        if (worker->pieces[i].checkpoint == message->piece_ack.checkpoint &&
-            worker->pieces[i].piece == message->piece_ack.piece)
-            worker->pieces[i--] = worker->pieces[--worker->piece_count];
-    }
+    struct mu_worker_message refusal = {.kind = MU_WM_PROBED};
+    if (probing_begins(&worker->status, worker->loaded, order, &refusal.probed))
+        emit(sink, &(struct mu_worker_action){.kind = MU_WA_PROBE, .probe = order});
+    else
+        send(worker, sink, &refusal);
 }
 
 static void on_message(struct mu_worker *worker, const struct mu_worker_event *event, const struct mu_worker_sink *sink)
@@ -512,7 +513,7 @@ static void on_message(struct mu_worker *worker, const struct mu_worker_event *e
         on_snapshot(worker, message, sink);
         break;
     case MU_CM_PIECE_ACK:
-        on_piece_ack(worker, message);
+        pieces_acknowledged(&worker->pieces, message->piece_ack.checkpoint, message->piece_ack.piece);
         break;
     case MU_CM_RELEASE:
         emit_exit(worker, sink, (int)message->release.exit_code, message->release.text);
@@ -522,6 +523,9 @@ static void on_message(struct mu_worker *worker, const struct mu_worker_event *e
         break;
     case MU_CM_KEEP: /* nothing of it is kept here: an answer that is lost is asked for again */
         emit(sink, &(struct mu_worker_action){.kind = MU_WA_KEEP, .keep = &message->keep});
+        break;
+    case MU_CM_PROBE:
+        on_probe(worker, &message->probe, sink);
         break;
     case MU_CM_RECALL: /* the shell's: nothing of the protocol depends on it */
     case MU_CM_COUNT:
@@ -592,16 +596,6 @@ static void on_step(struct mu_worker *worker, const struct mu_step_report *step,
     }
     if (worker->now_us >= worker->report_due_us)
         send_step_report(worker, sink);
-}
-
-static void on_piece(struct mu_worker *worker, const struct mu_piece_report *piece, const struct mu_worker_sink *sink)
-{
-    if (worker->piece_count == PENDING_PIECES_MAX) { /* the oldest can only belong to a checkpoint given up long ago */
-        memmove(&worker->pieces[0], &worker->pieces[1], sizeof worker->pieces[0] * (PENDING_PIECES_MAX - 1));
-        worker->piece_count--;
-    }
-    worker->pieces[worker->piece_count++] = *piece;
-    send_piece(worker, sink, piece);
 }
 
 /* ---- time and signals ---- */
@@ -682,10 +676,14 @@ void mu_worker_step(struct mu_worker *worker, const struct mu_worker_event *even
                  .kind = MU_WM_EVAL, .generation = worker->status.generation, .eval = event->eval});
         break;
     case MU_WE_PIECE:
-        on_piece(worker, &event->piece, sink);
+        pieces_add(&worker->pieces, &event->piece);
+        send_piece(worker, sink, &event->piece);
         break;
     case MU_WE_KEPT:
         send(worker, sink, &(struct mu_worker_message){.kind = MU_WM_KEPT, .kept = event->kept});
+        break;
+    case MU_WE_PROBED:
+        send(worker, sink, &(struct mu_worker_message){.kind = MU_WM_PROBED, .probed = event->probed});
         break;
     case MU_WE_PROGRESS:
         worker->progress = event->progress.counter;

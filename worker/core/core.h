@@ -43,6 +43,7 @@ enum mu_worker_event_kind {
     MU_WE_PIECE,     /* a piece is written, or failed */
     MU_WE_PROGRESS,  /* the engine's progress counter, sampled by the shell before each TICK */
     MU_WE_KEPT,      /* an order to keep is done, or could not be */
+    MU_WE_PROBED,    /* a measurement is done, or could not be */
     MU_WE_FED,       /* a feed that is taken has come further, or is over */
     MU_WE_TERMINATE, /* SIGTERM: leave in good order */
     MU_WE_BROKEN,    /* its device can be trusted no more: what it holds is worth nothing, it leaves at once */
@@ -80,6 +81,7 @@ struct mu_worker_event {
         struct mu_eval_report eval;
         struct mu_piece_report piece;
         struct mu_kept_report kept;
+        struct mu_probe_report probed;
         struct {
             uint64_t number;
             enum mu_feed_state state;
@@ -104,6 +106,7 @@ enum mu_worker_action_kind {
     MU_WA_SNAPSHOT, /* parked: take this snapshot now; answer PIECE */
     MU_WA_KEEP,     /* deep-copy the order; answer KEPT */
     MU_WA_FEED,     /* give or take a feed; a taker answers FED */
+    MU_WA_PROBE,    /* deep-copy the order; measure and answer PROBED; any later action for the engine ends it */
     MU_WA_FORGET,   /* drop all state and connections (fenced); nothing is held afterwards; no answer */
     MU_WA_EXIT,     /* leave: exit code and one line */
 };
@@ -125,6 +128,7 @@ struct mu_worker_action {
             struct mu_snapshot snapshot;
         } snapshot;
         const struct mu_keep_order *keep;
+        const struct mu_probe_order *probe;
         struct {
             uint64_t generation;
             const struct mu_feed_order *order;

@@ -101,10 +101,11 @@ class Client:
 
     # ---- jobs ----
 
-    def submit(self, spec: job_pb2.JobSpec, expected_revision: int = 0,
-               request_id: Optional[bytes] = None) -> Tuple[job_pb2.Job, bool]:
-        """Adds a job. Returns it, and whether the same job was there already."""
-        request = service_pb2.SubmitJobRequest(spec=spec, expected_revision=expected_revision)
+    def submit(self, spec: job_pb2.JobSpec, expected_revision: int = 0, request_id: Optional[bytes] = None,
+               preflight: bool = False) -> Tuple[job_pb2.Job, bool]:
+        """Adds a job; with `preflight` its workers are measured before it begins. Returns it, and whether the same job was
+        there already."""
+        request = service_pb2.SubmitJobRequest(spec=spec, expected_revision=expected_revision, preflight=preflight)
         response = self._change("SubmitJob", request, request_id)
         return response.job, response.existed
 
