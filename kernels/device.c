@@ -186,6 +186,12 @@ static void host_spent_us(struct mu_device *device, uint64_t ret_us[MU_WORKS])
     memset(ret_us, 0, MU_WORKS * sizeof *ret_us);
 }
 
+static bool host_records(const struct mu_device *device)
+{
+    (void)device;
+    return false;
+}
+
 static void host_set_recording(struct mu_device *device, bool on)
 {
     (void)device;
@@ -233,6 +239,7 @@ static const struct mu_device_ops host_ops = {.enter = host_enter,
                                               .replay = host_replay,
                                               .record_end = host_record_end,
                                               .forget = host_close,
+                                              .records = host_records,
                                               .set_recording = host_set_recording};
 
 static const struct mu_error no_error;
@@ -374,6 +381,11 @@ bool mu_device_record_end(struct mu_device *device, enum mu_status *status)
 void mu_device_forget(struct mu_device *device)
 {
     or_host(device)->ops->forget(device);
+}
+
+bool mu_device_records(const struct mu_device *device)
+{
+    return device && device->ops->records(device);
 }
 
 void mu_device_set_recording(struct mu_device *device, bool on)

@@ -81,6 +81,7 @@ struct mu_device_ops {
     bool (*replay)(struct mu_device *device, const struct mu_device_key *key);
     bool (*record_end)(struct mu_device *device, enum mu_status *status);
     void (*forget)(struct mu_device *device);
+    bool (*records)(const struct mu_device *device);
     void (*set_recording)(struct mu_device *device, bool on);
 };
 
@@ -181,7 +182,8 @@ void mu_device_spent_us(struct mu_device *device, uint64_t ret_us[MU_WORKS]);
  *           status = ... operations of the main track, copies between its arrays, exchanges of a tensor group on it
  *       } while (mu_device_record_end(device, &status));
  *
- * The first time they are given as ever, the second time they are recorded. The host never records. */
+ * The first time they are given as ever, the second time they are recorded. The host never records. Whoever exchanges
+ * in them must do so with all its peers: NCCL wants all of them to have recorded an operation, or none. */
 
 /* All that they depend on but what lies in arrays. */
 struct mu_device_key {
@@ -193,7 +195,9 @@ bool mu_device_replay(struct mu_device *device, const struct mu_device_key *key)
 /* True: there can be no recording, and they have not been given yet. *status other than MU_OK: they count for nothing.
  */
 bool mu_device_record_end(struct mu_device *device, enum mu_status *status);
-/* Without, everything is given one by one. */
+/* Does it record? Not when it was told not to, nor once it could not, for want of memory for instance: then everything
+ * is given one by one. */
+bool mu_device_records(const struct mu_device *device);
 void mu_device_set_recording(struct mu_device *device, bool on);
 /* Before arrays are given back, or communicators that are used in recordings are given up. */
 void mu_device_forget(struct mu_device *device);

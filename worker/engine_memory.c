@@ -367,10 +367,10 @@ static enum mu_status all_gather(void *ctx, void *blocks, size_t block_bytes)
     return mu_tensor_comm_all_gather(engine->now.tensor, blocks, block_bytes);
 }
 
-static bool enqueued(void *ctx)
+static bool recorded(void *ctx)
 {
     struct mu_engine *engine = ctx;
-    return mu_nccl_link_open(&engine->now.link) != NULL;
+    return engine->now.records && mu_nccl_link_open(&engine->now.link);
 }
 
 static enum mu_status all_to_all(void *ctx, const void *send, void *recv, size_t block_bytes)
@@ -468,7 +468,7 @@ enum mu_status engine_build_net(struct mu_engine *engine, const struct mu_layout
                                            .rank = at.t,
                                            .all_gather = all_gather,
                                            .all_to_all = all_to_all,
-                                           .enqueued = enqueued};
+                                           .recorded = recorded};
     struct mu_model_options options = {.micro = job->spec.batch.micro,
                                        .length = job->spec.batch.length,
                                        .accumulate = job->spec.batch.accumulate,

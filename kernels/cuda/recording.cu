@@ -106,6 +106,7 @@ bool mu_cuda_record_end(struct mu_device *device, enum mu_status *status)
     cudaGraph_t graph = NULL;
     if (!all || !all->capturing)
         return false;
+    MU_ASSERT(all->open);
     all->capturing = false;
     cudaError_t error = cudaStreamEndCapture(cuda->stream, &graph);
     if (error == cudaSuccess && *status == MU_OK)
@@ -128,6 +129,8 @@ void mu_cuda_forget(struct mu_device *device)
     struct mu_cuda_recordings *all = ((struct mu_cuda *)device)->recordings;
     if (!all || all->count == 0)
         return;
+    MU_ASSERT(!all->capturing);
+    all->open = NULL;
     for (uint32_t i = 0; i < TABLE_SIZE; i++)
         if (all->table[i].graph)
             (void)cudaGraphExecDestroy(all->table[i].graph); /* one that runs does so to its end */
@@ -142,6 +145,12 @@ void mu_cuda_recordings_fini(struct mu_cuda *cuda)
         free(cuda->recordings->table);
     free(cuda->recordings);
     cuda->recordings = NULL;
+}
+
+bool mu_cuda_records(const struct mu_device *device)
+{
+    const struct mu_cuda_recordings *all = ((const struct mu_cuda *)device)->recordings;
+    return !all || !all->off;
 }
 
 void mu_cuda_set_recording(struct mu_device *device, bool on)

@@ -189,6 +189,7 @@ struct nccl_batch {
 /* Of a batch that runs. */
 struct nccl_run {
     ncclComm *comm;
+    bool captured;
     std::vector<nccl_lane> lanes;
     std::deque<std::vector<char>> partials; /* of reductions */
     std::vector<std::function<void()>> after;
@@ -238,10 +239,10 @@ static bool sums(nccl_kind kind)
     return kind == nccl_kind::all_reduce || kind == nccl_kind::reduce_scatter || kind == nccl_kind::reduce;
 }
 
-static nccl_head head_of(const nccl_op &op, uint64_t number)
+static nccl_head head_of(const nccl_op &op, uint64_t number, bool captured)
 {
     const bool rooted = op.kind == nccl_kind::broadcast || op.kind == nccl_kind::reduce;
-    nccl_head head = {op.kind, static_cast<uint32_t>(op.type), 0, 0, number, op.count * bytes_of(op.type), 0};
+    nccl_head head = {op.kind, static_cast<uint32_t>(op.type), 0, 0, number, op.count * bytes_of(op.type), 0, captured};
     head.op = sums(op.kind) ? static_cast<uint32_t>(op.op) : 0;
     head.root = rooted ? static_cast<uint32_t>(op.root) : 0;
     return head;
@@ -257,7 +258,7 @@ static void post_message(nccl_run &run, const nccl_op &op)
 {
     ncclComm *comm = run.comm;
     const size_t peer = static_cast<size_t>(op.root);
-    const nccl_head head = head_of(op, op.receive ? comm->received[peer]++ : comm->sent[peer]++);
+    const nccl_head head = head_of(op, op.receive ? comm->received[peer]++ : comm->sent[peer]++, run.captured);
     if (op.root != comm->rank) {
         nccl_lane &lane = run.lanes[peer];
         (op.receive ? lane.in : lane.out).push_back(piece_of(head, op.receive ? op.to : op.from));
@@ -313,7 +314,7 @@ static void sum_up(const nccl_op &op, const std::vector<const char *> &all, size
 static void post_collective(nccl_run &run, const nccl_op &op)
 {
     ncclComm *comm = run.comm;
-    const nccl_head head = head_of(op, comm->collectives++);
+    const nccl_head head = head_of(op, comm->collectives++, run.captured);
     const size_t bytes = head.bytes, own = static_cast<size_t>(comm->rank) * bytes;
     std::vector<const char *> all(static_cast<size_t>(comm->size),
                                   op.from + (op.kind == nccl_kind::reduce_scatter ? own : 0));
@@ -340,7 +341,7 @@ static void run_batch(const nccl_batch &batch)
     ncclComm *comm = batch.comm;
     enter_comm(comm);
     in_turn(comm, batch.number, [&] {
-        nccl_run run = {comm, std::vector<nccl_lane>(static_cast<size_t>(comm->size)), {}, {}, {}};
+        nccl_run run = {comm, batch.captured, std::vector<nccl_lane>(static_cast<size_t>(comm->size)), {}, {}, {}};
         for (const nccl_op &op : batch.ops) {
             if (op.kind == nccl_kind::send)
                 post_message(run, op);
@@ -535,7 +536,7 @@ static ncclResult_t run_split(ncclComm *comm, const split_card &own, int listene
 {
     std::vector<split_card> cards(static_cast<size_t>(comm->size), own);
     std::vector<nccl_lane> lanes(static_cast<size_t>(comm->size));
-    const nccl_head head = {nccl_kind::split, 0, 0, 0, comm->collectives++, sizeof own, sizeof own};
+    const nccl_head head = {nccl_kind::split, 0, 0, 0, comm->collectives++, sizeof own, sizeof own, 0};
     for (int peer = 0; peer < comm->size; peer++) {
         if (peer == comm->rank)
             continue;
