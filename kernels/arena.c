@@ -67,7 +67,7 @@ size_t mu_arena_size_bytes(const struct mu_arena *arena)
 struct mu_space {
     struct mu_device *device;
     char *base;
-    size_t size_bytes, page_bytes;
+    size_t asked_bytes, size_bytes, page_bytes; /* size: of whole pages */
     uint64_t committed_pages;
     uint8_t *backed; /* a bit for each page */
 };
@@ -92,6 +92,7 @@ enum mu_status mu_space_new_on(struct mu_device *device, size_t size_bytes, stru
     void *base;
     space->device = device ? device : mu_host_device();
     space->page_bytes = space->device->page_bytes ? space->device->page_bytes : (size_t)sysconf(_SC_PAGESIZE);
+    space->asked_bytes = size_bytes;
     space->size_bytes = (size_bytes + space->page_bytes - 1) / space->page_bytes * space->page_bytes;
     enum mu_status status = space->device->ops->reserve(space->device, space->size_bytes, err, &base);
     if (status != MU_OK) {
@@ -174,8 +175,9 @@ static bool unback(struct mu_space *space, size_t first, size_t end)
 void mu_space_release(struct mu_space *space, size_t offset, size_t size_bytes)
 {
     MU_ASSERT(offset <= space->size_bytes && size_bytes <= space->size_bytes - offset);
+    bool to_the_end = offset + size_bytes >= space->asked_bytes; /* nobody has the rest of the last page */
     size_t first = (offset + space->page_bytes - 1) / space->page_bytes,
-           end = (offset + size_bytes) / space->page_bytes, stop;
+           end = (to_the_end ? space->size_bytes : offset + size_bytes) / space->page_bytes, stop;
     bool gone = true, host = mu_device_is_host(space->device);
     if (host && first < end) /* with what was only read in it */
         gone = unback(space, first, end);

@@ -45,7 +45,8 @@ void *mu_space_base(const struct mu_space *space);
 enum mu_status mu_space_commit(struct mu_space *space, size_t offset, size_t size_bytes,
                                struct mu_error *err) MU_WARN_UNUSED;
 /* Gives back the pages that lie wholly inside [offset, offset + size_bytes); they read as zeros again. Pages that the
- * range covers in part keep everything: release maximal ranges, since neighbours share the pages at their border. */
+ * range covers in part keep everything: release maximal ranges, since neighbours share the pages at their border. One
+ * that goes to the end of the size that was asked for includes the rest of the last page. */
 void mu_space_release(struct mu_space *space, size_t offset, size_t size_bytes);
 uint64_t mu_space_committed_bytes(const struct mu_space *space);
 

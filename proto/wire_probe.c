@@ -244,8 +244,10 @@ enum mu_status mu_wire_probed_from_pb(const Muster__V1__Probed *pb, struct mu_pr
         return status;
     out->kind = (enum mu_probe_kind)kind;
     out->status = (enum mu_status)code;
-    if ((pb->alone && out->kind != MU_PROBE_ALONE) || (pb->pair && out->kind != MU_PROBE_PAIR))
-        return mu_fail(err, MU_ERR_INVALID, "Probed.%s: is not allowed with kind %d", pb->alone ? "alone" : "pair",
-                       kind);
+    const char *other = pb->alone && out->kind != MU_PROBE_ALONE ? "alone"
+                        : pb->pair && out->kind != MU_PROBE_PAIR ? "pair"
+                                                                 : NULL;
+    if (other)
+        return mu_fail(err, MU_ERR_INVALID, "Probed.%s: is not allowed with kind %d", other, kind);
     return MU_OK;
 }

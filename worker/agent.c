@@ -638,6 +638,7 @@ static enum mu_status start_engine(struct agent *agent, const struct mu_agent_co
     struct mu_engine_config engine = {
         .threads = config->threads == 0 && !mu_device_is_host(config->device) ? 1 : config->threads,
         .device = config->device,
+        .memory_bytes = config->memory_bytes,
         .nccl = mu_nccl_ops(),
         .data_addr = config->data_addr,
         .route_to = config->route_to,
@@ -673,6 +674,8 @@ static enum mu_status start_core(struct agent *agent, const struct mu_agent_conf
     hello->pid = (uint64_t)getpid();
     hello->threads = mu_engine_threads(agent->engine);
     mu_device_memory(config->device, &free_bytes, &hello->memory_bytes);
+    if (config->memory_bytes && config->memory_bytes < hello->memory_bytes)
+        hello->memory_bytes = config->memory_bytes;
     hello->computes_bf16 = device->bf16;
     hello->nccl_version = mu_device_is_host(config->device) || !mu_nccl_ops() ? 0 : mu_nccl_ops()->version();
     worker.incarnation = mu_id_random();

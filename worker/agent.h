@@ -37,6 +37,7 @@ struct mu_agent_config {
     const char *ledger;       /* file that receives a line for each leaf computed and update applied; NULL: none */
     struct mu_device *device; /* that computes; NULL: the host */
     uint32_t threads;         /* 0: the affinity mask; with a GPU, whose host has little to compute, one */
+    uint64_t memory_bytes;    /* of the host, or the GPU, for the workers there together; 0: all of it */
     uint32_t give_up_ms;      /* 0: never */
     uint32_t vitals_every_ms; /* worker/vitals.h; 0: never */
     uint32_t backoff_min_ms, backoff_max_ms, step_report_ms, connect_timeout_ms; /* 0: defaults */

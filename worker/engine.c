@@ -354,6 +354,7 @@ enum mu_status mu_engine_new(const struct mu_engine_config *config, struct mu_en
     pthread_mutex_init(&engine->traffic.lock, NULL);
     engine->callbacks = config->callbacks;
     engine->device = config->device ? config->device : mu_host_device();
+    engine->memory_bytes = config->memory_bytes;
     engine->nccl = mu_device_is_host(engine->device) ? NULL : config->nccl;
     if (engine->nccl) {
         engine->device->watch = engine_nccl_watch;

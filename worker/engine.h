@@ -66,6 +66,7 @@ struct mu_engine_callbacks {
 struct mu_engine_config {
     uint32_t threads;               /* of the compute pool, 0: the affinity mask */
     struct mu_device *device;       /* that computes and holds the state; must outlive the engine. NULL: the host */
+    uint64_t memory_bytes;          /* that its workers' host, or the device, has for them; 0: as much as there is */
     const struct mu_nccl_ops *nccl; /* between GPUs, where all members of a generation have it; NULL: sockets alone */
     /* Data plane, see struct mu_comm_config. NULL: its defaults. */
     const char *data_addr, *route_to, *host_id, *unix_dir;

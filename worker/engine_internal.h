@@ -205,6 +205,7 @@ struct mu_engine {
     struct mu_engine_callbacks callbacks;
     uint32_t threads, connect_timeout_ms;
     struct mu_device *device;
+    uint64_t memory_bytes;          /* 0: as much as there is */
     const struct mu_nccl_ops *nccl; /* NULL: none */
     uint64_t watched_us;
     bool nccl_over; /* the communicators of the generation were given up: what the GPU holds of its step is void */
@@ -296,6 +297,9 @@ enum mu_status engine_commit_state(struct mu_engine *engine, struct engine_state
 /* Gradient buffers of a rank's share for a stack of `depth`; staging memory of at least size_bytes. */
 enum mu_status engine_commit_stack(struct mu_engine *engine, uint32_t depth, const struct mu_layout *layout,
                                    uint32_t rank, struct mu_error *err) MU_WARN_UNUSED;
+/* One line: what is backed by memory of each kind, bytes, as spaces and arenas count it. Moments with those mirrored.
+ */
+void engine_log_memory(const struct mu_engine *engine);
 /* Gives back what is outside the rank's share, of the state and of the gradients. */
 void engine_release_unshared(struct mu_engine *engine, const struct mu_layout *layout, uint32_t rank);
 enum mu_status engine_reserve_staging(struct mu_engine *engine, uint64_t size_bytes,

@@ -5,6 +5,7 @@
 #include "common/fault.h"
 #include "common/hash.h"
 #include "kernels/kernels.h"
+#include "plan/memory.h"
 
 /* ---- memory ---- */
 
@@ -23,10 +24,16 @@ static uint32_t deepest_stack(uint32_t leaves)
     return deepest;
 }
 
-/* May one worker hold the whole model? Then that is what it will most likely be told to do. */
-static bool may_be_whole(const struct mu_job_spec *spec)
+/* May one worker hold the whole model? Then that is what it will most likely be told to do. Of a sharded optimizer it
+ * would hold a part, of unknown size. */
+static bool may_be_whole(const struct mu_engine *engine)
 {
-    return spec->parallel.tp <= 1 && spec->parallel.pp <= 1;
+    const struct mu_job_spec *spec = &engine->job.spec;
+    if (spec->parallel.tp > 1 || spec->parallel.pp > 1)
+        return false;
+    bool always = engine->memory_bytes == 0 ||
+                  (spec->parallel.tp == 1 && spec->parallel.pp == 1 && spec->parallel.optimizer_sharding);
+    return always || mu_memory_of_worker(spec, 1, engine->threads).total_bytes <= engine->memory_bytes;
 }
 
 /* Everything that a worker with the whole model touches; for small models also what any later number of workers may ask
@@ -56,7 +63,7 @@ static enum mu_status reserve_whole(struct mu_engine *engine, struct mu_error *e
 static enum mu_status reserve_early(struct mu_engine *engine, struct mu_error *err)
 {
     const struct mu_job_spec *spec = &engine->job.spec;
-    if (!may_be_whole(spec))
+    if (!may_be_whole(engine))
         return MU_OK;
     enum mu_status status = reserve_whole(engine, err);
     if (status != MU_ERR_NO_MEMORY || (spec->parallel.tp == 1 && spec->parallel.pp == 1))

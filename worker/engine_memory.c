@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/log.h"
+
 enum { COMMIT_BYTES = 2 << 20 }; /* backed at one time */
 
 /* ---- what there is ---- */
@@ -356,6 +358,25 @@ enum mu_status engine_reserve_snapshot(struct mu_engine *engine, const struct mu
     enum mu_status status =
         engine_check_memory(engine, MU_MEMORY_PINNED, growth, "copy of the state for checkpoints", err);
     return status == MU_OK ? mu_snapshots_reserve(engine->snapshots, piece_bytes, err) : status;
+}
+
+/* ---- the account ---- */
+
+void engine_log_memory(const struct mu_engine *engine)
+{
+    const struct engine_job *job = &engine->job;
+    uint64_t gradients = 0, moments = 0;
+    for (uint32_t i = 1; i < ENGINE_KINDS; i++)
+        moments += mu_space_committed_bytes(job->state.spaces[i]);
+    for (uint32_t i = 0; i < job->stack_count; i++)
+        gradients += mu_space_committed_bytes(job->stack_spaces[i]);
+    char fields[192];
+    snprintf(fields, sizeof fields,
+             "parameters_bytes=%llu moments_bytes=%llu gradients_bytes=%llu staging_bytes=%llu snapshot_bytes=%llu",
+             (unsigned long long)mu_space_committed_bytes(job->state.spaces[0]), (unsigned long long)moments,
+             (unsigned long long)gradients, (unsigned long long)job->staging_bytes,
+             (unsigned long long)mu_snapshots_room_bytes(engine->snapshots));
+    mu_log(MU_LOG_INFO, fields, "generation %llu: memory held", (unsigned long long)engine->now.generation);
 }
 
 /* ---- the net ---- */

@@ -470,4 +470,5 @@ void engine_enter_share(struct mu_engine *engine)
     engine_forget_arrived(engine);
     engine_state_free(&engine->job.incoming);
     engine_release_unshared(engine, &now->layout, now->rank);
+    engine_log_memory(engine);
 }

@@ -21,6 +21,7 @@
 #include "worker/join.h"
 #include "worker/leave.h"
 #include "worker/notes.h"
+#include "worker/oom.h"
 #include "worker/route.h"
 #include "worker/stacks.h"
 #include "worker/supervisor.h"
@@ -65,6 +66,9 @@ static const char help[] =
     "  --ready-within S      with --detach: give up when they are not attached after S seconds (default: 30)\n"
     "  --log FILE            with --detach: where their output goes (default: ~/.local/state/muster/NAME.log)\n"
     "  --threads N           compute threads (default: CPUs of the affinity mask)\n"
+    "  --memory MIB          of this host's memory, or of the GPU's, that the workers of the host may use together\n"
+    "                        (default: all of it, on the CPU what the cgroup allows); layouts that need more are not "
+    "chosen\n"
     "  --data-addr ADDR      address on which peers reach this worker, with or without port (default: the one that "
     "reaches\n"
     "                        the coordinator)\n"
@@ -102,6 +106,7 @@ enum option_id {
     OPT_READY_WITHIN,
     OPT_LOG,
     OPT_THREADS,
+    OPT_MEMORY,
     OPT_DATA_ADDR,
     OPT_HOST_ID,
     OPT_UNIX_DIR,
@@ -134,6 +139,7 @@ static const struct option options[] = {
     {"ready-within", required_argument, NULL, OPT_READY_WITHIN},
     {"log", required_argument, NULL, OPT_LOG},
     {"threads", required_argument, NULL, OPT_THREADS},
+    {"memory", required_argument, NULL, OPT_MEMORY},
     {"data-addr", required_argument, NULL, OPT_DATA_ADDR},
     {"host-id", required_argument, NULL, OPT_HOST_ID},
     {"unix-dir", required_argument, NULL, OPT_UNIX_DIR},
@@ -245,10 +251,15 @@ static bool take_text(int id, const char *text, struct choices *choices)
 static bool take_number(int id, const char *text, struct choices *choices)
 {
     struct mu_agent_config *config = &choices->agent;
-    uint32_t seconds;
+    uint32_t seconds, mib;
     switch (id) {
     case OPT_THREADS:
         return parse_number("threads", text, 1, MU_POOL_THREADS_MAX, &config->threads);
+    case OPT_MEMORY:
+        if (!parse_number("memory", text, 1, UINT32_MAX, &mib))
+            return false;
+        config->memory_bytes = (uint64_t)mib << 20;
+        return true;
     case OPT_SLOTS:
         return parse_number("slots", text, 1, MU_SLOTS_MAX, &choices->slots);
     case OPT_READY_WITHIN:
@@ -460,6 +471,8 @@ static int work(struct choices *choices)
     int code = MU_AGENT_EXIT_CANNOT_CONNECT;
     agent->note_fd = mu_notes_open();
     agent->route_to = route;
+    if (!choices->gpu && agent->memory_bytes == 0 && mu_oom_limit_bytes("") < UINT64_MAX)
+        agent->memory_bytes = mu_oom_limit_bytes("");
     enum mu_status status = MU_OK;
     if (!agent->data_addr)
         status = mu_route_find(agent->coordinator, agent->give_up_ms, agent->note_fd, route, sizeof route, &err);

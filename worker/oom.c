@@ -40,6 +40,47 @@ static bool find_cgroup(const char *root, const char *controller, char ret_path[
     return found;
 }
 
+/* A file with one number. UINT64_MAX: another word ("max"), or no such file. */
+static uint64_t read_limit(const char *path)
+{
+    uint64_t limit = UINT64_MAX;
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return limit;
+    if (fscanf(file, "%" SCNu64, &limit) != 1)
+        limit = UINT64_MAX;
+    fclose(file);
+    return limit;
+}
+
+/* Of a cgroup and those that it lies in, up to the root. */
+static uint64_t least_limit(const char *root, const char *folder, const char *cgroup, const char *name)
+{
+    uint64_t least = UINT64_MAX;
+    for (size_t length = strcmp(cgroup, "/") == 0 ? 0 : strlen(cgroup);;) {
+        char path[2 * MU_OOM_PATH_SIZE];
+        snprintf(path, sizeof path, "%s%s%.*s/%s", root, folder, (int)length, cgroup, name);
+        uint64_t limit = read_limit(path);
+        least = limit < least ? limit : least;
+        if (length == 0)
+            return least;
+        do
+            length--;
+        while (length > 0 && cgroup[length] != '/');
+    }
+}
+
+uint64_t mu_oom_limit_bytes(const char *root)
+{
+    char cgroup[MU_OOM_PATH_SIZE];
+    uint64_t second = UINT64_MAX, first = UINT64_MAX;
+    if (find_cgroup(root, "", cgroup))
+        second = least_limit(root, "/sys/fs/cgroup", cgroup, "memory.max");
+    if (find_cgroup(root, "memory", cgroup))
+        first = least_limit(root, "/sys/fs/cgroup/memory", cgroup, "memory.limit_in_bytes");
+    return second < first ? second : first;
+}
+
 static bool try_path(struct mu_oom *oom, const char *root, const char *folder, const char *cgroup, const char *name)
 {
     int length =

@@ -1,6 +1,6 @@
-/* Did the kernel kill a process of ours for want of memory? A death by SIGKILL does not say so by itself; the kernel
- * counts such deaths by cgroup (memory.events; memory.oom_control of the first version), and of the whole machine where
- * there is none. */
+/* Memory as the kernel gives it to this process's cgroup: the limit, and who was killed at it. A death by SIGKILL does
+ * not say so by itself; the kernel counts such deaths by cgroup (memory.events; memory.oom_control of the first
+ * version), and of the whole machine where there is none. */
 #ifndef MU_WORKER_OOM_H
 #define MU_WORKER_OOM_H
 
@@ -14,6 +14,11 @@ struct mu_oom {
     bool whole_machine;
     uint64_t seen; /* deaths already explained */
 };
+
+/* The least limit of this process's cgroup and of those that it lies in (memory.max; memory.limit_in_bytes of the first
+ * version), bytes; UINT64_MAX: none, or it cannot be read. Within a container as far as it shows them. `root` as below.
+ */
+uint64_t mu_oom_limit_bytes(const char *root);
 
 /* Deaths from now on. `root` is "", or for tests a folder that stands for /. */
 void mu_oom_init(struct mu_oom *oom, const char *root);

@@ -175,6 +175,11 @@ uint64_t mu_snapshots_piece_bytes(const struct mu_model_spec *model, const struc
     return BYTES_PER_ELEMENT * mu_layout_elements(model, layout, piece, MU_SHARE_PRIMARY);
 }
 
+uint64_t mu_snapshots_room_bytes(const struct mu_snapshots *snapshots)
+{
+    return snapshots->copy_bytes;
+}
+
 uint64_t mu_snapshots_growth_bytes(struct mu_snapshots *snapshots, uint64_t piece_bytes)
 {
     return piece_bytes > snapshots->copy_bytes ? piece_bytes - snapshots->copy_bytes : 0;

@@ -48,7 +48,8 @@ void mu_snapshots_free(struct mu_snapshots *snapshots);
 
 /* Bytes of the copy of piece `piece` of a layout: parameters and both moments of its PRIMARY chunks. */
 uint64_t mu_snapshots_piece_bytes(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t piece);
-/* What the arena would grow by to hold a piece of so many bytes. */
+/* What the arena has room for, and what it would grow by to hold a piece of so many bytes. */
+uint64_t mu_snapshots_room_bytes(const struct mu_snapshots *snapshots);
 uint64_t mu_snapshots_growth_bytes(struct mu_snapshots *snapshots, uint64_t piece_bytes);
 /* Memory for a piece of so many bytes, mapped and touched now. Does nothing while a piece is being written. */
 enum mu_status mu_snapshots_reserve(struct mu_snapshots *snapshots, uint64_t piece_bytes,

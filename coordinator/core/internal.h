@@ -189,14 +189,16 @@ struct job {
     uint64_t plan_checkpoint;           /* number of the checkpoint the plan may start from; 0: none */
     struct mu_step_result roll_forward; /* of the current generation's Assign */
     uint64_t settle_until_us;           /* plan or regroup then; 0: nothing pending */
-    bool feeding;                       /* some get their next state; see feed.c */
-    bool feed_again;                    /* one of them did not: another trial is due */
-    bool preflight_over;                /* its workers were measured, as far as that was possible */
-    bool has_next_layout;               /* some were fed since the last Assign ... */
-    struct mu_layout next_layout;       /* ... for this one */
-    uint32_t feed_attempts;             /* feeds that failed since the last Assign */
-    uint64_t feed_until_us;             /* PARKING: their ends are waited for until then; 0: not */
-    bool regroup_for_leaving;           /* then, whatever the new plan would be */
+    uint32_t unprepared;          /* generations in a row that somebody could not prepare, through no peer's fault */
+    uint64_t retry_us;            /* not planned again before */
+    bool feeding;                 /* some get their next state; see feed.c */
+    bool feed_again;              /* one of them did not: another trial is due */
+    bool preflight_over;          /* its workers were measured, as far as that was possible */
+    bool has_next_layout;         /* some were fed since the last Assign ... */
+    struct mu_layout next_layout; /* ... for this one */
+    uint32_t feed_attempts;       /* feeds that failed since the last Assign */
+    uint64_t feed_until_us;       /* PARKING: their ends are waited for until then; 0: not */
+    bool regroup_for_leaving;     /* then, whatever the new plan would be */
 
     uint64_t look_us;         /* lease clock: not before, whether other stages would pay */
     uint32_t quiet_looks;     /* looks in this generation that found nothing */

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+enum { RETRY_DOUBLINGS = 6 }; /* of settle_ms, after generations that could not be prepared */
+
 void set_phase(struct mu_coord *coord, struct job *job, enum mu_job_phase phase)
 {
     interval_count_workers(coord, job);
@@ -487,6 +489,7 @@ static void tell_buddies(struct mu_coord *coord, const struct job *job)
 static void go(struct mu_coord *coord, struct job *job)
 {
     job->go = true;
+    job->unprepared = 0;
     job->arrived = 0;
     drop_moves(job);
     job->record.state = MU_JOB_RUNNING;
@@ -523,6 +526,16 @@ static void go(struct mu_coord *coord, struct job *job)
 
 /* ---- a generation breaks ---- */
 
+/* Once may be chance. What fails again may lack somebody who is about to come: two hosts that need each other's pieces
+ * of a checkpoint, each alone at its turn, would go on like that for ever. So the next plans come later and later. */
+static void note_unprepared(struct mu_coord *coord, struct job *job)
+{
+    job->unprepared++;
+    uint32_t doublings = job->unprepared < RETRY_DOUBLINGS ? job->unprepared : RETRY_DOUBLINGS;
+    if (job->unprepared > 1)
+        job->retry_us = lease_now(coord) + ((uint64_t)coord->config.settle_ms * 1000 << doublings);
+}
+
 /* A member parked without being told to. */
 static void member_parked(struct mu_coord *coord, struct job *job, struct worker *worker)
 {
@@ -532,8 +545,10 @@ static void member_parked(struct mu_coord *coord, struct job *job, struct worker
         mark_checkpoint_bad(coord, job, status->bad_checkpoint, status->text);
     if (status->park_reason == MU_PARK_ENGINE || (status->park_reason == MU_PARK_PREPARE && !status->bad_checkpoint &&
                                                   status->peer_failure == MU_PEER_FAILURE_NONE)) {
-        if (status->park_reason == MU_PARK_PREPARE)
+        if (status->park_reason == MU_PARK_PREPARE) {
+            note_unprepared(coord, job);
             suspect_unprepared(coord, job, worker);
+        }
         format_into(text, sizeof text, "worker %s cannot go on: %s", worker->name, status->text);
         note_break(coord, job, text);
         declare_lost(coord, worker, "%s", status->text);

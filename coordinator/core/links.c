@@ -46,10 +46,17 @@ static void note_bad_link(struct mu_coord *coord, struct job *job, const struct 
     uint64_t retry_us = (uint64_t)coord->config.link_retry_ms * 1000 << (link->failures < 6 ? link->failures : 6);
     link->failures++;
     link->until_us = lease_now(coord) + retry_us;
-    event(coord, MU_EVENT_WARNING, "link_failed", job, reporter,
-          "exchange between living workers %s and %s failed%s%s%s: not used together for %.0f s", reporter->name,
-          target->name, reporter->status.text[0] ? " (" : "", reporter->status.text,
-          reporter->status.text[0] ? ")" : "", (double)retry_us * 1e-6);
+    char text[MU_EVENT_TEXT_SIZE], more[MU_EVENT_TEXT_SIZE];
+    format_into(text, sizeof text, "exchange between living workers %s and %s failed: not used together for %.0f s",
+                reporter->name, target->name, (double)retry_us * 1e-6);
+    for (int i = 0; i < 2; i++) { /* each end knows its own side */
+        const struct worker *told = i == 0 ? reporter : target, *other = i == 0 ? target : reporter;
+        if (told->status.peer_failure == MU_PEER_FAILURE_NONE || told->status.peer_rank != other->rank)
+            continue;
+        format_into(more, sizeof more, "%s; %s: %s", text, told->name, told->status.text);
+        copy_text(text, sizeof text, more);
+    }
+    event(coord, MU_EVENT_WARNING, "link_failed", job, reporter, "%s", text);
 }
 
 static const char *peer_failure_name(enum mu_peer_failure failure)

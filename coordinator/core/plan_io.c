@@ -244,6 +244,20 @@ static bool waits_for_holders(struct mu_coord *coord, struct job *job)
     return true;
 }
 
+/* See note_unprepared. */
+static bool waits_to_retry(struct mu_coord *coord, struct job *job)
+{
+    char why[MU_TEXT_SIZE];
+    uint64_t now_us = lease_now(coord);
+    if (job->unprepared == 0 || now_us >= job->retry_us)
+        return false;
+    format_into(why, sizeof why, "%u generations in a row could not be prepared; the next is planned in %.1f s",
+                job->unprepared, (double)(job->retry_us - now_us) * 1e-6);
+    wait_for_workers(coord, job, why);
+    job->settle_until_us = job->retry_us;
+    return true;
+}
+
 void request_plan(struct mu_coord *coord, struct job *job)
 {
     for (uint32_t rank = 0; rank < job->world; rank++) {
@@ -259,7 +273,7 @@ void request_plan(struct mu_coord *coord, struct job *job)
         wait_for_workers(coord, job, "the only holder of its state is leaving; saving it first");
         return; /* waiting_tick orders the checkpoint; planning goes on from there */
     }
-    if (waits_for_holders(coord, job))
+    if (waits_for_holders(coord, job) || waits_to_retry(coord, job))
         return;
     collect_members(coord, job, draining_stay, false);
     const struct checkpoint *newest = usable_checkpoint(coord, job);

@@ -108,7 +108,7 @@ def test_a_whole_tensor_group_is_lost_and_its_replica_goes_on():
 
 def test_the_only_tensor_group_of_a_stage_is_lost():
     """No other replica, no buddy: back to the one checkpoint, whose step all had passed, with two workers in the place of the lost ones."""
-    changes = dict(steps=3 * STEPS, checkpoint_every=0)
+    changes = dict(steps=2 * STEPS, checkpoint_every=0)
     with Cluster() as cluster:
         with running(cluster, 4, GPT2, **changes, **layout(tp=2, pp=2, dp=1)) as workers:
             cluster.checkpoint()

@@ -555,6 +555,42 @@ static void test_suspicion_of_a_checkpoint_outlives_restarts(void **state)
     box_fini(&box);
 }
 
+/* Two hosts that need each other's pieces, each alone at its turn: the next plan comes later and later, until both are
+ * there for it. */
+static void test_plans_after_failed_preparations_come_later_and_later(void **state)
+{
+    (void)state;
+    static struct box box;
+    begin_from_second(&box);
+    box.config.crash_limit = 1000; /* not what this is about */
+    box_kill_coord(&box);
+    box_start_coord(&box);
+    for (uint32_t k = 0; k < BOX_WORKERS_MAX; k++) {
+        if (box.workers[k].core)
+            box_kill_worker(&box, k);
+    }
+    box_advance(&box, 9000);
+    box.fail_prepare = true;
+    box.events[0] = 0;
+    uint64_t generations = box_view(&box).record.generation, waited_ms = 0, most_ms = 0;
+    for (uint32_t i = 0; i < 400 && box_view(&box).record.generation < generations + 7; i++) {
+        uint64_t before = box_view(&box).record.generation;
+        if (i % 2 == 0)
+            box_add_worker(&box, i / 2 % 2); /* started anew, like a supervisor does */
+        box_settle(&box);
+        box_advance(&box, 100);
+        waited_ms = box_view(&box).record.generation == before ? waited_ms + 100 : 0;
+        most_ms = waited_ms > most_ms ? waited_ms : most_ms;
+    }
+    assert_int_equal(box_view(&box).record.generation, generations + 7);
+    assert_true(most_ms >= 16 * box.config.settle_ms);
+    assert_true(box_said(&box, "3 generations in a row could not be prepared; the next is planned in"));
+    box.fail_prepare = false;
+    box_advance(&box, 64 * box.config.settle_ms + 1000);
+    assert_true(box_all_run(&box));
+    box_fini(&box);
+}
+
 static void test_failed_preparations_are_counted_over_restarts(void **state)
 {
     (void)state;
@@ -635,6 +671,7 @@ int main(void)
         cmocka_unit_test(test_interval_outlives_a_restart),
         cmocka_unit_test(test_losses_are_counted_over_restarts),
         cmocka_unit_test(test_suspicion_of_a_checkpoint_outlives_restarts),
+        cmocka_unit_test(test_plans_after_failed_preparations_come_later_and_later),
         cmocka_unit_test(test_failed_preparations_are_counted_over_restarts),
         cmocka_unit_test(test_crash_budget_outlives_restarts),
         cmocka_unit_test(test_verified_ones_are_read_again_long_after),

@@ -122,6 +122,99 @@ static void test_changes_chain_of_layouts_same_bits(void **state)
     run_chain(true, chain, 6);
 }
 
+/* ---- memory ---- */
+
+/* Marks the pages under the runs of one share; returns how many were not marked yet. */
+static uint64_t mark_pages(const struct mu_model_spec *model, const struct mu_layout *layout, uint32_t rank,
+                           enum mu_share share, uint64_t page_elements, bool *pages)
+{
+    struct mu_chunk_run runs[MU_RUNS_MAX];
+    uint64_t marked = 0;
+    uint32_t count = mu_layout_runs(model, layout, rank, share, runs);
+    for (uint32_t i = 0; i < count; i++) {
+        struct mu_chunk tail = mu_model_chunk(model, runs[i].first + runs[i].count - 1);
+        uint64_t page = mu_model_chunk(model, runs[i].first).offset / page_elements;
+        for (; page * page_elements < tail.offset + tail.size; page++) {
+            marked += !pages[page];
+            pages[page] = true;
+        }
+    }
+    return marked;
+}
+
+static uint64_t page_bytes_of(const struct worker *worker)
+{
+    uint64_t device = worker->engine->device->page_bytes;
+    return device ? device : (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static void check_memory(struct fleet *fleet, uint32_t rank, uint64_t *ret_moment_bytes)
+{
+    struct mu_model_spec model;
+    mu_model_spec_init(&model, &fleet->spec.model);
+    const struct worker *worker = &fleet->workers[fleet->ranks[rank]];
+    uint64_t page_bytes = page_bytes_of(worker), pages = model.flat_size * sizeof(float) / page_bytes + 1;
+    bool *marked = calloc(pages, 2 * sizeof *marked);
+    assert_non_null(marked);
+    uint64_t params = 0, moments = 0;
+    static const enum mu_share held[] = {MU_SHARE_PARAMS, MU_SHARE_COPY, MU_SHARE_MIRROR},
+                               updated[] = {MU_SHARE_MOMENTS, MU_SHARE_MIRROR};
+    for (uint32_t i = 0; i < 3; i++)
+        params += mark_pages(&model, &fleet->layout, rank, held[i], page_bytes / sizeof(float), marked);
+    for (uint32_t i = 0; i < 2; i++)
+        moments += mark_pages(&model, &fleet->layout, rank, updated[i], page_bytes / sizeof(float), marked + pages);
+    free(marked);
+    const struct engine_state *state = &worker->engine->job.state;
+    assert_int_equal(mu_space_committed_bytes(state->spaces[0]), params * page_bytes);
+    for (uint32_t i = 1; i < ENGINE_KINDS; i++)
+        assert_int_equal(mu_space_committed_bytes(state->spaces[i]), moments * page_bytes);
+    *ret_moment_bytes = moments * page_bytes;
+}
+
+/* The allocator's account of parameters and moments is what the layout says of the rank's share, to the page, after
+ * every change of it. Of a sharded optimizer each of dp replicas has total / dp, within two chunks; with buddies twice
+ * that. */
+static void test_changes_memory_is_that_of_the_share(void **state)
+{
+    (void)state;
+    static const struct {
+        struct link link;
+        uint32_t buddy_shift, copies;
+    } chain[] = {{{2, 2, 2, 0, 0xff}, 0, 0}, {{1, 1, 1, 0, 0x01}, 0, 1}, {{1, 1, 2, 0, 0x03}, 0, 1},
+                 {{1, 1, 4, 0, 0x0f}, 0, 1}, {{1, 1, 4, 0, 0x0f}, 1, 2}, {{1, 2, 2, 0, 0x0f}, 1, 0}};
+    static const struct mu_model_config model = {.family = MU_FAMILY_GPT2,
+                                                 .layers = LAYERS,
+                                                 .heads = 4,
+                                                 .channels = 192,
+                                                 .context = 16,
+                                                 .vocab = 259,
+                                                 .slices = 4};
+    struct fleet *fleet = fleet_of(&model);
+    fleet->spec.parallel.optimizer_sharding = true;
+    fleet->spec.parallel.redundancy = MU_REDUNDANCY_BUDDY;
+    fleet->spec.steps = 1 + sizeof chain / sizeof *chain;
+    start_workers(fleet, WORKERS_MAX);
+    uint64_t whole = 0, chunk_bytes = MU_CHUNK_ELEMENTS * sizeof(float), page_bytes = page_bytes_of(&fleet->workers[0]);
+    for (uint32_t i = 0; i < sizeof chain / sizeof *chain; i++) {
+        const struct link *link = &chain[i].link;
+        want_layout(fleet, link->tp, link->pp, link->dp, link->idle);
+        fleet->wanted.buddy_shift = (uint16_t)chain[i].buddy_shift;
+        run_until(fleet, link->members, i + 1);
+        uint64_t sum = 0, bytes;
+        for (uint32_t rank = 0; rank < fleet->world; rank++) {
+            check_memory(fleet, rank, &bytes);
+            sum += bytes;
+            if (chain[i].copies && whole)
+                assert_in_range(bytes, chain[i].copies * (whole / link->dp - 2 * chunk_bytes),
+                                chain[i].copies * (whole / link->dp + 2 * chunk_bytes + 2 * page_bytes));
+        }
+        whole = i == 1 ? sum : whole;
+        if (chain[i].copies)
+            assert_in_range(sum, chain[i].copies * whole, chain[i].copies * (whole + link->dp * page_bytes));
+    }
+    fleet_free(fleet);
+}
+
 static void test_changes_idle_rank_is_the_only_source(void **state)
 {
     (void)state;
@@ -533,6 +626,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_changes_chain_of_layouts_same_bits),
+        cmocka_unit_test(test_changes_memory_is_that_of_the_share),
         cmocka_unit_test(test_changes_idle_rank_is_the_only_source),
         cmocka_unit_test(test_changes_prepared_share_counts_although_it_never_ran),
         cmocka_unit_test(test_changes_torn_anywhere_same_bits),

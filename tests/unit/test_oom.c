@@ -1,5 +1,5 @@
 /* links: mu_supervisor */
-/* Deaths for want of memory, as kernels of both kinds of cgroup tell them. */
+/* Deaths for want of memory, and its limits, as kernels of both kinds of cgroup tell them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -106,13 +106,36 @@ static void test_without_a_count_nothing_is_explained(void **state)
     assert_false(mu_oom_explains(&oom));
 }
 
+static void test_the_least_limit_of_the_path_counts(void **state)
+{
+    (void)state;
+    assert_true(mu_oom_limit_bytes(root) == UINT64_MAX);
+    write_file("/proc/self/cgroup", "0::/pods/a\n");
+    assert_true(mu_oom_limit_bytes(root) == UINT64_MAX);
+    write_file("/sys/fs/cgroup/pods/a/memory.max", "max\n");
+    assert_true(mu_oom_limit_bytes(root) == UINT64_MAX);
+    write_file("/sys/fs/cgroup/pods/memory.max", "3000000000\n");
+    assert_int_equal(mu_oom_limit_bytes(root), 3000000000);
+    write_file("/sys/fs/cgroup/pods/a/memory.max", "2000000000\n");
+    assert_int_equal(mu_oom_limit_bytes(root), 2000000000);
+    write_file("/sys/fs/cgroup/memory.max", "1000000000\n"); /* a container's own, whatever the path says */
+    assert_int_equal(mu_oom_limit_bytes(root), 1000000000);
+    write_file("/proc/self/cgroup", "4:memory:/pods/a\n0::/\n");
+    write_file("/sys/fs/cgroup/memory/pods/a/memory.limit_in_bytes", "500000000\n");
+    assert_int_equal(mu_oom_limit_bytes(root), 500000000);
+}
+
 #define TEST(function) cmocka_unit_test_setup_teardown(function, make_root, remove_root)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(test_second_version),    TEST(test_in_a_container_the_cgroup_is_the_root), TEST(test_first_version),
-        TEST(test_the_whole_machine), TEST(test_without_a_count_nothing_is_explained),
+        TEST(test_second_version),
+        TEST(test_in_a_container_the_cgroup_is_the_root),
+        TEST(test_first_version),
+        TEST(test_the_whole_machine),
+        TEST(test_without_a_count_nothing_is_explained),
+        TEST(test_the_least_limit_of_the_path_counts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

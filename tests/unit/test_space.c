@@ -85,6 +85,8 @@ static void test_commit_is_idempotent_and_keeps_what_is_there(void **state)
     assert_int_equal(mu_space_committed_bytes(space), 101 * p);
     assert_int_equal(base[11 * p], 3);
     assert_int_equal(resident_pages(space, 0, 101 * p), 101);
+    mu_space_release(space, 90 * p, 10 * p + 5); /* nobody has the rest of the last page */
+    assert_int_equal(mu_space_committed_bytes(space), 90 * p);
     mu_space_free(space);
 }
 
