@@ -186,6 +186,32 @@ static void host_spent_us(struct mu_device *device, uint64_t ret_us[MU_WORKS])
     memset(ret_us, 0, MU_WORKS * sizeof *ret_us);
 }
 
+static bool host_records(const struct mu_device *device)
+{
+    (void)device;
+    return false;
+}
+
+static void host_set_recording(struct mu_device *device, bool on)
+{
+    (void)device;
+    (void)on;
+}
+
+static bool host_replay(struct mu_device *device, const struct mu_device_key *key)
+{
+    (void)device;
+    (void)key;
+    return false;
+}
+
+static bool host_record_end(struct mu_device *device, enum mu_status *status)
+{
+    (void)device;
+    (void)status;
+    return false;
+}
+
 static const struct mu_device_ops host_ops = {.enter = host_enter,
                                               .close = host_close,
                                               .compute = host_compute,
@@ -209,7 +235,12 @@ static const struct mu_device_ops host_ops = {.enter = host_enter,
                                               .signal = host_join,
                                               .follow = host_join,
                                               .span = host_span,
-                                              .spent_us = host_spent_us};
+                                              .spent_us = host_spent_us,
+                                              .replay = host_replay,
+                                              .record_end = host_record_end,
+                                              .forget = host_close,
+                                              .records = host_records,
+                                              .set_recording = host_set_recording};
 
 static const struct mu_error no_error;
 static struct mu_device host = {.ops = &host_ops, .kernels = &mu_cpu_ops, .name = "cpu", .error = &no_error};
@@ -335,4 +366,29 @@ void mu_device_span_end(struct mu_device *device, enum mu_work work)
 void mu_device_spent_us(struct mu_device *device, uint64_t ret_us[MU_WORKS])
 {
     or_host(device)->ops->spent_us(device, ret_us);
+}
+
+bool mu_device_replay(struct mu_device *device, const struct mu_device_key *key)
+{
+    return or_host(device)->ops->replay(device, key);
+}
+
+bool mu_device_record_end(struct mu_device *device, enum mu_status *status)
+{
+    return or_host(device)->ops->record_end(device, status);
+}
+
+void mu_device_forget(struct mu_device *device)
+{
+    or_host(device)->ops->forget(device);
+}
+
+bool mu_device_records(const struct mu_device *device)
+{
+    return device && device->ops->records(device);
+}
+
+void mu_device_set_recording(struct mu_device *device, bool on)
+{
+    or_host(device)->ops->set_recording(device, on);
 }

@@ -44,6 +44,7 @@ enum {
 };
 
 struct mu_device;
+struct mu_device_key;
 struct mu_kernel_ops;
 struct mu_pool;
 struct mu_kernel_shapes;
@@ -77,6 +78,11 @@ struct mu_device_ops {
     void (*follow)(struct mu_device *device, enum mu_track track, uint32_t point);
     void (*span)(struct mu_device *device, enum mu_work work, bool begin);
     void (*spent_us)(struct mu_device *device, uint64_t ret_us[MU_WORKS]);
+    bool (*replay)(struct mu_device *device, const struct mu_device_key *key);
+    bool (*record_end)(struct mu_device *device, enum mu_status *status);
+    void (*forget)(struct mu_device *device);
+    bool (*records)(const struct mu_device *device);
+    void (*set_recording)(struct mu_device *device, bool on);
 };
 
 struct mu_device {
@@ -168,5 +174,32 @@ void mu_device_span_end(struct mu_device *device, enum mu_work work);
 /* Microseconds of each work since the last call; the device must have been waited for since. Where there were more than
  * MU_DEVICE_SPANS, those that were not measured are taken for as long as the others. */
 void mu_device_spent_us(struct mu_device *device, uint64_t ret_us[MU_WORKS]);
+
+/* ---- recordings: what a GPU is given again and again, it takes as a whole (CUDA graphs) ----
+ *
+ *   if (!mu_device_replay(device, &key))
+ *       do {
+ *           status = ... operations of the main track, copies between its arrays, exchanges of a tensor group on it
+ *       } while (mu_device_record_end(device, &status));
+ *
+ * The first time they are given as ever, the second time they are recorded. The host never records. Whoever exchanges
+ * in them must do so with all its peers: NCCL wants all of them to have recorded an operation, or none. */
+
+/* All that they depend on but what lies in arrays. */
+struct mu_device_key {
+    const void *arrays[5];
+    uint64_t numbers[4];
+};
+/* True: they have been given, from the recording. */
+bool mu_device_replay(struct mu_device *device, const struct mu_device_key *key);
+/* True: there can be no recording, and they have not been given yet. *status other than MU_OK: they count for nothing.
+ */
+bool mu_device_record_end(struct mu_device *device, enum mu_status *status);
+/* Does it record? Not when it was told not to, nor once it could not, for want of memory for instance: then everything
+ * is given one by one. */
+bool mu_device_records(const struct mu_device *device);
+void mu_device_set_recording(struct mu_device *device, bool on);
+/* Before arrays are given back, or communicators that are used in recordings are given up. */
+void mu_device_forget(struct mu_device *device);
 
 #endif

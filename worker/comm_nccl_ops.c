@@ -28,7 +28,11 @@ static enum mu_status begin(struct mu_nccl *nccl, enum mu_nccl_scope scope, cons
     struct channel *channel = &nccl->channels[scope];
     MU_ASSERT(channel->size > 0);
     *ret_idle = channel->size == 1 || size_bytes == 0;
-    enum mu_status status = mu_nccl_progress(nccl, err);
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    (void)cudaStreamIsCapturing(stream, &capture);
+    /* While the stream is recorded nothing else may be enqueued, as the sockets do. */
+    enum mu_status status =
+        capture == cudaStreamCaptureStatusNone ? mu_nccl_progress(nccl, err) : nccl_state(nccl, err);
     if (status != MU_OK)
         return status;
     if (*ret_idle)

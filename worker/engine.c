@@ -170,6 +170,8 @@ void engine_park_failed(struct mu_engine *engine, enum mu_status status, const s
         err = &nccl_error;
         otherwise = MU_PARK_PEER; /* of nobody in particular */
     }
+    if (status == MU_ERR_CONFLICT && engine->now.records && !mu_device_records(engine->device))
+        otherwise = MU_PARK_PEER; /* from the next generation on the group does not */
     engine_nccl_end(engine, &engine->now);
     if (trouble) { /* with the device went everything that it held */
         memset(&engine->held, 0, sizeof engine->held);

@@ -131,6 +131,7 @@ struct engine_generation {
     struct mu_comm_group *group;     /* NULL when world is 1 */
     struct mu_nccl_link link;        /* not open where exchanges go over the group alone */
     struct mu_nccl_meeting *meeting; /* of the link; the group may know its requests */
+    bool records;                    /* all GPUs of the tensor group do (kernels/device.h) */
     struct mu_reduce *reduce;
     bool gathering;                /* parameters that other replicas have updated are on their way */
     struct mu_tensor_comm *tensor; /* NULL when tp is 1 or the rank is idle */

@@ -388,6 +388,12 @@ static enum mu_status all_gather(void *ctx, void *blocks, size_t block_bytes)
     return mu_tensor_comm_all_gather(engine->now.tensor, blocks, block_bytes);
 }
 
+static bool recorded(void *ctx)
+{
+    struct mu_engine *engine = ctx;
+    return engine->now.records && mu_nccl_link_open(&engine->now.link);
+}
+
 static enum mu_status all_to_all(void *ctx, const void *send, void *recv, size_t block_bytes)
 {
     struct mu_engine *engine = ctx;
@@ -478,8 +484,12 @@ enum mu_status engine_build_net(struct mu_engine *engine, const struct mu_layout
     engine_net_free(engine);
     net->part = part;
     net->slots = slots;
-    net->tensor = (struct mu_tensor_group){
-        .ctx = engine, .size = layout->tp, .rank = at.t, .all_gather = all_gather, .all_to_all = all_to_all};
+    net->tensor = (struct mu_tensor_group){.ctx = engine,
+                                           .size = layout->tp,
+                                           .rank = at.t,
+                                           .all_gather = all_gather,
+                                           .all_to_all = all_to_all,
+                                           .recorded = recorded};
     struct mu_model_options options = {.micro = job->spec.batch.micro,
                                        .length = job->spec.batch.length,
                                        .accumulate = job->spec.batch.accumulate,

@@ -115,30 +115,45 @@ static bool will_exchange(enum mu_nccl_scope scope, const struct mu_nccl_members
     return mine.first == theirs.first || own - mine.first == other - theirs.first;
 }
 
-/* A word to each of them and one from each. NCCL connects two ranks when both of them first exchange something, and the
- * host waits for that: in a step, where one of them may come later, this could be in a circle. */
+/* A word to each of them and one from each: 1 in its first byte where the sender records. NCCL connects two ranks when
+ * both of them first exchange something, and the host waits for that: in a step, where one of them may come later, this
+ * could be in a circle. */
 static enum mu_status connect_scope(struct mu_engine *engine, enum mu_nccl_scope scope,
                                     const struct mu_nccl_members *members, uint8_t *words, struct mu_error *err)
 {
     const struct mu_nccl_link *link = &engine->now.link;
     struct CUstream_st *stream = link->streams[MU_TRACK_MAIN];
     struct mu_nccl_move *moves = calloc(2u * members->size, sizeof *moves);
+    uint8_t records = mu_device_records(engine->device), *own = words + (size_t)members->index * WORD_BYTES;
     size_t count = 0;
     if (!moves)
         return mu_fail(err, MU_ERR_NO_MEMORY, "no memory for words to %u ranks", members->size);
+    enum mu_status status = mu_device_copy(engine->device, own, &records, sizeof records);
+    if (status != MU_OK)
+        mu_fail(err, status, "words of a group: %s", mu_device_trouble(engine->device));
     for (uint32_t i = 0; i < members->size; i++) {
         if (!will_exchange(scope, members, i))
             continue;
-        moves[count++] = (struct mu_nccl_move){
-            .peer = i, .send = true, .data = words + (size_t)members->index * WORD_BYTES, .size_bytes = WORD_BYTES};
+        moves[count++] = (struct mu_nccl_move){.peer = i, .send = true, .data = own, .size_bytes = WORD_BYTES};
         moves[count++] =
             (struct mu_nccl_move){.peer = i, .data = words + (size_t)i * WORD_BYTES, .size_bytes = WORD_BYTES};
     }
-    enum mu_status status = link->ops->exchange(link->nccl, scope, moves, count, stream, err);
+    if (status == MU_OK)
+        status = link->ops->exchange(link->nccl, scope, moves, count, stream, err);
     if (status == MU_OK && scope == MU_NCCL_TENSOR)
         status = link->ops->all_gather(link->nccl, scope, words, WORD_BYTES, stream, err);
     free(moves);
     return status;
+}
+
+/* Do all members record, by their words? */
+static bool all_record(struct mu_engine *engine, uint32_t size, const uint8_t *words)
+{
+    const void *view = NULL;
+    bool all = size > 1 && mu_device_peek(engine->device, words, (size_t)size * WORD_BYTES, &view) == MU_OK;
+    for (uint32_t i = 0; i < size && all; i++)
+        all = ((const uint8_t *)view)[(size_t)i * WORD_BYTES] == 1;
+    return all;
 }
 
 static enum mu_status connect(struct mu_engine *engine, const struct scopes *scopes, uint64_t deadline_us,
@@ -151,11 +166,13 @@ static enum mu_status connect(struct mu_engine *engine, const struct scopes *sco
         largest = scopes->of[scope].size > largest ? scopes->of[scope].size : largest;
     enum mu_status status =
         mu_device_allocate(engine->device, MU_MEMORY_DEVICE, (size_t)largest * WORD_BYTES, err, &words);
-    for (int scope = MU_NCCL_WORLD + 1; scope < MU_NCCL_SCOPES && status == MU_OK; scope++)
+    for (int scope = MU_NCCL_SCOPES - 1; scope > MU_NCCL_WORLD && status == MU_OK; scope--)
         if (scopes->of[scope].size > 1)
             status = connect_scope(engine, (enum mu_nccl_scope)scope, &scopes->of[scope], words, err);
     if (status == MU_OK)
         status = link->ops->wait(link->nccl, link->streams[MU_TRACK_MAIN], deadline_us, err);
+    if (status == MU_OK) /* the words of the tensor group came last */
+        engine->now.records = all_record(engine, scopes->of[MU_NCCL_TENSOR].size, words);
     if (status != MU_OK) /* it may still be written to: give_up, before it is given back */
         engine_nccl_end(engine, &engine->now);
     mu_device_release(engine->device, MU_MEMORY_DEVICE, words, (size_t)largest * WORD_BYTES);
@@ -228,6 +245,7 @@ enum mu_status engine_nccl_failure(struct mu_engine *engine, struct mu_error *er
 static void give_up(struct mu_engine *engine, struct mu_nccl *nccl)
 {
     struct mu_error err = {0};
+    mu_device_forget(engine->device); /* NCCL waits for the end of whatever has recorded it */
     if (engine->nccl->abort(nccl, mu_clock_mono_us() + ENGINE_NCCL_ABORT_US, &err) == MU_OK)
         return;
     MU_LOGE("%s", err.text);

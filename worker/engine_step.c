@@ -47,6 +47,11 @@ enum mu_status engine_model_failed(struct mu_engine *engine, enum mu_status stat
     if (status != MU_ERR_CANCELLED && mu_device_trouble(engine->device))
         return mu_fail(err, status, "%s of step %llu: %s", what, (unsigned long long)engine->held.step,
                        mu_device_trouble(engine->device));
+    if (status == MU_ERR_CONFLICT)
+        return mu_fail(err, status,
+                       "%s of step %llu: %s could not record kernels as a CUDA graph as the others of its tensor group "
+                       "do: all go on without",
+                       what, (unsigned long long)engine->held.step, engine->device->name);
     return mu_fail(err, status, "%s of step %llu cancelled", what, (unsigned long long)engine->held.step);
 }
 

@@ -79,6 +79,7 @@ static const char help[] =
     "  --backoff-max MS      longest pause (default: 2000)\n"
     "  --report-every MS     merge step reports that come faster than this (default: 100)\n"
     "  --vitals-every MS     tell how this worker and its host are so often (default: 5000; 0: never)\n"
+    "  --no-graphs           on a GPU: launch each kernel by itself, record none as CUDA graphs\n"
     "  --no-flight           no flight recorder: reports of hangs and traces then lack this worker's records\n"
     "  --connect-timeout MS  for the ranks of a new generation to find each other (default: 30000)\n"
     "  --ledger FILE         append a line for every leaf computed and every update applied\n"
@@ -115,6 +116,7 @@ enum option_id {
     OPT_REPORT_EVERY,
     OPT_VITALS_EVERY,
     OPT_NO_FLIGHT,
+    OPT_NO_GRAPHS,
     OPT_CONNECT_TIMEOUT,
     OPT_LEDGER,
     OPT_JOIN_TOKEN,
@@ -147,6 +149,7 @@ static const struct option options[] = {
     {"report-every", required_argument, NULL, OPT_REPORT_EVERY},
     {"vitals-every", required_argument, NULL, OPT_VITALS_EVERY},
     {"no-flight", no_argument, NULL, OPT_NO_FLIGHT},
+    {"no-graphs", no_argument, NULL, OPT_NO_GRAPHS},
     {"connect-timeout", required_argument, NULL, OPT_CONNECT_TIMEOUT},
     {"ledger", required_argument, NULL, OPT_LEDGER},
     {"join-token-file", required_argument, NULL, OPT_JOIN_TOKEN},
@@ -163,7 +166,7 @@ struct choices {
     const char *device, *log; /* device NULL: no supervisor */
     const char *gpu;          /* "cuda:N": computes there, without a supervisor */
     uint32_t slots, ready_s;  /* 0: not given */
-    bool detach;
+    bool detach, no_graphs;
     char **words; /* what the supervisor's workers are given, "--job=kjv" */
     size_t word_count;
 };
@@ -300,6 +303,9 @@ static bool take_option(int id, const char *text, struct choices *choices, int *
         return true;
     case OPT_NO_FLIGHT:
         mu_flight_switch_off();
+        return true;
+    case OPT_NO_GRAPHS:
+        choices->no_graphs = true;
         return true;
     case OPT_LOG_LEVEL:
     case OPT_LOG_FORMAT:
@@ -473,6 +479,8 @@ static int work(struct choices *choices)
     if (status == MU_OK && choices->gpu) {
         status = mu_device_open_cuda((uint32_t)strtoul(choices->gpu + 5, NULL, 10), 0, &err, &agent->device);
         code = status == MU_ERR_INVALID ? MU_AGENT_EXIT_USAGE : MU_AGENT_EXIT_FAILURE;
+        if (status == MU_OK && choices->no_graphs)
+            mu_device_set_recording(agent->device, false);
     }
     if (status != MU_OK) {
         MU_LOGE("%s", err.text);

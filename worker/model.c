@@ -453,6 +453,7 @@ void mu_model_free(struct mu_model *model)
 {
     if (!model)
         return;
+    mu_device_forget(model->device);
     mu_arena_free(model->arena);
     mu_arena_free(model->tables);
     free(model);

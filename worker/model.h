@@ -82,6 +82,9 @@ struct mu_tensor_group {
     enum mu_status (*all_gather)(void *ctx, void *blocks, size_t block_bytes);
     /* send[size] blocks, one for each rank -> recv[size] blocks, one from each rank; the own block is copied. */
     enum mu_status (*all_to_all)(void *ctx, const void *send, void *recv, size_t block_bytes);
+    /* Are both operations of the device, in the order of its others, and do all members record them (kernels/device.h)?
+     * NULL: no. A call of the model of one that then cannot is MU_ERR_CONFLICT. */
+    bool (*recorded)(void *ctx);
 };
 
 struct mu_model_options {

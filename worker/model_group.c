@@ -131,3 +131,38 @@ void model_report_slices(const struct mu_model *m, const struct pass *p, enum mu
     for (uint32_t s = 0; s < m->dims.slices; s++)
         model_report(m, p, kind, layer, model_first_slice(m) + s);
 }
+
+/* ---- sequences ---- */
+
+/* The others of the group have recorded it, or will. */
+static bool falls_behind(struct mu_model *m)
+{
+    if (m->dims.ranks == 1 || mu_device_records(m->device))
+        return false;
+    if (m->status == MU_OK)
+        m->status = MU_ERR_CONFLICT;
+    return true;
+}
+
+bool model_replayed(struct mu_model *m, const struct pass *p, const struct model_sequence *sequence)
+{
+    const struct mu_tensor_group *group = m->options.tensor;
+    bool agreed = m->dims.ranks == 1 || (group->recorded && group->recorded(group->ctx));
+    m->recordable = m->status == MU_OK && !mu_device_is_host(m->device) && !p->dropout && agreed;
+    if (!m->recordable)
+        return false;
+    const struct mu_device_key key = {.arrays = {p->slot, p->params, p->grads, sequence->a, sequence->b},
+                                      .numbers = {(uint64_t)sequence->what << 32 | sequence->layer,
+                                                  (uint64_t)p->rows << 32 | p->length,
+                                                  (uint64_t)p->accumulate << 1 | (p->grads && model_leaf_ends(p)),
+                                                  p->batch ? p->batch->loss_divisor : 0}};
+    bool replayed = mu_device_replay(m->device, &key);
+    if (!replayed)
+        m->recordable = !falls_behind(m);
+    return replayed;
+}
+
+bool model_again(struct mu_model *m)
+{
+    return m->recordable && mu_device_record_end(m->device, &m->status) && !falls_behind(m);
+}

@@ -211,7 +211,8 @@ static void report_head(struct mu_model *m, const struct pass *p)
         b->head_done(b->hooks_ctx);
 }
 
-const float *model_head(struct mu_model *m, const struct pass *p)
+/* All rows: losses, gradient of the weights, and of the input in m->full. */
+static void head(struct mu_model *m, const struct pass *p)
 {
     const uint32_t channels = m->dims.channels;
     const float *x = model_gather(m, p, p->slot->normf);
@@ -236,7 +237,17 @@ const float *model_head(struct mu_model *m, const struct pass *p)
         m->backward_ns += model_clock_ns() - middle_ns;
     }
     join_losses(m, p);
-    if (!r.gradient)
+}
+
+const float *model_head(struct mu_model *m, const struct pass *p)
+{
+    const struct model_sequence sequence = {.what = MODEL_HEAD};
+    if (!model_replayed(m, p, &sequence)) {
+        do
+            head(m, p);
+        while (model_again(m));
+    }
+    if (!p->grads)
         return NULL;
     report_head(m, p);
     return model_scatter(m, p);

@@ -95,6 +95,7 @@ struct mu_model {
     size_t logits_stride;
 
     enum mu_status status; /* of the call in progress: after the first failure the rest is skipped */
+    bool recordable;       /* the sequence that is being given */
     uint64_t forward_ns, backward_ns;
 };
 
@@ -172,6 +173,20 @@ void model_report(const struct mu_model *m, const struct pass *p, enum mu_cell_k
                   uint32_t slice);
 void model_report_slices(const struct mu_model *m, const struct pass *p, enum mu_cell_kind kind, uint32_t layer);
 bool model_leaf_ends(const struct pass *p);
+
+/* What micro-batch after micro-batch does with the same arrays, and a GPU therefore takes as a whole (recordings,
+ * kernels/device.h): not with dropout, which is another one each time. `a`, `b`: what it depends on beside the slot,
+ * the parameters, the gradients and the place of the micro-batch in its leaf.
+ *
+ *   if (!model_replayed(m, p, &sequence))
+ *       do ... while (model_again(m)); */
+struct model_sequence {
+    enum { MODEL_FORWARD, MODEL_LAYER_BACKWARD, MODEL_HEAD } what;
+    uint32_t layer;
+    const void *a, *b;
+};
+bool model_replayed(struct mu_model *m, const struct pass *p, const struct model_sequence *sequence);
+bool model_again(struct mu_model *m);
 
 /* ---- model_layer.c ---- */
 

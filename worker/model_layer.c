@@ -336,15 +336,31 @@ static const float *attention_backward(struct mu_model *m, const struct pass *p,
     return back_to_norm(m, p, layer, false, dnorm, layer > 0 ? &drop : NULL, dx);
 }
 
-const float *model_layer_backward(struct mu_model *m, const struct pass *p, uint32_t layer, const float *dbranch,
-                                  float *dx)
+static const float *layer_backward(struct mu_model *m, const struct pass *p, uint32_t layer, const float *dbranch,
+                                   float *dx)
 {
     if (m->options.recompute == MU_RECOMPUTE_FULL)
         model_layer_forward(m, p, layer, (struct stream){p->slot->layers[layer].x1, NULL}, true);
     dbranch = mlp_backward(m, p, layer, dbranch, dx);
     dbranch = attention_backward(m, p, layer, dbranch, dx);
-    uint32_t number = m->options.part.first_layer + layer;
     model_finish_sums(m, p, model_layer_sums(m, p, layer), m->map.layer_shared[layer], m->map.layer_shared_size);
+    return dbranch;
+}
+
+const float *model_layer_backward(struct mu_model *m, const struct pass *p, uint32_t layer, const float *dbranch,
+                                  float *dx)
+{
+    const struct model_sequence sequence = {MODEL_LAYER_BACKWARD, layer, dbranch, dx};
+    if (model_replayed(m, p, &sequence)) {
+        dbranch = dx; /* as without dropout */
+    } else {
+        const float *from = dbranch;
+        do
+            dbranch = layer_backward(m, p, layer, from, dx);
+        while (model_again(m));
+        MU_ASSERT(p->dropout || dbranch == dx || m->status != MU_OK);
+    }
+    uint32_t number = m->options.part.first_layer + layer;
     model_report_slices(m, p, MU_CELL_L, number);
     model_report(m, p, MU_CELL_L_SHARED, number, 0);
     return dbranch;

@@ -65,6 +65,18 @@ static void pass_on(struct mu_model *m, const struct pass *p, struct stream stre
     model_norm(m, p, stream, &drop, &site);
 }
 
+static void forward_layers(struct mu_model *m, const struct pass *p, struct stream stream, float *out)
+{
+    for (uint32_t i = 0; i < m->options.part.layer_count && m->status == MU_OK; i++)
+        stream = model_layer_forward(m, p, i, stream, false);
+    if (m->status != MU_OK)
+        return;
+    if (m->options.part.head)
+        model_final_norm(m, p, stream);
+    else
+        pass_on(m, p, stream, out);
+}
+
 /* Through all layers of the part: leaves the final norm's output, or fills `out`. */
 static void forward(struct mu_model *m, const struct pass *p, const float *in, float *out)
 {
@@ -75,14 +87,12 @@ static void forward(struct mu_model *m, const struct pass *p, const float *in, f
         model_embedding_forward(m, p, p->slot->layers[0].x1);
         stream.x = p->slot->layers[0].x1;
     }
-    for (uint32_t i = 0; i < m->options.part.layer_count && m->status == MU_OK; i++)
-        stream = model_layer_forward(m, p, i, stream, false);
-    if (m->status != MU_OK)
-        return;
-    if (m->options.part.head)
-        model_final_norm(m, p, stream);
-    else
-        pass_on(m, p, stream, out);
+    const struct model_sequence sequence = {MODEL_FORWARD, 0, stream.x, out};
+    if (!model_replayed(m, p, &sequence)) {
+        do
+            forward_layers(m, p, stream, out);
+        while (model_again(m));
+    }
 }
 
 /* The gradient of the last layer's branch, and dx of the stream after it. */

@@ -97,6 +97,7 @@ enum mu_status mu_cuda_compute(struct mu_device *device, enum mu_dtype dtype, st
     enum mu_status status = dtype == MU_DTYPE_BF16 && !cuda->blas ? mu_cuda_plans_init(cuda, err) : MU_OK;
     if (status != MU_OK)
         return status;
+    mu_cuda_forget(device);
     cuda->dtype = dtype;
     cuda->base.kernels = dtype == MU_DTYPE_BF16 ? &mu_cuda_bf16_ops : &mu_cuda_ops;
     return MU_OK;
@@ -105,6 +106,7 @@ enum mu_status mu_cuda_compute(struct mu_device *device, enum mu_dtype dtype, st
 void mu_cuda_fini(struct mu_cuda *cuda)
 {
     struct mu_cuda empty = {};
+    mu_cuda_recordings_fini(cuda);
     mu_cuda_plans_fini(cuda);
     mu_cuda_memory_fini(cuda);
     if (cuda->pinned)

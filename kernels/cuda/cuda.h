@@ -14,7 +14,8 @@
  * else is as in fp32. Bits are then those of one GPU class and one version of cublasLt, see mu_cuda_identity.
  *
  * A context belongs to one thread at a time, the owner of its pool. Nothing allocates after mu_cuda_init; scratch is
- * the context's workspace, whose content lives for one operation. */
+ * the context's workspace, whose content lives for one operation. (Recordings, mu_device_replay, allocate when they are
+ * made.) */
 #ifndef MU_KERNELS_CUDA_CUDA_H
 #define MU_KERNELS_CUDA_CUDA_H
 
@@ -67,7 +68,8 @@ struct mu_cuda {
     struct mu_cuda_plan *plans; /* [MU_CUDA_PLANS_MAX] */
     uint32_t plan_count;
     struct mu_cuda_shadow shadow;
-    struct mu_error error; /* what the first operation that did not return MU_OK met */
+    struct mu_cuda_recordings *recordings; /* kernels/cuda/recording.cu; NULL: none yet */
+    struct mu_error error;                 /* what the first operation that did not return MU_OK met */
 };
 
 /* Takes GPU `device` for the calling thread; cuda->base is then the device. See mu_device_open_cuda for one that is not
@@ -77,6 +79,9 @@ enum mu_status mu_cuda_init(struct mu_cuda *cuda, int device, enum mu_dtype dtyp
 void mu_cuda_fini(struct mu_cuda *cuda);
 /* mu_device_compute. */
 enum mu_status mu_cuda_compute(struct mu_device *device, enum mu_dtype dtype, struct mu_error *err) MU_WARN_UNUSED;
+
+/* How often a recording was given. */
+uint64_t mu_cuda_replays(const struct mu_cuda *cuda);
 
 /* The GPU that a pool is bound to; NULL when it computes on the CPU. */
 struct mu_cuda *mu_pool_cuda(struct mu_pool *pool);

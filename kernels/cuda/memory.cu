@@ -360,11 +360,35 @@ static void gpu_memory(struct mu_device *, uint64_t *ret_free_bytes, uint64_t *r
     *ret_total_bytes = total_bytes;
 }
 
-static const struct mu_device_ops gpu_ops = {
-    gpu_enter,     gpu_close,  mu_cuda_compute, gpu_memory, mu_cuda_identity, gpu_allocate, gpu_release, gpu_reserve,
-    gpu_unreserve, gpu_back,   gpu_unback,      gpu_copy,   gpu_read,         gpu_peek,     gpu_move,    gpu_holds,
-    gpu_mark,      gpu_passed, gpu_await,       gpu_use,    gpu_signal,       gpu_follow,
-    gpu_span, gpu_spent_us};
+static const struct mu_device_ops gpu_ops = {gpu_enter,
+                                             gpu_close,
+                                             mu_cuda_compute,
+                                             gpu_memory,
+                                             mu_cuda_identity,
+                                             gpu_allocate,
+                                             gpu_release,
+                                             gpu_reserve,
+                                             gpu_unreserve,
+                                             gpu_back,
+                                             gpu_unback,
+                                             gpu_copy,
+                                             gpu_read,
+                                             gpu_peek,
+                                             gpu_move,
+                                             gpu_holds,
+                                             gpu_mark,
+                                             gpu_passed,
+                                             gpu_await,
+                                             gpu_use,
+                                             gpu_signal,
+                                             gpu_follow,
+                                             gpu_span,
+                                             gpu_spent_us,
+                                             mu_cuda_replay,
+                                             mu_cuda_record_end,
+                                             mu_cuda_forget,
+                                             mu_cuda_records,
+                                             mu_cuda_set_recording};
 
 cudaError_t mu_cuda_memory_init(struct mu_cuda *cuda)
 {

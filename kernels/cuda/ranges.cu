@@ -2,6 +2,7 @@
  *
  * All are bound by memory: a thread moves VECTORS 16-byte vectors of each operand with all loads in flight before the
  * first is used, warps touch whole 512-byte runs. Bytes per element are in kernels/cuda/cost.h. */
+#include "kernels/cuda/memory.h"
 #include "kernels/cuda/rounding.h"
 
 enum { RANGE_THREADS = 256, VECTORS = 4, OF_BLOCK = RANGE_THREADS * VECTORS * 4 };
@@ -181,6 +182,7 @@ __global__ void shadow_kernel(size_t size, bool vector, const float *params, uin
 
 void mu_cuda_shadow_set(struct mu_cuda *cuda, const float *params, size_t size, uint16_t *bf16)
 {
+    mu_cuda_forget(&cuda->base);
     cuda->shadow = {params, size, bf16};
 }
 

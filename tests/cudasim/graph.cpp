@@ -57,8 +57,12 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream)
     if (const cudaError_t error = enter("cudaGraphLaunch"))
         return error;
     const uint64_t seed = draw_seed();
+    std::vector<graph_node> nodes = exec->nodes;
+    for (graph_node &node : nodes)
+        if (node.prepare)
+            node.run = node.prepare();
     return leave(enqueue(
-        stream, [nodes = exec->nodes, seed] { return replay(nodes, seed); }, true));
+        stream, [nodes = std::move(nodes), seed] { return replay(nodes, seed); }, true));
 }
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *count)

@@ -189,6 +189,7 @@ struct nccl_batch {
 /* Of a batch that runs. */
 struct nccl_run {
     ncclComm *comm;
+    bool captured;
     std::vector<nccl_lane> lanes;
     std::deque<std::vector<char>> partials; /* of reductions */
     std::vector<std::function<void()>> after;
@@ -238,10 +239,10 @@ static bool sums(nccl_kind kind)
     return kind == nccl_kind::all_reduce || kind == nccl_kind::reduce_scatter || kind == nccl_kind::reduce;
 }
 
-static nccl_head head_of(const nccl_op &op, uint64_t number)
+static nccl_head head_of(const nccl_op &op, uint64_t number, bool captured)
 {
     const bool rooted = op.kind == nccl_kind::broadcast || op.kind == nccl_kind::reduce;
-    nccl_head head = {op.kind, static_cast<uint32_t>(op.type), 0, 0, number, op.count * bytes_of(op.type), 0};
+    nccl_head head = {op.kind, static_cast<uint32_t>(op.type), 0, 0, number, op.count * bytes_of(op.type), 0, captured};
     head.op = sums(op.kind) ? static_cast<uint32_t>(op.op) : 0;
     head.root = rooted ? static_cast<uint32_t>(op.root) : 0;
     return head;
@@ -257,7 +258,7 @@ static void post_message(nccl_run &run, const nccl_op &op)
 {
     ncclComm *comm = run.comm;
     const size_t peer = static_cast<size_t>(op.root);
-    const nccl_head head = head_of(op, op.receive ? comm->received[peer]++ : comm->sent[peer]++);
+    const nccl_head head = head_of(op, op.receive ? comm->received[peer]++ : comm->sent[peer]++, run.captured);
     if (op.root != comm->rank) {
         nccl_lane &lane = run.lanes[peer];
         (op.receive ? lane.in : lane.out).push_back(piece_of(head, op.receive ? op.to : op.from));
@@ -313,7 +314,7 @@ static void sum_up(const nccl_op &op, const std::vector<const char *> &all, size
 static void post_collective(nccl_run &run, const nccl_op &op)
 {
     ncclComm *comm = run.comm;
-    const nccl_head head = head_of(op, comm->collectives++);
+    const nccl_head head = head_of(op, comm->collectives++, run.captured);
     const size_t bytes = head.bytes, own = static_cast<size_t>(comm->rank) * bytes;
     std::vector<const char *> all(static_cast<size_t>(comm->size),
                                   op.from + (op.kind == nccl_kind::reduce_scatter ? own : 0));
@@ -339,8 +340,8 @@ static void run_batch(const nccl_batch &batch)
 {
     ncclComm *comm = batch.comm;
     enter_comm(comm);
-    in_turn(comm, batch.captured ? take_number(comm) : batch.number, [&] {
-        nccl_run run = {comm, std::vector<nccl_lane>(static_cast<size_t>(comm->size)), {}, {}, {}};
+    in_turn(comm, batch.number, [&] {
+        nccl_run run = {comm, batch.captured, std::vector<nccl_lane>(static_cast<size_t>(comm->size)), {}, {}, {}};
         for (const nccl_op &op : batch.ops) {
             if (op.kind == nccl_kind::send)
                 post_message(run, op);
@@ -376,23 +377,24 @@ static ncclResult_t launch(nccl_batch batch)
     batch.error = injected("nccl async", ncclInternalError);
     if (batch.error)
         nccl_say("an error on demand");
-    batch.number = batch.captured ? 0 : take_number(comm);
-    auto put = [batch]() -> ncclResult_t {
-        const cudaError_t error = enqueue(
-            batch.stream,
-            [batch] {
-                run_batch(batch);
-                return cudaSuccess;
-            },
-            true);
-        return error ? ncclUnhandledCudaError : ncclSuccess;
+    auto place = [](nccl_batch one) -> work { /* among the communicator's operations, as of now */
+                                              one.number = take_number(one.comm);
+                                              return [one] {
+                                                  run_batch(one);
+                                                  return cudaSuccess;
+                                              };
+    };
+    if (batch.captured) /* at each launch of the graph */
+        return capture(batch.stream, [batch, place] { return place(batch); }) ? ncclUnhandledCudaError : ncclSuccess;
+    auto put = [stream = batch.stream, run = place(batch)]() -> ncclResult_t {
+        return enqueue(stream, run, true) ? ncclUnhandledCudaError : ncclSuccess;
     };
     if (injected("nccl stall", 1))
         return start_job(comm, [comm] {
             wait_for_abort(comm);
             return ncclSystemError;
         });
-    return batch.captured ? put() : start_job(comm, put);
+    return start_job(comm, put);
 }
 
 static ncclResult_t flush()
@@ -534,7 +536,7 @@ static ncclResult_t run_split(ncclComm *comm, const split_card &own, int listene
 {
     std::vector<split_card> cards(static_cast<size_t>(comm->size), own);
     std::vector<nccl_lane> lanes(static_cast<size_t>(comm->size));
-    const nccl_head head = {nccl_kind::split, 0, 0, 0, comm->collectives++, sizeof own, sizeof own};
+    const nccl_head head = {nccl_kind::split, 0, 0, 0, comm->collectives++, sizeof own, sizeof own, 0};
     for (int peer = 0; peer < comm->size; peer++) {
         if (peer == comm->rank)
             continue;

@@ -27,6 +27,7 @@ struct nccl_head {
     uint32_t type, op, root;
     uint64_t number;         /* of the operation on this communicator; of the message between two ranks for send */
     uint64_t bytes, payload; /* what the operation is about; what follows this head */
+    uint64_t captured;       /* 1: of a graph: all must have it there, or none */
 };
 
 /* One message, to or from a peer. */

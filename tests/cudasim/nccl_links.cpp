@@ -294,8 +294,9 @@ static bool whole(const nccl_piece &piece)
 static std::string describe(const nccl_head &h)
 {
     char text[160];
-    snprintf(text, sizeof text, "%s number %llu of %llu bytes (type %u, op %u, root %u)", nccl_kind_name(h.kind),
-             static_cast<unsigned long long>(h.number), static_cast<unsigned long long>(h.bytes), h.type, h.op, h.root);
+    snprintf(text, sizeof text, "%s number %llu of %llu bytes (type %u, op %u, root %u)%s", nccl_kind_name(h.kind),
+             static_cast<unsigned long long>(h.number), static_cast<unsigned long long>(h.bytes), h.type, h.op, h.root,
+             h.captured ? " of a graph" : "");
     return text;
 }
 

@@ -87,8 +87,9 @@ using work = std::function<cudaError_t()>;
 
 struct graph_node {
     work run;
-    std::vector<size_t> after; /* nodes of the same graph */
-    bool ordered;              /* waits for other processes: keeps its place among its like */
+    std::vector<size_t> after;     /* nodes of the same graph */
+    bool ordered;                  /* waits for other processes: keeps its place among its like */
+    std::function<work()> prepare; /* of each launch, on its thread: what runs; empty: `run` */
 };
 
 } // namespace cudasim
@@ -136,6 +137,8 @@ namespace cudasim
 CUstream_st *stream_of(cudaStream_t stream);
 /* Puts work on a stream, or into the graph that is captured on it. */
 cudaError_t enqueue(cudaStream_t stream, work run, bool ordered = false);
+/* A node of the graph that the stream is captured for, `ordered`: at each launch it becomes what `prepare` returns. */
+cudaError_t capture(cudaStream_t stream, std::function<work()> prepare);
 /* Makes a stream do at once what it has. */
 void hurry(CUstream_st *stream);
 /* Waits until the stream has done what it had. */

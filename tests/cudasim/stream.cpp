@@ -93,7 +93,7 @@ static bool event_alive(cudaEvent_t event)
 static size_t add_node(CUstream_st *s, work run, bool ordered)
 {
     CUgraph_st *graph = s->capture;
-    graph->nodes.push_back({std::move(run), s->frontier, ordered});
+    graph->nodes.push_back({std::move(run), s->frontier, ordered, {}});
     s->frontier = {graph->nodes.size() - 1};
     return graph->nodes.size() - 1;
 }
@@ -111,6 +111,15 @@ cudaError_t enqueue(cudaStream_t stream, work run, bool ordered)
     s->queue.push_back(std::move(run));
     s->enqueued++;
     s->changed.notify_all();
+    return cudaSuccess;
+}
+
+cudaError_t capture(cudaStream_t stream, std::function<work()> prepare)
+{
+    CUstream_st *s = stream_of(stream);
+    if (!s || !s->capture)
+        return cudaErrorStreamCaptureUnmatched;
+    s->capture->nodes[add_node(s, nullptr, true)].prepare = std::move(prepare);
     return cudaSuccess;
 }
 
@@ -437,12 +446,12 @@ static void mark_before(const CUgraph_st *graph, size_t node, std::vector<bool> 
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *ret)
 {
-    if (const cudaError_t error = enter("cudaStreamEndCapture"))
-        return error;
+    const cudaError_t told = enter("cudaStreamEndCapture"); /* whatever it is, the capture is over */
     CUstream_st *s = stream_of(stream);
     if (!s || !s->capture || s->capture->origin != s)
         return leave(cudaErrorStreamCaptureUnmatched);
     CUgraph_st *graph = s->capture;
+    graph->invalid = graph->invalid || told != cudaSuccess;
     std::vector<bool> joined(graph->nodes.size());
     for (size_t node : s->frontier)
         mark_before(graph, node, &joined);

@@ -9,11 +9,11 @@ SIM = "worker/muster-worker-sim"
 REFERENCES = {}
 
 
-def start_gpu_worker(cluster, device=None, env=None):
+def start_gpu_worker(cluster, device=None, env=None, flags=()):
     """On a GPU of its own, unless `device` says which."""
     env = {"CUDASIM_DELAY_US": "100", **({} if device else {"CUDASIM_DEVICES": "16"}), **(env or {})}
     cluster.gpus = getattr(cluster, "gpus", -1) + 1
-    return cluster.start_worker(program=SIM, flags=("--device", device or f"cuda:{cluster.gpus}"), env=env)
+    return cluster.start_worker(program=SIM, flags=("--device", device or f"cuda:{cluster.gpus}", *flags), env=env)
 
 
 def start(cluster, workers, **changes):

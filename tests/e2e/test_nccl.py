@@ -71,6 +71,41 @@ def test_a_block_between_stages_that_never_comes_is_given_up():
 
 
 @with_nccl
+def test_recorded_kernels_exchange_too():
+    """Without dropout each layer is a CUDA graph, exchanges of the tensor group with it. One that cannot be launched loses its worker alone."""
+    plain = dict(model__dropout=0)
+    with Cluster() as cluster:
+        start(cluster, 4, **GRID, **plain)
+        expect_equal(cluster, **plain)
+    with Cluster() as cluster:
+        cluster.start_coordinator()
+        cluster.submit(tiny_job(cluster, **{**SMALL, **plain, "workers__min": 2, "parallel__tp": 2}))
+        start_gpu_worker(cluster)
+        broken = start_gpu_worker(cluster, env={"CUDASIM_FAIL": "cudaGraphLaunch:60"})
+        lost = cluster.wait_event("worker_lost")
+        check("GPU 1, recorded kernels" in lost.text, lost.text)
+        refused_worker(broken, "GPU 1, recorded kernels")
+        start_gpu_worker(cluster)
+        expect_equal(cluster, **plain)
+
+
+@with_nccl
+def test_a_tensor_group_records_together_or_not_at_all():
+    """NCCL wants an operation in the graphs of all ranks or of none. Who is told not to record is asked before; who cannot is found out, and loses nobody."""
+    plain = dict(model__dropout=0)
+    unable = "could not record kernels as a CUDA graph as the others of its tensor group do: all go on without"
+    for flags, env in ((("--no-graphs",), None), ((), {"CUDASIM_FAIL": "cudaStreamBeginCapture:2"}), ((), {"CUDASIM_FAIL": "cudaGraphInstantiate:3"})):
+        with Cluster() as cluster:
+            cluster.start_coordinator()
+            cluster.submit(tiny_job(cluster, **{**SMALL, **plain, "workers__min": 2, "parallel__tp": 2}))
+            start_gpu_worker(cluster)
+            other = start_gpu_worker(cluster, env=env, flags=flags)
+            expect_equal(cluster, **plain)
+            check((unable in log_of(other)) == bool(env), f"{flags} {env}:\n{log_of(other)}")
+            check(not any(e.kind == "worker_lost" for e in cluster.events), f"a worker was lost: {flags} {env}")
+
+
+@with_nccl
 def test_growth_and_a_hang_over_nccl():
     """A second worker joins; it stands still inside an exchange: the other one's communicators are given up, and it goes on alone."""
     with Cluster(flags=STRICT) as cluster:
@@ -111,5 +146,6 @@ def test_versions_of_nccl_must_be_the_same():
 
 
 main([test_exchanges_between_gpus_go_over_nccl, test_stages_survive_a_death_and_grow_again, test_errors_between_stages_lose_nobody,
-      test_a_block_between_stages_that_never_comes_is_given_up, test_growth_and_a_hang_over_nccl, test_an_error_of_nccl_loses_nobody,
+      test_a_block_between_stages_that_never_comes_is_given_up, test_recorded_kernels_exchange_too,
+      test_a_tensor_group_records_together_or_not_at_all, test_growth_and_a_hang_over_nccl, test_an_error_of_nccl_loses_nobody,
       test_versions_of_nccl_must_be_the_same])

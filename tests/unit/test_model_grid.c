@@ -439,7 +439,7 @@ static void test_failure_of_the_group_ends_the_call(void **state)
     struct mu_model_config config = gpt2(2, 0.1f);
     struct mg_leaf leaf = mg_leaf_new(&config, MICRO, LENGTH, 1);
     uint32_t left = 0, fails = 0;
-    const struct mu_tensor_group group = {&left, 2, 0, broken, broken_all};
+    const struct mu_tensor_group group = {.ctx = &left, .size = 2, .all_gather = broken, .all_to_all = broken_all};
     struct mu_model_options options = {.micro = MICRO,
                                        .length = LENGTH,
                                        .accumulate = 1,
