@@ -59,6 +59,7 @@ struct fixture {
     pthread_cond_t changed;
     /* What the core thread has seen, under lock. */
     int opened, messages, closed[4], held, writable, items, wakes, sessions_open;
+    struct mu_rpc_refusals refusals;
     long flooded; /* messages that the flood got in before the first refusal */
     char peer[64], header[64];
     uint64_t deadline_us, least_deadline_us; /* of the last call with a session; of all of them */
@@ -283,6 +284,9 @@ static inline void *fixture_core(void *arg)
     do {
         if (!mu_rpc_server_next(fixture->server, UINT64_MAX, &event))
             abort();
+        pthread_mutex_lock(&fixture->lock);
+        fixture->refusals = mu_rpc_server_refusals(fixture->server);
+        pthread_mutex_unlock(&fixture->lock);
     } while (fixture_event(fixture, &event));
     return NULL;
 }

@@ -304,11 +304,11 @@ static void test_headers_without_end_cost_the_connection_and_long_streams_do_not
     fixture_stop(&fixture);
 }
 
-static bool await_cut_off(struct mu_rpc_server *server, uint64_t count)
+static bool await_cut_off(struct fixture *fixture, uint64_t count)
 {
     for (uint64_t until_us = mu_clock_mono_us() + WAIT_MS * 1000ull; mu_clock_mono_us() < until_us;) {
-        mu_rpc_server_wake(server);
-        if (mu_rpc_server_refusals(server).requests_awaited == count)
+        mu_rpc_server_wake(fixture->server);
+        if (FIXTURE_GET(fixture, refusals).requests_awaited == count)
             return true;
         (void)poll(NULL, 0, 1);
     }
@@ -327,7 +327,7 @@ static void test_calls_whose_request_does_not_come_keep_nobody_out(void **state)
     int fds[OPENED];
     for (int i = 0; i < OPENED; i++)
         fds[i] = open_raw_stream(mu_rpc_server_port(fixture.server), i % 2 ? "/t/Count" : "/t/Echo", "identity");
-    assert_true(await_cut_off(fixture.server, OPENED - MOST)); /* the oldest */
+    assert_true(await_cut_off(&fixture, OPENED - MOST)); /* the oldest */
     for (int i = 0; i < 20; i++)
         assert_echo(fixture.client, "room", 4);
     for (int i = 0; i < OPENED; i++)
@@ -344,7 +344,7 @@ static void test_call_whose_request_does_not_come_ends_after_a_while(void **stat
     fixture_start(&fixture, &config);
     int fd = open_raw_stream(mu_rpc_server_port(fixture.server), "/t/Hold", "identity");
     put_frame(fd, 0, 0, 1, "\0\0\0\0\7abc", 8); /* DATA: not all of it */
-    assert_true(await_cut_off(fixture.server, 1));
+    assert_true(await_cut_off(&fixture, 1));
     close(fd);
     assert_echo(fixture.client, "alive", 5);
     assert_int_equal(FIXTURE_GET(&fixture, held), 0);
