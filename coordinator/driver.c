@@ -14,6 +14,7 @@
 #include "coordinator/introspection.h"
 #include "coordinator/records.h"
 #include "coordinator/reflection.h"
+#include "coordinator/refusals.h"
 #include "coordinator/vitals.h"
 
 enum {
@@ -418,26 +419,14 @@ static enum mu_status put_series(void *ctx, const void *key, size_t key_bytes, c
     return mu_outbox_put(driver->outbox, key, key_bytes, value, value_bytes, NULL);
 }
 
-/* A flood makes one line now and then, not one for each. */
 static void look_at_refusals(struct mu_driver *driver, uint64_t now_us)
 {
     if (now_us < driver->refusals_next_us)
         return;
     driver->refusals_next_us = now_us + REFUSALS_LOOK_US;
-    struct mu_rpc_refusals now = mu_rpc_server_refusals(driver->server), before = driver->refusals_told;
+    struct mu_rpc_refusals now = mu_rpc_server_refusals(driver->server);
+    mu_refusals_tell(&driver->refusals_told, &now);
     driver->refusals_told = now;
-    if (now.connections_of_peer > before.connections_of_peer)
-        MU_LOGW("refused %llu connections of hosts that have too many, the last of %s (--connections-per-host)",
-                (unsigned long long)(now.connections_of_peer - before.connections_of_peer), now.last_host);
-    if (now.connections_without_file > before.connections_without_file)
-        MU_LOGW("refused %llu connections because hardly a file may be opened: raise the limit of open files "
-                "(ulimit -Hn, LimitNOFILE=)",
-                (unsigned long long)(now.connections_without_file - before.connections_without_file));
-    if (now.calls_of_peer + now.questions_of_peer > before.calls_of_peer + before.questions_of_peer)
-        MU_LOGW("refused %llu calls of clients that have too many open (--calls-per-client) and %llu of clients that "
-                "ask too often (--questions-per-second)",
-                (unsigned long long)(now.calls_of_peer - before.calls_of_peer),
-                (unsigned long long)(now.questions_of_peer - before.questions_of_peer));
 }
 
 static bool is_cut(void *access, const char *identity)

@@ -333,9 +333,12 @@ static void write_refusals(FILE *out, struct mu_rpc_server *server)
     } reasons[] = {
         {"connections_per_host", refusals.connections_of_peer},
         {"open_files", refusals.connections_without_file},
+        {"owed_bytes", refusals.connections_owing},
         {"calls", refusals.calls},
         {"calls_per_client", refusals.calls_of_peer},
         {"questions_per_client", refusals.questions_of_peer},
+        {"untaken_answers", refusals.answers_untaken},
+        {"awaited_requests", refusals.requests_awaited},
     };
     mu_metrics_head(out, "muster_refused_total", "counter",
                     "Connections and calls refused, by the limit that was reached.");

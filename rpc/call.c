@@ -1,6 +1,6 @@
 /* One call on the server's side.
  *
- *   armed --OP_ACCEPT--> accepted --> [refused: finish] | CALL or OPENED
+ *   armed --OP_ACCEPT--> accepted --> [bidi: no] the request comes --> [refused: finish] | CALL or OPENED
  *                                        |
  *       handle:      held ----------------+--- reply / fail / finish ---> ended
  *       core:        open --OP_CLOSE--> over
@@ -24,14 +24,27 @@
 #include "rpc/bytes_internal.h"
 #include "rpc/details.h"
 
-enum { PEER_SIZE = 320, IDENTITY_SIZE = 512, REFUSAL_SIZE = 640, DEADLINE_SLACK_US = 50000 };
+enum {
+    PEER_SIZE = 320,
+    IDENTITY_SIZE = 512,
+    REFUSAL_SIZE = 640,
+    DEADLINE_SLACK_US = 50000,
+    HEAD_BYTES = 256, /* of a call's headers that are not among its metadata, and of frames */
+    FRAME_BYTES = 64,
+};
 
 static const char compressed_text[] = "compressed messages are not accepted; send them with encoding identity";
+static const char late_text[] = "it was over when this call's turn came: nothing was done";
 
 static void init_op(struct rpc_op *op, enum op_kind kind, struct mu_rpc_call *call)
 {
     op->kind = kind;
     op->call = call;
+}
+
+static bool has_priority(const struct mu_rpc_call *call)
+{
+    return call->method && call->method->class == MU_RPC_PRIORITY;
 }
 
 struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct rpc_method *method,
@@ -42,6 +55,7 @@ struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct r
     call->server = server;
     call->method = method;
     call->poller = poller;
+    call->guest = MU_RPC_GUEST_NONE;
     grpc_metadata_array_init(&call->headers);
     if (!method)
         grpc_call_details_init(&call->details);
@@ -52,7 +66,10 @@ struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct r
     init_op(&call->send, OP_SEND, call);
     init_op(&call->finish, OP_FINISH, call);
     call->trailer.value = grpc_empty_slice();
-    mu_rpc_sendq_init(&call->queue, server->config.max_send_queue_messages, server->config.max_send_queue_bytes);
+    const struct mu_rpc_server_config *config = &server->config;
+    bool first = has_priority(call);
+    mu_rpc_sendq_init(&call->queue, first ? config->max_send_queue_messages : config->max_ordinary_queue_messages,
+                      first ? config->max_send_queue_bytes : config->max_ordinary_queue_bytes);
     call->next = server->calls;
     if (call->next)
         call->next->prev = call;
@@ -61,12 +78,22 @@ struct mu_rpc_call *mu_rpc_call_new(struct mu_rpc_server *server, const struct r
     return call;
 }
 
+/* It is no open call any more. */
+static void discount(struct mu_rpc_call *call)
+{
+    struct mu_rpc_server *server = call->server;
+    if (!call->counted)
+        return;
+    call->counted = false;
+    (has_priority(call) ? &server->priority_count : &server->ordinary_count)[0]--;
+}
+
 static void free_call(struct mu_rpc_call *call)
 {
     struct mu_rpc_server *server = call->server;
     mu_rpc_server_unlinger(call);
-    if (call->counted)
-        (call->method->class == MU_RPC_PRIORITY ? &server->priority_count : &server->ordinary_count)[0]--;
+    discount(call);
+    server->untaken_count -= call->untaken;
     if (call->client)
         mu_rpc_peers_close(server->peers, call->client);
     if (call->prev)
@@ -194,9 +221,15 @@ static void end(struct mu_rpc_call *call, enum mu_rpc_code code, const struct mu
         release_if_done(call);
         return;
     }
+    mu_rpc_guests_ended(call->server->guests, call->guest);
     call->code = code;
     if (err && err->text[0])
         set_failure(call, err);
+    if (call->counted && !has_priority(call)) { /* whether the peer takes the rest is no matter of the others */
+        discount(call);
+        call->untaken = true;
+        call->server->untaken_count++;
+    }
     mu_rpc_server_linger(call);
     if (call->queue.count > 0)
         call->finish_queued = true;
@@ -216,6 +249,7 @@ void mu_rpc_call_reply(struct mu_rpc_call *call, struct mu_rpc_bytes *reply)
     MU_ASSERT(call->method->kind == MU_RPC_UNARY);
     if (!call->over) {
         call->sending = mu_rpc_bytes_to_buffer(reply);
+        call->reply_bytes = mu_rpc_bytes_size(reply);
         mu_rpc_server_counts(call)->sent++;
     }
     end(call, MU_RPC_OK, NULL);
@@ -313,6 +347,15 @@ static enum mu_rpc_closed reason_when_over(const struct mu_rpc_call *call)
     return mu_clock_mono_us() + slack_us >= deadline_us ? MU_RPC_CLOSED_DEADLINE : MU_RPC_CLOSED_CANCELLED;
 }
 
+/* When the core is through with a call whose request did not come: nobody was told of it. */
+static void forget_request(struct mu_rpc_call *call)
+{
+    if (!call->over || !call->recv_done)
+        return;
+    call->ended = true;
+    count_end(call, MU_RPC_CANCELLED);
+}
+
 static bool step_close(struct mu_rpc_call *call, struct mu_rpc_event *ret_event)
 {
     call->over = true;
@@ -322,6 +365,10 @@ static bool step_close(struct mu_rpc_call *call, struct mu_rpc_event *ret_event)
     }
     if (call->ended)
         return false;
+    if (call->awaits_request) {
+        forget_request(call);
+        return false;
+    }
     if (call->method->kind == MU_RPC_BIDI_STREAM && !call->recv_done)
         return false; /* told when reading ends, which it does now */
     return tell_closed(call, reason_when_over(call), ret_event);
@@ -370,6 +417,7 @@ static bool step_recv(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *re
 {
     if (!ok || !call->received)
         return recv_ended(call, ok, ret_event);
+    mu_rpc_guests_told(call->server->guests, call->guest, grpc_byte_buffer_length(call->received) + FRAME_BYTES);
     if (!mu_rpc_buffer_is_plain(call->received))
         return refuse_message(call, GRPC_STATUS_UNIMPLEMENTED, compressed_text, ret_event);
     if (!may_ask(call))
@@ -404,6 +452,16 @@ static bool step_send(struct mu_rpc_call *call, struct mu_rpc_event *ret_event)
     return true;
 }
 
+/* The peer has taken it, or never will. */
+static void drop_reply(struct mu_rpc_call *call)
+{
+    if (call->linger_until_us)
+        call->server->linger_bytes -= call->reply_bytes;
+    call->reply_bytes = 0;
+    grpc_byte_buffer_destroy(call->sending);
+    call->sending = NULL;
+}
+
 /* --- accepting --- */
 
 /* Counts the call as one of its client's. False: `text` says why not. */
@@ -434,16 +492,27 @@ static bool admit_client(struct mu_rpc_call *call, char text[REFUSAL_SIZE])
 static bool admit(struct mu_rpc_call *call, char text[REFUSAL_SIZE])
 {
     struct mu_rpc_server *server = call->server;
-    bool has_priority = call->method->class == MU_RPC_PRIORITY;
-    size_t *count = has_priority ? &server->priority_count : &server->ordinary_count;
-    if (*count >= (has_priority ? server->config.max_priority_calls : server->config.max_calls)) {
+    bool first = has_priority(call);
+    size_t *count = first ? &server->priority_count : &server->ordinary_count;
+    if (*count >= (first ? server->config.max_priority_calls : server->config.max_calls)) {
         snprintf(text, REFUSAL_SIZE, "too many open calls at the server; close some or try again later");
         server->refusals.calls++;
         return false;
     }
     ++*count;
     call->counted = true;
-    return has_priority || admit_client(call, text);
+    return first || admit_client(call, text);
+}
+
+/* About what it took on the wire: headers may have been compressed, frames and TLS add some. */
+static size_t bytes_of_headers(const struct mu_rpc_call *call)
+{
+    size_t bytes = HEAD_BYTES;
+    for (size_t i = 0; i < call->headers.count; i++) {
+        const grpc_metadata *header = &call->headers.metadata[i];
+        bytes += GRPC_SLICE_LENGTH(header->key) + GRPC_SLICE_LENGTH(header->value);
+    }
+    return bytes;
 }
 
 static bool step_accept(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *ret_event)
@@ -462,22 +531,56 @@ static bool step_accept(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *
         return false;
     }
     mu_rpc_server_arm(server, call->method, call->poller);
+    call->guest = mu_rpc_guests_find(server->guests, mu_rpc_call_peer(call));
+    mu_rpc_guests_told(server->guests, call->guest, bytes_of_headers(call));
     call->accepted_us = mu_clock_mono_us();
     if (call->method)
         mu_rpc_server_counts(call)->started++;
     if (!call->method) {
         end_with_text(call, MU_RPC_UNIMPLEMENTED, "this server does not know the method");
     } else if (mu_rpc_call_deadline_us(call) <= call->accepted_us) {
-        end_with_text(call, MU_RPC_DEADLINE_EXCEEDED, "it was over when this call's turn came: nothing was done");
+        end_with_text(call, MU_RPC_DEADLINE_EXCEEDED, late_text);
+    } else if (call->method->kind != MU_RPC_BIDI_STREAM) {
+        call->awaits_request = true;
+        start_recv(call);
+        mu_rpc_server_linger(call);
     } else if (!admit(call, text)) {
         end_with_text(call, MU_RPC_RESOURCE_EXHAUSTED, text);
-    } else if (call->method->kind == MU_RPC_BIDI_STREAM) {
+    } else {
         send_headers(call);
         start_recv(call);
         fill_event(call, MU_RPC_EVENT_OPENED, ret_event);
         return true;
-    } else if (!call->received) {
+    }
+    return false;
+}
+
+/* A call counts from when its request is there and its turn has come: those who send none keep nobody out. */
+static bool step_request(struct mu_rpc_call *call, bool ok, struct mu_rpc_event *ret_event)
+{
+    struct mu_rpc_server *server = call->server;
+    char text[REFUSAL_SIZE];
+    call->recv_done = true;
+    bool has_half_closed = ok && !grpc_call_failed_before_recv_message(call->grpc);
+    if (call->ended || call->cut_off || (!call->received && (call->over || !has_half_closed))) {
+        if (!call->ended)
+            forget_request(call); /* or OP_CLOSE comes yet */
+        return false;
+    }
+    call->awaits_request = false;
+    mu_rpc_server_unlinger(call);
+    call->accepted_us = mu_clock_mono_us();
+    if (!call->received) {
         end_with_text(call, MU_RPC_INVALID_ARGUMENT, "the call carries no request message");
+        return false;
+    }
+    mu_rpc_guests_told(server->guests, call->guest, grpc_byte_buffer_length(call->received) + FRAME_BYTES);
+    if (call->over) {
+        forget_request(call);
+    } else if (mu_rpc_call_deadline_us(call) <= call->accepted_us) {
+        end_with_text(call, MU_RPC_DEADLINE_EXCEEDED, late_text);
+    } else if (!admit(call, text)) {
+        end_with_text(call, MU_RPC_RESOURCE_EXHAUSTED, text);
     } else if (!mu_rpc_buffer_is_plain(call->received)) {
         end_with_text(call, MU_RPC_UNIMPLEMENTED, compressed_text);
     } else {
@@ -501,13 +604,15 @@ bool mu_rpc_call_step(struct mu_rpc_call *call, struct rpc_op *op, struct mu_rpc
         told = step_close(call, ret_event);
         break;
     case OP_RECV:
-        told = step_recv(call, op->ok, ret_event);
+        told = call->awaits_request ? step_request(call, op->ok, ret_event) : step_recv(call, op->ok, ret_event);
         break;
     case OP_SEND:
         told = step_send(call, ret_event);
         break;
-    case OP_HEADERS:
     case OP_FINISH:
+        drop_reply(call);
+        break;
+    case OP_HEADERS:
     case OP_SHUTDOWN:
         break;
     }

@@ -16,25 +16,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "common/clock.h"
-
-enum { HOST_BYTES = 16, SWEEP_US = 100000, TABLE_LEAST = 256 };
-
-/* Who was accepted with that descriptor. The core closes it without a word: an entry may be out of date until its
- * number is given again, or until somebody looks. */
-struct guest {
-    uint8_t host[HOST_BYTES]; /* IPv4 as ::ffff:a.b.c.d */
-    in_port_t port;
-    bool is_here;
-};
+#include "rpc/guests.h"
 
 struct mu_rpc_gate {
     struct mu_rpc_gate *next;
     struct mu_rpc_address address;
     unsigned per_peer, silent_s, answer_s;
-    struct guest *guests; /* by descriptor */
-    size_t capacity;
-    uint64_t swept_us;
+    struct mu_rpc_guests *guests;
     int reserve; /* a descriptor to give up; -1: it could not be had again yet */
     struct mu_rpc_refusals refusals;
 };
@@ -66,68 +54,6 @@ static struct mu_rpc_gate *gate_of(int listener)
     return NULL;
 }
 
-/* ---- guests ---- */
-
-/* False: not over IP, all alike. */
-static bool read_host(const struct sockaddr_storage *from, struct guest *ret_guest)
-{
-    static const uint8_t mapped[HOST_BYTES] = {[10] = 0xff, [11] = 0xff};
-    *ret_guest = (struct guest){.is_here = true};
-    if (from->ss_family == AF_INET) {
-        const struct sockaddr_in *v4 = (const struct sockaddr_in *)from;
-        memcpy(ret_guest->host, mapped, HOST_BYTES);
-        memcpy(ret_guest->host + 12, &v4->sin_addr, 4);
-        ret_guest->port = v4->sin_port;
-        return true;
-    }
-    if (from->ss_family != AF_INET6)
-        return false;
-    const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)from;
-    bool is_mapped = IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr);
-    memcpy(ret_guest->host, &v6->sin6_addr, is_mapped ? HOST_BYTES : HOST_BYTES / 2); /* one host has a whole /64 */
-    ret_guest->port = v6->sin6_port;
-    return true;
-}
-
-static bool is_same_host(const struct guest *a, const struct guest *b)
-{
-    return memcmp(a->host, b->host, HOST_BYTES) == 0;
-}
-
-/* Forgets those who have gone. */
-static void sweep(struct mu_rpc_gate *gate)
-{
-    for (size_t fd = 0; fd < gate->capacity; fd++) {
-        struct guest *guest = &gate->guests[fd], now;
-        struct sockaddr_storage from;
-        socklen_t size = sizeof from;
-        if (guest->is_here)
-            guest->is_here = getpeername((int)fd, (struct sockaddr *)&from, &size) == 0 && read_host(&from, &now) &&
-                             is_same_host(guest, &now) && guest->port == now.port;
-    }
-}
-
-static unsigned count_of(const struct mu_rpc_gate *gate, const struct guest *host)
-{
-    unsigned count = 0;
-    for (size_t fd = 0; fd < gate->capacity; fd++)
-        count += gate->guests[fd].is_here && is_same_host(&gate->guests[fd], host);
-    return count;
-}
-
-/* Looking at all of them is not for everyone who knocks. */
-static bool is_crowded(struct mu_rpc_gate *gate, const struct guest *host)
-{
-    if (gate->per_peer == 0 || count_of(gate, host) < gate->per_peer)
-        return false;
-    uint64_t now_us = mu_clock_mono_us();
-    if (now_us - gate->swept_us < SWEEP_US)
-        return true;
-    gate->swept_us = now_us;
-    sweep(gate);
-    return count_of(gate, host) >= gate->per_peer;
-}
-
 static bool has_room(int fd)
 {
     struct rlimit limit;
@@ -137,46 +63,18 @@ static bool has_room(int fd)
     return (rlim_t)fd < limit.rlim_cur - kept; /* numbers are given from the lowest on */
 }
 
-static void note_host(struct mu_rpc_gate *gate, const struct guest *host)
-{
-    struct in6_addr address;
-    memcpy(&address, host->host, sizeof address);
-    bool is_v4 = IN6_IS_ADDR_V4MAPPED(&address);
-    inet_ntop(is_v4 ? AF_INET : AF_INET6, is_v4 ? host->host + 12 : host->host, gate->refusals.last_host,
-              sizeof gate->refusals.last_host);
-}
-
-static void remember(struct mu_rpc_gate *gate, int fd, const struct guest *guest)
-{
-    if ((size_t)fd >= gate->capacity) {
-        size_t capacity = gate->capacity ? gate->capacity : TABLE_LEAST;
-        while (capacity <= (size_t)fd)
-            capacity *= 2;
-        struct guest *guests = realloc(gate->guests, capacity * sizeof *guests);
-        if (!guests)
-            return; /* not counted */
-        memset(guests + gate->capacity, 0, (capacity - gate->capacity) * sizeof *guests);
-        gate->guests = guests;
-        gate->capacity = capacity;
-    }
-    gate->guests[fd] = *guest;
-}
-
 static bool admit(struct mu_rpc_gate *gate, int fd, const struct sockaddr_storage *from)
 {
-    struct guest guest;
-    bool is_counted = read_host(from, &guest);
     if (!has_room(fd)) {
         gate->refusals.connections_without_file++;
         return false;
     }
-    if (is_counted && is_crowded(gate, &guest)) {
+    if (gate->per_peer && mu_rpc_guests_crowded(gate->guests, from, gate->per_peer)) {
         gate->refusals.connections_of_peer++;
-        note_host(gate, &guest);
+        mu_rpc_guests_host(from, gate->refusals.last_host);
         return false;
     }
-    if (is_counted)
-        remember(gate, fd, &guest);
+    mu_rpc_guests_add(gate->guests, fd, from);
     return true;
 }
 
@@ -294,9 +192,14 @@ enum mu_status mu_rpc_gate_open(const struct mu_rpc_address *address, const stru
     gate->per_peer = config->max_connections_per_host;
     gate->silent_s = config->keepalive_time_s;
     gate->answer_s = config->keepalive_timeout_s;
+    bool is_unix = address->kind == MU_RPC_ADDRESS_UNIX; /* its clients are processes of this host */
+    enum mu_status status = mu_rpc_guests_new(&lock, is_unix ? 0 : config->max_owed_bytes,
+                                              is_unix ? 0 : config->max_owed_bytes_in_all, &gate->guests, err);
     gate->reserve = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (gate->reserve < 0) {
-        enum mu_status status = mu_fail_errno(err, errno, "server: cannot keep a file descriptor in reserve");
+    if (status == MU_OK && gate->reserve < 0)
+        status = mu_fail_errno(err, errno, "server: cannot keep a file descriptor in reserve");
+    if (status != MU_OK) {
+        mu_rpc_guests_free(gate->guests);
         free(gate);
         return status;
     }
@@ -322,8 +225,13 @@ void mu_rpc_gate_close(struct mu_rpc_gate *gate)
     atomic_fetch_sub(&gate_count, 1);
     if (gate->reserve >= 0)
         close(gate->reserve);
-    free(gate->guests);
+    mu_rpc_guests_free(gate->guests);
     free(gate);
+}
+
+struct mu_rpc_guests *mu_rpc_gate_guests(struct mu_rpc_gate *gate)
+{
+    return gate->guests;
 }
 
 void mu_rpc_gate_refusals(struct mu_rpc_gate *gate, struct mu_rpc_refusals *refusals)
@@ -333,5 +241,6 @@ void mu_rpc_gate_refusals(struct mu_rpc_gate *gate, struct mu_rpc_refusals *refu
     refusals->connections_without_file = gate->refusals.connections_without_file;
     refusals->is_stuck = gate->refusals.is_stuck;
     memcpy(refusals->last_host, gate->refusals.last_host, sizeof refusals->last_host);
+    refusals->connections_owing = mu_rpc_guests_shown_out(gate->guests, refusals->last_owing);
     pthread_mutex_unlock(&lock);
 }

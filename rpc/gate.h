@@ -10,7 +10,7 @@
  * closes it, so that the client learns at once that it must try again, and the listener lives on.
  *
  * It also has the kernel watch over connections that are silent (TCP keepalive): the core's own pings cost a timer for
- * every message received.
+ * every message received. What those that talk cost is reckoned in guests.h.
  *
  * All other listeners of the process are as before. Any thread. Internal to rpc/. */
 #ifndef MU_RPC_GATE_H
@@ -23,11 +23,14 @@ enum { MU_RPC_GATE_FILES_KEPT = 64 }; /* of the process's limit; but at most a q
 
 struct mu_rpc_gate;
 
-/* `address`: as bound. Of the configuration: max_connections_per_host, keepalive_time_s, keepalive_timeout_s. */
+/* `address`: as bound. Of the configuration: max_connections_per_host, keepalive_time_s, keepalive_timeout_s,
+ * max_owed_bytes, max_owed_bytes_in_all. */
 enum mu_status mu_rpc_gate_open(const struct mu_rpc_address *address, const struct mu_rpc_server_config *config,
                                 struct mu_rpc_gate **ret_gate, struct mu_error *err) MU_WARN_UNUSED;
 /* When the listener is closed. NULL is fine. */
 void mu_rpc_gate_close(struct mu_rpc_gate *gate);
+/* As long as the gate. */
+struct mu_rpc_guests *mu_rpc_gate_guests(struct mu_rpc_gate *gate);
 /* Fills in what concerns connections. */
 void mu_rpc_gate_refusals(struct mu_rpc_gate *gate, struct mu_rpc_refusals *refusals);
 

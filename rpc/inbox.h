@@ -23,7 +23,7 @@ void mu_rpc_list_move(struct mu_rpc_list *to, struct mu_rpc_list *from);
 
 /* What one turn of the consumer works through. */
 struct mu_rpc_batch {
-    struct mu_rpc_list urgent; /* completed operations of PRIORITY calls */
+    struct mu_rpc_list urgent; /* completed operations that come before others */
     struct mu_rpc_list done;   /* of the others */
     struct mu_rpc_list posted; /* items of other threads */
     bool wake;

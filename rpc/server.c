@@ -30,19 +30,28 @@ struct mu_rpc_server_config mu_rpc_server_config_default(void)
         .max_priority_calls = 32768,
         .max_send_queue_bytes = (size_t)8 << 20,
         .max_send_queue_messages = 1024,
+        .max_ordinary_queue_bytes = (size_t)64 << 10,
+        .max_ordinary_queue_messages = 64,
+        .max_untaken_bytes = (size_t)128 << 20,
+        .max_owed_bytes = (size_t)256 << 10,
+        .max_owed_bytes_in_all = (size_t)128 << 20,
         .keepalive_time_s = 30,
         .keepalive_timeout_s = 10,
         .min_client_ping_ms = 5000,
         .max_connection_idle_ms = 600000,
-        .linger_ms = 5000,
+        .linger_ms = 10000,
     };
 }
 
 /* --- pollers --- */
 
+/* Also that a call with a request has come: until it is looked at, which is quick, it waits in the core, and any number
+ * of others behind it. Its own turn comes later. */
 static bool is_urgent(const struct rpc_op *op)
 {
-    return op->call && op->call->method && op->call->method->class == MU_RPC_PRIORITY;
+    const struct rpc_method *method = op->call ? op->call->method : NULL;
+    return method &&
+           (method->class == MU_RPC_PRIORITY || (op->kind == OP_ACCEPT && method->kind != MU_RPC_BIDI_STREAM));
 }
 
 /* Blocks for the first operation, then takes what else is ready without waiting, so that one hand-over (and at most one
@@ -81,9 +90,8 @@ void mu_rpc_server_arm(struct mu_rpc_server *server, const struct rpc_method *me
     mu_rpc_tag_arm(&call->accept.tag);
     grpc_call_error error;
     if (method) {
-        grpc_byte_buffer **payload = method->kind == MU_RPC_BIDI_STREAM ? NULL : &call->received;
         error = grpc_server_request_registered_call(server->grpc, method->registered, &call->grpc, &call->deadline,
-                                                    &call->headers, payload, poller->cq, poller->cq, &call->accept.tag);
+                                                    &call->headers, NULL, poller->cq, poller->cq, &call->accept.tag);
     } else {
         error = grpc_server_request_call(server->grpc, &call->grpc, &call->details, &call->headers, poller->cq,
                                          poller->cq, &call->accept.tag);
@@ -113,10 +121,10 @@ static enum mu_status check_config(const struct mu_rpc_server_config *config, st
         return mu_fail(err, MU_ERR_INVALID, "server: %zu methods; at most %d are allowed", config->method_count,
                        MU_RPC_METHODS_MAX);
     if (config->max_receive_bytes == 0 || config->max_send_queue_messages == 0 ||
-        config->max_streams_per_connection == 0)
-        return mu_fail(
-            err, MU_ERR_INVALID,
-            "server: max_receive_bytes, max_send_queue_messages and max_streams_per_connection must be 1 or more");
+        config->max_ordinary_queue_messages == 0 || config->max_streams_per_connection == 0)
+        return mu_fail(err, MU_ERR_INVALID,
+                       "server: max_receive_bytes, max_send_queue_messages, max_ordinary_queue_messages and "
+                       "max_streams_per_connection must be 1 or more");
     if (config->max_memory_bytes < config->max_receive_bytes)
         return mu_fail(err, MU_ERR_INVALID,
                        "server: max_memory_bytes (%zu) must not be less than max_receive_bytes (%zu)",
@@ -162,13 +170,12 @@ static enum mu_status register_methods(struct mu_rpc_server *server, struct mu_e
     for (size_t i = 0; i < config->method_count; i++) {
         const struct mu_rpc_method *from = &config->methods[i];
         struct rpc_method *method = &server->methods[i];
-        bool streams_in = from->kind == MU_RPC_BIDI_STREAM;
         *method =
             (struct rpc_method){.path = strdup(from->path), .kind = from->kind, .id = from->id, .class = from->class};
         server->method_count++;
-        method->registered = grpc_server_register_method(
-            server->grpc, method->path, NULL,
-            streams_in ? GRPC_SRM_PAYLOAD_NONE : GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
+        /* Not by READ_INITIAL_BYTE_BUFFER: calls whose request has not come would be known to the core alone, which
+         * keeps any number of them, for ever. */
+        method->registered = grpc_server_register_method(server->grpc, method->path, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
         if (!method->registered)
             return mu_fail(err, MU_ERR_INVALID, "server: method %s is listed twice", from->path);
     }
@@ -191,7 +198,10 @@ static enum mu_status bind_port(struct mu_rpc_server *server, struct mu_error *e
     if (server->address.kind != MU_RPC_ADDRESS_UNIX)
         server->address.port = (uint16_t)port;
     mu_rpc_address_format(&server->address, server->address_text);
-    return mu_rpc_gate_open(&server->address, &server->config, &server->gate, err);
+    status = mu_rpc_gate_open(&server->address, &server->config, &server->gate, err);
+    if (status == MU_OK)
+        server->guests = mu_rpc_gate_guests(server->gate);
+    return status;
 }
 
 static enum mu_status start_pollers(struct mu_rpc_server *server, struct mu_error *err)
@@ -276,10 +286,10 @@ struct mu_rpc_refusals mu_rpc_server_refusals(struct mu_rpc_server *server)
 
 size_t mu_rpc_server_call_count(const struct mu_rpc_server *server)
 {
-    return server->ordinary_count + server->priority_count;
+    return server->ordinary_count + server->priority_count + server->untaken_count;
 }
 
-/* --- calls whose peer does not take the rest: one list, since all wait equally long --- */
+/* --- calls whose peer does not send the request, or take the rest: one list, since all wait equally long --- */
 
 void mu_rpc_server_linger(struct mu_rpc_call *call)
 {
@@ -291,6 +301,8 @@ void mu_rpc_server_linger(struct mu_rpc_call *call)
     else
         server->linger_first = call;
     server->linger_last = call;
+    server->linger_count++;
+    server->linger_bytes += call->reply_bytes;
 }
 
 void mu_rpc_server_unlinger(struct mu_rpc_call *call)
@@ -299,6 +311,8 @@ void mu_rpc_server_unlinger(struct mu_rpc_call *call)
     if (call->linger_until_us == 0)
         return;
     call->linger_until_us = 0;
+    server->linger_count--;
+    server->linger_bytes -= call->reply_bytes;
     if (call->linger_prev)
         call->linger_prev->linger_next = call->linger_next;
     else
@@ -310,15 +324,31 @@ void mu_rpc_server_unlinger(struct mu_rpc_call *call)
     call->linger_prev = call->linger_next = NULL;
 }
 
+static bool are_too_many(const struct mu_rpc_server *server)
+{
+    return server->linger_count > server->config.max_calls || server->linger_bytes > server->config.max_untaken_bytes;
+}
+
 static void cut_off_lingerers(struct mu_rpc_server *server)
 {
     struct mu_rpc_call *call = server->linger_first;
     if (!call)
         return;
     uint64_t now_us = mu_clock_mono_us();
-    while ((call = server->linger_first) && call->linger_until_us <= now_us) {
+    while ((call = server->linger_first) && (call->linger_until_us <= now_us || are_too_many(server))) {
+        bool is_late = call->linger_until_us <= now_us;
+        server->refusals.answers_untaken += call->ended && !is_late;
+        server->refusals.requests_awaited += call->awaits_request;
         mu_rpc_server_unlinger(call);
-        grpc_call_cancel_with_status(call->grpc, GRPC_STATUS_UNAVAILABLE, "the peer took too long to read", NULL);
+        call->cut_off = true;
+        if (call->ended)
+            grpc_call_cancel_with_status(call->grpc, GRPC_STATUS_UNAVAILABLE, "the peer took too long to read", NULL);
+        else
+            grpc_call_cancel_with_status(call->grpc,
+                                         is_late ? GRPC_STATUS_DEADLINE_EXCEEDED : GRPC_STATUS_RESOURCE_EXHAUSTED,
+                                         is_late ? "the request, or its turn, took too long to come"
+                                                 : "too many calls wait for their turn; try again later",
+                                         NULL);
     }
 }
 
@@ -425,9 +455,9 @@ bool mu_rpc_server_next(struct mu_rpc_server *server, uint64_t until_us, struct 
 {
     drop_payload(server);
     for (;;) {
+        cut_off_lingerers(server); /* also while there is no end of work */
         if (next_of_batch(server, ret_event))
             return true;
-        cut_off_lingerers(server);
         uint64_t wait_us = until_us;
         if (server->linger_first && server->linger_first->linger_until_us < wait_us)
             wait_us = server->linger_first->linger_until_us;

@@ -75,19 +75,27 @@ struct mu_rpc_server_config {
     size_t max_memory_bytes;   /* of the core, for all connections; beyond, it resets streams until there is room */
     size_t max_metadata_bytes; /* of the headers of one call */
     unsigned max_streams_per_connection; /* more wait in the client */
-    size_t max_calls;                    /* open calls but those of PRIORITY; beyond: RESOURCE_EXHAUSTED at once */
-    size_t max_priority_calls;           /* open calls of PRIORITY methods, likewise */
+    size_t max_calls; /* open calls but those of PRIORITY, and such whose request or turn has not come yet; beyond:
+                         RESOURCE_EXHAUSTED at once */
+    size_t max_priority_calls; /* open calls of PRIORITY methods, likewise */
     /* Of one client: the identity of its certificate; without one, the host that it calls from. 0: no limit. */
-    size_t max_calls_per_peer;         /* open calls but those of PRIORITY, likewise */
-    unsigned max_questions_per_second; /* QUESTION calls, and messages on their streams; more are RESOURCE_EXHAUSTED */
-    unsigned max_connections_per_host; /* more are closed at once (of IPv6 a /64 is one host; not for Unix sockets) */
-    size_t max_send_queue_bytes;       /* per stream */
-    size_t max_send_queue_messages;    /* per stream */
-    unsigned keepalive_time_s;         /* the kernel asks a host that is silent for so long whether it is still there */
-    unsigned keepalive_timeout_s;      /* and closes its connections if it does not answer within */
-    unsigned min_client_ping_ms;       /* clients may ping this often; one that does so faster is disconnected */
-    unsigned max_connection_idle_ms;   /* a connection without calls is closed after this; 0: never */
-    unsigned linger_ms;                /* a finished call whose peer does not take the rest is cut off after this */
+    size_t max_calls_per_peer;          /* open calls but those of PRIORITY, likewise */
+    unsigned max_questions_per_second;  /* QUESTION calls, and messages on their streams; more are RESOURCE_EXHAUSTED */
+    unsigned max_connections_per_host;  /* more are closed at once (of IPv6 a /64 is one host; not for Unix sockets) */
+    size_t max_send_queue_bytes;        /* per stream of PRIORITY */
+    size_t max_send_queue_messages;     /* likewise */
+    size_t max_ordinary_queue_bytes;    /* per other stream */
+    size_t max_ordinary_queue_messages; /* likewise */
+    size_t max_untaken_bytes; /* answers that peers do not take, of ended calls; beyond, the oldest are cut off */
+    /* What a connection may send that is part of no call and no message yet, or have ended for it while it takes
+     * nothing, and what all of them together may: see rpc/guests.h. 0: no limit. */
+    size_t max_owed_bytes, max_owed_bytes_in_all;
+    unsigned keepalive_time_s;       /* the kernel asks a host that is silent for so long whether it is still there */
+    unsigned keepalive_timeout_s;    /* and closes its connections if it does not answer within */
+    unsigned min_client_ping_ms;     /* clients may ping this often; one that does so faster is disconnected */
+    unsigned max_connection_idle_ms; /* a connection without calls is closed after this; 0: never */
+    unsigned linger_ms; /* a call whose request does not come, or whose rest is not taken, is cut off after this; the
+                         * oldest before, when there are more of them than max_calls */
 };
 
 enum { MU_RPC_POLLERS_MAX = 16, MU_RPC_METHODS_MAX = 128 };
@@ -175,13 +183,17 @@ size_t mu_rpc_server_cut(struct mu_rpc_server *server, bool (*is_cut)(void *ctx,
 struct mu_rpc_refusals {
     uint64_t connections_of_peer;      /* over max_connections_per_host */
     uint64_t connections_without_file; /* the process may open no further files */
+    uint64_t connections_owing;        /* closed: over max_owed_bytes, or together over max_owed_bytes_in_all */
     uint64_t calls, calls_of_peer, questions_of_peer;
-    char last_host[48]; /* with too many connections; "": none yet */
-    bool is_stuck;      /* clients may wait for a descriptor and are not looked at before another one comes */
+    uint64_t answers_untaken;  /* withdrawn: over max_untaken_bytes, or more of them than max_calls */
+    uint64_t requests_awaited; /* calls cut off since their request did not come, or too many waited: see linger_ms */
+    char last_host[48];        /* with too many connections; "": none yet */
+    char last_owing[48];       /* of one of connections_owing; likewise */
+    bool is_stuck;             /* clients may wait for a descriptor and are not looked at before another one comes */
 };
 struct mu_rpc_refusals mu_rpc_server_refusals(struct mu_rpc_server *server);
 
-/* Open calls: accepted and not ended, or ended and not yet delivered to the peer. */
+/* Open calls: accepted and not ended, or ended and not yet delivered to the peer (who do not keep others out). */
 size_t mu_rpc_server_call_count(const struct mu_rpc_server *server);
 
 /* Stops listening and refuses new calls (a client sees UNAVAILABLE); open ones go on. Goes on with mu_rpc_server_next

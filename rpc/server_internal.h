@@ -7,6 +7,7 @@
 
 #include "rpc/address.h"
 #include "rpc/gate.h"
+#include "rpc/guests.h"
 #include "rpc/inbox.h"
 #include "rpc/peers.h"
 #include "rpc/runtime.h"
@@ -56,15 +57,18 @@ struct mu_rpc_call {
     struct rpc_op accept, close, headers_sent, recv, send, finish;
     unsigned pending_count;
 
-    bool accepted;      /* OP_ACCEPT has brought a call */
-    bool counted;       /* in the server's open calls */
-    bool ended;         /* the handle is consumed */
-    bool headers_out;   /* initial metadata is sent or on its way */
-    bool over;          /* OP_CLOSE is done: the core has nothing more to say */
-    bool recv_done;     /* no message will come any more */
-    bool recv_bad;      /* because one could not be read */
-    bool closed_told;   /* CLOSED was returned */
-    bool finish_queued; /* ended with messages still in the queue */
+    bool accepted;       /* OP_ACCEPT has brought a call */
+    bool awaits_request; /* no bidi stream; nobody was told of it yet */
+    bool counted;        /* in the server's ordinary_count or priority_count */
+    bool untaken;        /* in the server's untaken_count */
+    bool ended;          /* the handle is consumed */
+    bool headers_out;    /* initial metadata is sent or on its way */
+    bool over;           /* OP_CLOSE is done: the core has nothing more to say */
+    bool recv_done;      /* no message will come any more */
+    bool recv_bad;       /* because one could not be read */
+    bool cut_off;        /* waited too long for its peer, or among too many */
+    bool closed_told;    /* CLOSED was returned */
+    bool finish_queued;  /* ended with messages still in the queue */
     enum mu_rpc_code code;
     char *text;
     grpc_slice details_out; /* borrows text */
@@ -73,10 +77,12 @@ struct mu_rpc_call {
     struct mu_rpc_sendq queue;
     void *user;
     char *peer, *identity;
+    int guest;                                     /* mu_rpc_guests_find */
     struct mu_rpc_peer *client;                    /* counted there; NULL: PRIORITY, or not admitted */
     struct mu_rpc_call *prev, *next;               /* all calls of the server */
-    struct mu_rpc_call *linger_prev, *linger_next; /* ended calls, oldest first */
+    struct mu_rpc_call *linger_prev, *linger_next; /* calls that wait for their peer, oldest first */
     uint64_t linger_until_us;                      /* 0: not in that list */
+    size_t reply_bytes;                            /* of a unary answer that the peer has not taken */
 };
 
 struct mu_rpc_server {
@@ -94,6 +100,7 @@ struct mu_rpc_server {
     bool started, draining, shut_down, drained_told, freeing;
 
     struct mu_rpc_gate *gate;
+    struct mu_rpc_guests *guests; /* the gate's */
     struct mu_rpc_peers *peers;
     struct mu_rpc_refusals refusals; /* calls and questions */
 
@@ -104,8 +111,10 @@ struct mu_rpc_server {
 
     struct mu_rpc_call *calls;
     size_t object_count;                   /* calls in memory, armed ones included */
-    size_t ordinary_count, priority_count; /* open */
+    size_t ordinary_count, priority_count; /* open; priority ones also while they linger */
+    size_t untaken_count;                  /* ordinary ones that have ended */
     struct mu_rpc_call *linger_first, *linger_last;
+    size_t linger_count, linger_bytes; /* of that list */
 };
 
 /* server.c */

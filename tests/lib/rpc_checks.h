@@ -49,4 +49,56 @@ static inline struct mu_rpc_reader *open_reader(struct mu_rpc_client *client, co
     return reader;
 }
 
+/* --- HTTP/2 by hand, for what a gRPC client never sends --- */
+
+static inline void put_frame(int fd, unsigned type, unsigned flags, unsigned stream, const void *payload, size_t size)
+{
+    uint8_t head[9] = {
+        (uint8_t)(size >> 16), (uint8_t)(size >> 8), (uint8_t)size, (uint8_t)type, (uint8_t)flags, 0, 0, 0,
+        (uint8_t)stream};
+    assert_int_equal(write(fd, head, sizeof head), sizeof head);
+    assert_int_equal(write(fd, payload, size), size);
+}
+
+static inline size_t put_string(uint8_t *to, const char *text)
+{
+    to[0] = (uint8_t)strlen(text);
+    memcpy(to + 1, text, strlen(text));
+    return strlen(text) + 1;
+}
+
+/* A connection with stream 1 open on `path`; HPACK without indexing. `flags`: 4, END_HEADERS, or 0 when more follows.
+ */
+static inline int open_raw_head(uint16_t port, const char *path, const char *encoding, unsigned flags)
+{
+    static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    int fd = connect_raw(port);
+    assert_int_equal(write(fd, preface, sizeof preface - 1), sizeof preface - 1);
+    put_frame(fd, 4, 0, 0, "", 0); /* SETTINGS */
+    uint8_t block[200];
+    size_t used = 0;
+    block[used++] = 0x83; /* :method POST */
+    block[used++] = 0x86; /* :scheme http */
+    block[used++] = 0x04; /* :path */
+    used += put_string(block + used, path);
+    block[used++] = 0x01; /* :authority */
+    used += put_string(block + used, "t");
+    block[used++] = 0x0f; /* content-type: 31 = 15 + 16 */
+    block[used++] = 0x10;
+    used += put_string(block + used, "application/grpc");
+    block[used++] = 0x00;
+    used += put_string(block + used, "te");
+    used += put_string(block + used, "trailers");
+    block[used++] = 0x00;
+    used += put_string(block + used, "grpc-encoding");
+    used += put_string(block + used, encoding);
+    put_frame(fd, 1, flags, 1, block, used); /* HEADERS */
+    return fd;
+}
+
+static inline int open_raw_stream(uint16_t port, const char *path, const char *encoding)
+{
+    return open_raw_head(port, path, encoding, 4);
+}
+
 #endif
