@@ -12,17 +12,23 @@ if [ -x "$1/tests/unit/test_cuda_products_on_device" ]; then # with code for all
   ./scripts/gpu-check --bundle "$dir/real" --build "$1" || fail "no bundle for a real GPU, or too large a one"
 fi
 ./scripts/gpu-check --bundle "$dir/b" --build "$1" --emulated || fail "no bundle"
-sed 's/^bundle_mib_max=.*/bundle_mib_max=1/' scripts/gpu-check >"$dir/gpu-check" && chmod +x "$dir/gpu-check"
-! "$dir/gpu-check" --bundle "$dir/large" --build "$1" --emulated 2>"$dir/err" || fail "a bundle may be of any size"
+mkdir "$dir/scripts" && cp scripts/gpu-check.curve "$dir/scripts" && cp -r bench "$dir"
+sed 's/^bundle_mib_max=.*/bundle_mib_max=1/' scripts/gpu-check >"$dir/scripts/gpu-check" && chmod +x "$dir/scripts/gpu-check"
+! "$dir/scripts/gpu-check" --bundle "$dir/large" --build "$1" --emulated 2>"$dir/err" || fail "a bundle may be of any size"
 grep -q 'MiB, and 1 are allowed' "$dir/err" || fail "its size is not told: $(cat "$dir/err")"
 "$dir/b/run" | tee "$dir/out" || fail "a part failed"
-[ "$(grep -o '"result":"ok"' "$dir/b/results.json" | wc -l)" = 4 ] || fail "not four parts are ok: $(cat "$dir/b/results.json")"
+for part in kernels undisturbed leaves resume curve speed_124m speed_1558m; do
+  grep -q "\"part\":\"$part\",\"result\":\"ok\"" "$dir/b/results.json" || fail "$part is not ok: $(cat "$dir/b/results.json")"
+done
+for measure in curve copy step kernel checkpoint_stall; do
+  grep -q "\"measure\":\"$measure\"" "$dir/b/results.json" || fail "no $measure was measured: $(cat "$dir/b/results.json")"
+done
 python3 -m json.tool "$dir/b/results.json" >/dev/null || fail "results.json is no JSON"
 
-printf '#!/bin/sh\necho broken; exit 1\n' >"$dir/b/bin/muster-worker" # ends at once: no job can finish
-sed -i 's/^parts=.*/parts=(undisturbed:3 sanitizer:3)/' "$dir/b/run"
+printf '#!/bin/sh\necho broken; exit 1\n' >"$dir/b/bin/muster-worker" # ends at once: no job can finish, and each part has 4 s
+sed -i 's/^parts=.*/parts=(undisturbed:1 sanitizer:1)/' "$dir/b/run"
 code=0
 "$dir/b/run" >"$dir/out" || code=$?
 [ $code = 1 ] || fail "exit $code although a part failed"
-tail -n 2 "$dir/out" | head -n 1 | grep -q '^undisturbed *failed .*not done in 3 s' || fail "the failed part is not in the table: $(tail -n 3 "$dir/out")"
+tail -n 2 "$dir/out" | head -n 1 | grep -q '^undisturbed *failed .*not done in 4 s' || fail "the failed part is not in the table: $(tail -n 3 "$dir/out")"
 tail -n 1 "$dir/out" | grep -q '^sanitizer *left out' || fail "the part after it did not run: $(tail -n 1 "$dir/out")"
