@@ -6,7 +6,7 @@
 #include "coordinator/core/core.h"
 #include "plan/cost.h"
 
-enum { NONE = UINT32_MAX, WORKER_RECORDS_MAX = 4096, NODES_MAX = 4096 };
+enum { NONE = UINT32_MAX, WORKER_RECORDS_MAX = 4096, NODES_MAX = 4096, FAULTS_KEPT = 16 };
 
 /* Open-addressing map u64 -> u32 with a fixed capacity; key 0 is never used. */
 struct map {
@@ -184,6 +184,7 @@ struct job {
     uint32_t *plan_slots;               /* workers in the plan's input, by member index */
     uint32_t plan_count, plan_staying;  /* all, and those of them that do not leave */
     bool plan_without_state;            /* from the checkpoint, because what members hold cannot be moved */
+    bool plan_without_faulty;           /* those whose failures broke the last preparations are left out of this one */
     uint64_t trial_ticket;              /* of a plan made only to see whether it would be larger; 0: none */
     uint32_t considered;                /* workers that the newest plan could choose from */
     uint64_t plan_checkpoint;           /* number of the checkpoint the plan may start from; 0: none */
@@ -249,6 +250,11 @@ struct job {
 
     struct mu_id hung[MU_HUNG_KEPT]; /* ring: declared lost because they hang; never taken in again */
     uint32_t hung_count;
+    struct fault {
+        struct mu_id incarnation;
+        char name[MU_WORKER_NAME_SIZE];
+    } faults[FAULTS_KEPT]; /* ring: who parked by a failure of its own, and in no generation has gone on since */
+    uint32_t fault_count;
 
     struct mu_id demoted[MU_DEMOTED_KEPT]; /* too slow for leaves to make up for it: others come first; see speeds.c */
     uint32_t demoted_count;
@@ -472,6 +478,9 @@ void waiting_tick(struct mu_coord *coord, struct job *job);
 void release_drained(struct mu_coord *coord, struct job *job, bool all); /* all: also those that hold state */
 
 /* links.c: the blame graph */
+void note_fault(struct job *job, const struct worker *worker);
+void forget_fault(struct job *job, const struct worker *worker);
+bool is_faulty(const struct job *job, struct mu_id incarnation, const char *name); /* it, or one of its name */
 uint32_t count_isolated_spares(struct mu_coord *coord, const struct job *job);
 void judge_peer(struct mu_coord *coord, struct job *job, struct worker *worker);
 void judge_links(struct mu_coord *coord, struct job *job);

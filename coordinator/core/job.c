@@ -508,6 +508,7 @@ static void go(struct mu_coord *coord, struct job *job)
         struct worker *worker = member_at(coord, job, rank);
         loaded = loaded && (worker->source == MU_SOURCE_CHECKPOINT || mu_layout_is_idle(&job->layout, rank));
         worker->arrived = false;
+        forget_fault(job, worker);
         worker->status.phase = MU_PHASE_RUNNING;
         holds_own_share(job, worker, job->start_step);
         worker->progress_us = lease_now(coord);
@@ -551,6 +552,7 @@ static void member_parked(struct mu_coord *coord, struct job *job, struct worker
         }
         format_into(text, sizeof text, "worker %s cannot go on: %s", worker->name, status->text);
         note_break(coord, job, text);
+        note_fault(job, worker);
         declare_lost(coord, worker, "%s", status->text);
         return;
     }

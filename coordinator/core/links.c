@@ -1,9 +1,42 @@
 /* The blame graph: links that failed between two living workers. A pair with a bad link is not put into one generation
  * until its time is up (doubling with each failure); the planner leaves out the smallest set that explains the
- * failures. */
+ * failures. Beside it those who failed by themselves: others do not wait for them. */
 #include "coordinator/core/internal.h"
 
 #include <string.h>
+
+/* ---- faults of one worker ---- */
+
+void note_fault(struct job *job, const struct worker *worker)
+{
+    struct fault *fault = &job->faults[job->fault_count++ % FAULTS_KEPT];
+    fault->incarnation = worker->incarnation;
+    copy_text(fault->name, sizeof fault->name, worker->name);
+}
+
+static bool is_of(const struct fault *fault, struct mu_id incarnation, const char *name)
+{
+    return fault->name[0] && (mu_id_equal(fault->incarnation, incarnation) || strcmp(fault->name, name) == 0);
+}
+
+void forget_fault(struct job *job, const struct worker *worker)
+{
+    for (uint32_t i = 0; i < FAULTS_KEPT; i++) {
+        if (is_of(&job->faults[i], worker->incarnation, worker->name))
+            job->faults[i] = (struct fault){.name = ""};
+    }
+}
+
+bool is_faulty(const struct job *job, struct mu_id incarnation, const char *name)
+{
+    for (uint32_t i = 0; i < FAULTS_KEPT; i++) {
+        if (is_of(&job->faults[i], incarnation, name))
+            return true;
+    }
+    return false;
+}
+
+/* ---- links ---- */
 
 static bool is_isolated(const struct mu_coord *coord, const struct job *job, const struct worker *worker)
 {

@@ -172,8 +172,27 @@ static bool claims_membership(const struct mu_hello *hello)
     return hello->status.generation > 0;
 }
 
+static struct worker *find_lost(struct mu_coord *coord, const struct job *job, struct mu_id incarnation)
+{
+    struct worker *worker = next_worker(coord, job, NULL);
+    while (worker && !(worker->lost && mu_id_equal(worker->incarnation, incarnation)))
+        worker = next_worker(coord, job, worker);
+    return worker;
+}
+
+/* It was lost for what would come again, so the others go on without it, unless they lack what it holds. */
+static bool is_spared(struct mu_coord *coord, const struct job *job, const struct mu_hello *hello)
+{
+    const struct mu_worker_record *record = hello->name[0] ? find_worker_record(coord, hello->name) : NULL;
+    const struct worker *known = hello->name[0] ? find_worker(coord, hello->name) : NULL;
+    bool is_here = known && !known->lost && mu_id_equal(known->incarnation, hello->incarnation);
+    bool faulty = is_faulty(job, hello->incarnation, hello->name) || (record && record->quarantined);
+    return faulty && !is_here &&
+           others_are_whole(coord, job, find_lost(coord, job, hello->incarnation), hello->status.held.step);
+}
+
 /* It holds state that no generation has gone on without: worth more than any rule about who may attach. */
-static bool holds_state(const struct job *job, const struct mu_hello *hello)
+static bool holds_state(struct mu_coord *coord, const struct job *job, const struct mu_hello *hello)
 {
     bool superseded = job->go && hello->status.generation != job->record.generation;
     bool worthless = hello->status.held.step == 0 && hello->status.phase == MU_PHASE_PARKED;
@@ -184,7 +203,7 @@ static bool holds_state(const struct job *job, const struct mu_hello *hello)
         if (mu_id_equal(job->hung[i], hello->incarnation))
             return false;
     }
-    return true;
+    return !is_spared(coord, job, hello);
 }
 
 /* Drained, or quarantined: told so. One that was here when the drain was ordered is released, for it is done. */
@@ -194,7 +213,7 @@ static bool is_kept_out(struct mu_coord *coord, const struct job *job, uint64_t 
     const struct mu_node_record *node = find_node(coord, hello->host);
     bool quarantined = record && record->quarantined, drained = record && record->draining;
     bool node_drained = node && node->order == MU_NODE_DRAIN;
-    if (holds_state(job, hello) || !(quarantined || drained || node_drained))
+    if (holds_state(coord, job, hello) || !(quarantined || drained || node_drained))
         return false;
     if (!quarantined && !mu_id_is_zero(hello->job_uid)) {
         struct mu_coord_message message = {.kind = MU_CM_RELEASE};
@@ -254,9 +273,7 @@ static struct job *judge_hello(struct mu_coord *coord, uint64_t session, const s
  * process may have its name by now, then it gets a new one. */
 static struct worker *take_back(struct mu_coord *coord, struct job *job, const struct mu_hello *hello)
 {
-    struct worker *worker = next_worker(coord, job, NULL);
-    while (worker && !(worker->lost && mu_id_equal(worker->incarnation, hello->incarnation)))
-        worker = next_worker(coord, job, worker);
+    struct worker *worker = find_lost(coord, job, hello->incarnation);
     bool name_taken = hello->name[0] && find_worker(coord, hello->name) && find_worker(coord, hello->name) != worker;
     if (!worker) {
         worker = add_worker(coord, job, name_taken ? "" : hello->name, hello->incarnation);
@@ -293,7 +310,7 @@ static struct worker *identify(struct mu_coord *coord, struct job *job, uint64_t
         }
         return known;
     }
-    if (holds_state(job, hello)) {
+    if (holds_state(coord, job, hello)) {
         struct worker *worker = take_back(coord, job, hello);
         if (!worker)
             reject(coord, session, MU_REJECT_BUSY, "the coordinator's worker table is full (%u): raise --max-workers",

@@ -75,12 +75,20 @@ static void add_member(struct mu_coord *coord, struct job *job, const struct wor
     job->plan_slots[job->plan_count++] = (uint32_t)(worker - coord->workers);
 }
 
+/* Who could not prepare would fail again, and others need nothing of it. */
+static bool is_dispensable(const struct job *job, const struct worker *worker)
+{
+    return worker->rank == NONE && !worker->status.held.has_state && is_faulty(job, worker->incarnation, worker->name);
+}
+
 /* Draining workers are there to copy from, unless the rest cannot go on without them (`draining_stay`). */
 static void consider(struct mu_coord *coord, struct job *job, const struct worker *worker, bool draining_stay,
                      bool trial)
 {
     bool still = trial ? worker->rank != NONE || is_still(worker) : is_still(worker);
     if (!worker->ready || worker->lost || worker->session == 0 || !still || is_kept_off(worker))
+        return;
+    if (!trial && job->plan_without_faulty && is_dispensable(job, worker))
         return;
     struct mu_held held = {0};
     if (!job->plan_without_state)
@@ -244,12 +252,26 @@ static bool waits_for_holders(struct mu_coord *coord, struct job *job)
     return true;
 }
 
+/* After a generation that could not be prepared: the others are enough, and nobody whose fault it was has what they
+ * lack. It may join again when they step. */
+static bool others_are_enough(struct mu_coord *coord, const struct job *job)
+{
+    uint32_t count = 0;
+    for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
+        bool faulty = is_faulty(job, w->incarnation, w->name);
+        if (faulty && may_take_part(w) && !is_dispensable(job, w))
+            return false;
+        count += !faulty && may_take_part(w);
+    }
+    return most_ranks(job, count) > 0;
+}
+
 /* See note_unprepared. */
 static bool waits_to_retry(struct mu_coord *coord, struct job *job)
 {
     char why[MU_TEXT_SIZE];
     uint64_t now_us = lease_now(coord);
-    if (job->unprepared == 0 || now_us >= job->retry_us)
+    if (job->unprepared == 0 || job->plan_without_faulty || now_us >= job->retry_us)
         return false;
     format_into(why, sizeof why, "%u generations in a row could not be prepared; the next is planned in %.1f s",
                 job->unprepared, (double)(job->retry_us - now_us) * 1e-6);
@@ -273,6 +295,7 @@ void request_plan(struct mu_coord *coord, struct job *job)
         wait_for_workers(coord, job, "the only holder of its state is leaving; saving it first");
         return; /* waiting_tick orders the checkpoint; planning goes on from there */
     }
+    job->plan_without_faulty = job->unprepared > 0 && others_are_enough(coord, job);
     if (waits_for_holders(coord, job) || waits_to_retry(coord, job))
         return;
     collect_members(coord, job, draining_stay, false);

@@ -26,13 +26,15 @@ struct box_worker {
     uint32_t rank, leaves, moves_in, moves_out;
     enum mu_state_source source;
     bool prepared, running;
-    bool hold_prepared;          /* does not answer PREPARE before it is told to */
-    bool hold_pieces;            /* nor snapshots */
-    bool hangs;                  /* makes no progress, waits for nobody */
-    uint32_t layer_us;           /* computes so long on a leaf in each of its layers; 0: 100 us in all */
-    uint32_t leaf_us;            /* or so long on each of its leaves */
-    struct mu_feed_order feed;   /* told to take */
-    struct mu_probe_order probe; /* told to measure last; kind 0: nothing, or to give up */
+    bool hold_prepared;            /* does not answer PREPARE before it is told to */
+    bool slow_to_park, is_parking; /* a revoked generation ends when box_parks says so */
+    bool has_no_room;              /* cannot prepare any generation, for a reason of its own */
+    bool hold_pieces;              /* nor snapshots */
+    bool hangs;                    /* makes no progress, waits for nobody */
+    uint32_t layer_us;             /* computes so long on a leaf in each of its layers; 0: 100 us in all */
+    uint32_t leaf_us;              /* or so long on each of its leaves */
+    struct mu_feed_order feed;     /* told to take */
+    struct mu_probe_order probe;   /* told to measure last; kind 0: nothing, or to give up */
     uint32_t probes, probes_ended;
     bool hold_probes; /* does not answer */
     struct mu_snapshot taken;
@@ -384,6 +386,15 @@ static struct mu_worker_event box_parked(const struct box_worker *worker, enum m
         .kind = MU_WE_PARKED, .parked = {.generation = worker->generation, .held = worker->held, .reason = reason}};
 }
 
+/* What a revoke comes to. */
+static void box_parks(struct box *box, uint32_t index)
+{
+    struct mu_worker_event parked = box_parked(&box->workers[index], MU_PARK_REVOKED);
+    if (box->workers[index].is_parking)
+        box_engine_later(box, index, &parked);
+    box->workers[index].is_parking = false;
+}
+
 /* What PREPARE comes to: the old share stays where it is of the same step, the new one comes beside it. */
 static void box_prepared(struct box *box, uint32_t index)
 {
@@ -456,7 +467,7 @@ static void box_prepare(struct box *box, uint32_t index, const struct mu_worker_
         worker->moves_in += assign->moves[i].to == assign->rank;
         worker->moves_out += assign->moves[i].from == assign->rank;
     }
-    if (box->fail_prepare && assign->source == MU_SOURCE_CHECKPOINT) {
+    if (worker->has_no_room || (box->fail_prepare && assign->source == MU_SOURCE_CHECKPOINT)) {
         struct mu_worker_event parked = box_parked(worker, MU_PARK_PREPARE);
         strcpy(parked.parked.text, "the accelerator has no room");
         box_engine_later(box, index, &parked);
@@ -551,8 +562,9 @@ static void box_worker_action(void *ctx, const struct mu_worker_action *action)
         break;
     case MU_WA_ABORT:
         worker->running = worker->prepared = false;
-        event = box_parked(worker, MU_PARK_REVOKED);
-        box_engine_later(box, turn->index, &event);
+        worker->is_parking = true;
+        if (!worker->slow_to_park)
+            box_parks(box, turn->index);
         break;
     case MU_WA_SNAPSHOT:
         box_take(box, turn->index, &action->snapshot.snapshot);

@@ -144,6 +144,57 @@ static void test_deaths_before_attaching_count_and_slow_restarts_down(void **sta
     box_fini(&box);
 }
 
+/* It holds the state, cannot prepare the next generation, and is back before the other one has parked, who needs
+ * nothing of it. */
+static void test_others_go_on_without_one_that_can_never_prepare(void **state)
+{
+    (void)state;
+    struct box box;
+    begin(&box, 3);
+    box.workers[2].has_no_room = true;
+    box.workers[0].slow_to_park = true;
+    tell(&box, killed("w1", die(&box, 1)));
+    uint64_t steps = box_view(&box).steps_done, stood_ms = 0;
+    for (int i = 0; i < 1000 && box.workers[2].exit_code < 0; i++) {
+        stood_ms = box_train(&box, STEPS) ? 0 : stood_ms + 50;
+        box_advance(&box, 50);
+        if (stood_ms % 500 == 0)
+            box_parks(&box, 0);
+        box_settle(&box);
+        assert_true(stood_ms <= 1000 + 2 * box.config.settle_ms);
+    }
+    assert_int_equal(box.workers[2].exit_code, 1);
+    assert_true(box_said(&box, "worker_lost: worker w2 lost (the accelerator has no room)"));
+    assert_true(box_said(&box, "worker_quarantined: worker w2 quarantined (lost 6 times within 600 s"));
+    assert_false(box_said(&box, "worker_returned"));
+    assert_int_equal(box_view(&box).workers_lost, box.config.crash_limit + 2);
+    assert_true(box_view(&box).steps_done > steps);
+    assert_true(box_train(&box, STEPS));
+    box_fini(&box);
+}
+
+/* The only copy is taken back from whoever has it, quarantined or not. */
+static void test_the_only_copy_is_taken_back_from_one_that_cannot_prepare(void **state)
+{
+    (void)state;
+    struct box box;
+    begin(&box, 2);
+    box.workers[0].has_no_room = true;
+    box_kill_worker(&box, 1); /* the next generation is the other one's alone */
+    for (int i = 0; i < 1000 && !box_said(&box, "worker_quarantined: worker w0"); i++)
+        box_advance(&box, 100);
+    assert_true(box_said(&box, "worker_quarantined: worker w0"));
+    box_advance(&box, 1000);
+    assert_true(box_said(&box, "worker_returned: worker w0 came back with the only copy of step"));
+    uint64_t held = box.workers[0].held.step;
+    assert_true(held > 0);
+    box.workers[0].has_no_room = false;
+    box_advance(&box, 64 * box.config.settle_ms + 2000);
+    assert_true(box_all_run(&box));
+    assert_int_equal(box.workers[0].start_step, held);
+    box_fini(&box);
+}
+
 static void test_who_was_refused_or_left_stays_away(void **state)
 {
     (void)state;
@@ -231,6 +282,8 @@ int main(void)
         cmocka_unit_test(test_a_reset_and_a_supervisors_word_count_one_death),
         cmocka_unit_test(test_an_old_process_of_a_name_takes_nobody_away),
         cmocka_unit_test(test_deaths_before_attaching_count_and_slow_restarts_down),
+        cmocka_unit_test(test_others_go_on_without_one_that_can_never_prepare),
+        cmocka_unit_test(test_the_only_copy_is_taken_back_from_one_that_cannot_prepare),
         cmocka_unit_test(test_who_was_refused_or_left_stays_away),
         cmocka_unit_test(test_a_drained_one_comes_back_when_it_is_undrained),
         cmocka_unit_test(test_a_member_that_died_while_the_coordinator_was_away_is_not_waited_for),
