@@ -414,7 +414,7 @@ def test_watch_keeps_a_live_line_on_a_terminal():
 def follow_over_restarts(cluster, sig, workers):
     """The coordinator is stopped and started twice while `events -f` and `watch` look on."""
     with cluster.slowed():
-        start(cluster, workers, steps=600, checkpoint_every=0, eval__every=0)
+        start(cluster, workers, steps=2000, checkpoint_every=0, eval__every=0)
         follow, watch, begun = stop_while_followed(cluster, sig)
     cluster.wait_finished()
     numbers = [1]
