@@ -253,10 +253,17 @@ static bool waits_for_holders(struct mu_coord *coord, struct job *job)
 }
 
 /* After a generation that could not be prepared: the others are enough, and nobody whose fault it was has what they
- * lack. It may join again when they step. */
-static bool others_are_enough(struct mu_coord *coord, const struct job *job)
+ * lack. It may join again when they step. Not where a checkpoint is to be loaded, or after as many as are remembered:
+ * then it may be nobody's own fault. */
+static bool others_are_enough(struct mu_coord *coord, struct job *job)
 {
     uint32_t count = 0;
+    bool any;
+    if (job->unprepared == 0 || job->unprepared > FAULTS_KEPT)
+        return false;
+    newest_whole_step(coord, job, &any);
+    if (!any && usable_checkpoint(coord, job))
+        return false;
     for (const struct worker *w = next_worker(coord, job, NULL); w; w = next_worker(coord, job, w)) {
         bool faulty = is_faulty(job, w->incarnation, w->name);
         if (faulty && may_take_part(w) && !is_dispensable(job, w))
@@ -295,7 +302,7 @@ void request_plan(struct mu_coord *coord, struct job *job)
         wait_for_workers(coord, job, "the only holder of its state is leaving; saving it first");
         return; /* waiting_tick orders the checkpoint; planning goes on from there */
     }
-    job->plan_without_faulty = job->unprepared > 0 && others_are_enough(coord, job);
+    job->plan_without_faulty = others_are_enough(coord, job);
     if (waits_for_holders(coord, job) || waits_to_retry(coord, job))
         return;
     collect_members(coord, job, draining_stay, false);
