@@ -27,7 +27,7 @@ struct box_worker {
     enum mu_state_source source;
     bool prepared, running;
     bool hold_prepared;            /* does not answer PREPARE before it is told to */
-    bool slow_to_park, is_parking; /* a revoked generation ends when box_parks says so */
+    bool slow_to_park, is_parking; /* a revoked generation ends when the test says so */
     bool has_no_room;              /* cannot prepare any generation, for a reason of its own */
     bool hold_pieces;              /* nor snapshots */
     bool hangs;                    /* makes no progress, waits for nobody */
@@ -386,15 +386,6 @@ static struct mu_worker_event box_parked(const struct box_worker *worker, enum m
         .kind = MU_WE_PARKED, .parked = {.generation = worker->generation, .held = worker->held, .reason = reason}};
 }
 
-/* What a revoke comes to. */
-static void box_parks(struct box *box, uint32_t index)
-{
-    struct mu_worker_event parked = box_parked(&box->workers[index], MU_PARK_REVOKED);
-    if (box->workers[index].is_parking)
-        box_engine_later(box, index, &parked);
-    box->workers[index].is_parking = false;
-}
-
 /* What PREPARE comes to: the old share stays where it is of the same step, the new one comes beside it. */
 static void box_prepared(struct box *box, uint32_t index)
 {
@@ -562,9 +553,10 @@ static void box_worker_action(void *ctx, const struct mu_worker_action *action)
         break;
     case MU_WA_ABORT:
         worker->running = worker->prepared = false;
-        worker->is_parking = true;
-        if (!worker->slow_to_park)
-            box_parks(box, turn->index);
+        worker->is_parking = worker->slow_to_park;
+        event = box_parked(worker, MU_PARK_REVOKED);
+        if (!worker->is_parking)
+            box_engine_later(box, turn->index, &event);
         break;
     case MU_WA_SNAPSHOT:
         box_take(box, turn->index, &action->snapshot.snapshot);
