@@ -172,7 +172,17 @@ struct stop {
     uint32_t node, members;
 };
 
-/* A ring over the nodes of a stage's replicas. A node with fewer of them has fewer cards in it. */
+/* From one node of a ring to the next. A node with fewer replicas has fewer cards in it; where it has more than NVLink
+ * joins, they send one after the other. */
+static bool add_hop(struct flows *f, const struct seating *s, struct stop from, struct stop to, double width,
+                    double typical)
+{
+    double cards = from.members < to.members ? from.members : to.members;
+    cards = cards < typical ? cards : typical;
+    return add_flow(f, from.node, to.node, width, cards * width * s->nic, typical * width);
+}
+
+/* A ring over the nodes of a stage's replicas. */
 static bool add_ring(struct flows *f, const struct seating *s, const struct mu_device_type *device, uint32_t stage,
                      uint32_t part)
 {
@@ -185,16 +195,13 @@ static bool add_ring(struct flows *f, const struct seating *s, const struct mu_d
             here.members++;
             continue;
         }
-        if (here.node != NONE && before.node != NONE) {
-            uint32_t fewer = here.members < before.members ? here.members : before.members;
-            good = add_flow(f, before.node, here.node, width, fewer * width * s->nic, typical * width);
-        }
+        if (here.node != NONE && before.node != NONE)
+            good = add_hop(f, s, before, here, width, typical);
         first = first.node == NONE ? here : first;
         before = here;
         here = (struct stop){node, 1};
     }
-    uint32_t fewer = first.members < before.members ? first.members : before.members;
-    return good && add_flow(f, before.node, first.node, width, fewer * width * s->nic, typical * width);
+    return good && add_hop(f, s, before, first, width, typical);
 }
 
 static bool add_gradients(struct flows *f, const struct seating *s, const struct mu_device_type *device)

@@ -222,6 +222,35 @@ static void test_placement_by_topology_beats_names_and_chance(void **state)
     assert_true(names / count > 1.05 && chance / count > 1.05);
 }
 
+/* Whatever stands where: also where the devices of a node are islands that no NVLink joins. */
+static void test_nobody_gets_more_than_its_card_can(void **state)
+{
+    (void)state;
+    bool full = false;
+    for (uint64_t seed = 1; seed <= 40; seed++) {
+        struct shape s = random_shape(seed);
+        struct mu_cluster c = cluster_on(build(&s, 0), 1 + (double)(seed % 5), 2);
+        uint32_t order[NODES_MAX], count = 0;
+        for (uint32_t i = 0; i < c.topology->node_count; i++)
+            if (!c.topology->nodes[i].absent)
+                order[count++] = i;
+        for (uint32_t g = 0; g < GRIDS * 2; g++) {
+            struct mu_forecast_plan plan = grid(grids[g / 2][0], grids[g / 2][1], grids[g / 2][2]);
+            struct mu_forecast_network network;
+            double most = c.device.nic_bytes_per_second * (1 + 1e-9);
+            c.device.islands = 1 + g % 2;
+            assert_int_equal(mu_contention_of(&c, c.topology, &plan, order, &network), MU_OK);
+            if (network.data > most || network.stage > most || network.tensor > most)
+                fail_msg("seed %u, tp %u pp %u dp %u, %u islands: data %g, stage %g, tensor %g of a card's %g",
+                         (unsigned)seed, plan.tp, plan.pp, plan.dp, c.device.islands, network.data, network.stage,
+                         network.tensor, c.device.nic_bytes_per_second);
+            full |= network.data >= c.device.nic_bytes_per_second;
+        }
+        mu_cluster_fini(&c);
+    }
+    assert_true(full);
+}
+
 /* Two leaves of four nodes behind uplinks of a quarter: the ring of eight nodes crosses once each way, so it keeps the
  * cards' rate if a leaf's four nodes may share one node's worth of uplink; shuffled, all cross. */
 static void test_rings_get_what_is_worked_out_by_hand(void **state)
@@ -284,6 +313,7 @@ int main(void)
         cmocka_unit_test(test_names_and_the_order_of_a_file_change_nothing),
         cmocka_unit_test(test_more_oversubscription_is_never_faster),
         cmocka_unit_test(test_placement_by_topology_beats_names_and_chance),
+        cmocka_unit_test(test_nobody_gets_more_than_its_card_can),
         cmocka_unit_test(test_rings_get_what_is_worked_out_by_hand),
         cmocka_unit_test(test_groups_stay_where_they_belong),
     };

@@ -397,6 +397,50 @@ static void test_forecast_parts_sum_to_the_whole(void **state)
         }
 }
 
+/* The least that a device must send in each exchange, over the time foretold for it, is no more than its link or card
+ * can: counted here by itself, from what a reduction moves at the least, 2 (n - 1) / n of its bytes. */
+static void expect_within_links(const struct mu_forecast_model *m, const struct mu_cluster *c,
+                                const struct mu_forecast_plan *p, const struct mu_forecast_rates *rates)
+{
+    struct mu_forecast f = forecast(m, c, p, rates);
+    const struct mu_device_type *d = &c->device;
+    double micros = m->sequences / ((double)p->micro * p->dp), layers = (double)m->config.layers / p->pp;
+    double rows = 2.0 * p->micro * m->length * m->config.channels; /* bytes of a micro-batch between two layers */
+    double tensor = micros * layers * 4 * rows * 2 * (p->tp - 1.0) / p->tp;
+    uint32_t inside = d->per_node / p->tp < p->dp ? d->per_node / p->tp : p->dp, outside = p->dp / inside;
+    double data = f.parameter_bytes / inside * 2 * (outside - 1.0) / outside;
+    assert_true(f.tensor_s >= tensor / d->link_bytes_per_second);
+    assert_true(f.data_s >= data / d->nic_bytes_per_second);
+    if (p->pp > 1 && p->tp * p->dp >= d->per_node)
+        assert_true(f.pipeline_s >= micros * 2 * rows / p->tp / d->nic_bytes_per_second);
+}
+
+static void test_forecast_bandwidth_is_never_above_the_link(void **state)
+{
+    (void)state;
+    struct mu_forecast_model m = gpt(4096, 32, 32, 51200, 2048, 512);
+    struct mu_forecast_rates rates;
+    char names[256], *rest = names;
+    uint32_t looked_at = 0;
+    mu_forecast_rates_init(&rates);
+    rates.link_share = rates.nic_share = 1; /* as good as a calibration may make them */
+    rates.hop_s = rates.launch_s = 0;
+    snprintf(names, sizeof names, "%s", mu_device_type_names());
+    for (char *name; (name = strtok_r(rest, ", ", &rest)) != NULL;) {
+        struct mu_cluster c = cluster_of(name, 256);
+        for (double over = 1; over <= 8; over *= 2) {
+            c.level_count = 1;
+            c.levels[0] = (struct mu_fabric_level){4, over};
+            for (uint32_t tp = 1; tp <= c.device.per_node && tp <= m.config.heads; tp *= 2)
+                for (uint32_t pp = 1; pp <= 8; pp *= 2, looked_at++) {
+                    struct mu_forecast_plan p = grid(tp, pp, 256 / (tp * pp));
+                    expect_within_links(&m, &c, &p, &rates);
+                }
+        }
+    }
+    assert_true(looked_at >= 4 * 4 * 4);
+}
+
 static void test_forecast_better_hardware_is_never_slower(void **state)
 {
     (void)state;
@@ -467,6 +511,7 @@ int main(void)
         cmocka_unit_test(test_forecast_oversubscription_never_makes_it_faster),
         cmocka_unit_test(test_forecast_static_routing_and_small_switches_cost),
         cmocka_unit_test(test_forecast_parts_sum_to_the_whole),
+        cmocka_unit_test(test_forecast_bandwidth_is_never_above_the_link),
         cmocka_unit_test(test_forecast_better_hardware_is_never_slower),
         cmocka_unit_test(test_cluster_check_nonsense_is_refused_with_the_field),
         cmocka_unit_test(test_forecast_check_what_does_not_divide_is_refused),
