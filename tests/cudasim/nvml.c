@@ -96,6 +96,8 @@ static int enter(const char *function)
     look_into_file();
     pthread_mutex_lock(&lock);
     hung_count++;
+    if (strcmp(hanging, function) == 0)
+        fprintf(stderr, "cudasim: %s hangs\n", function);
     while (strcmp(hanging, function) == 0)
         pthread_cond_wait(&changed, &lock);
     hung_count--;

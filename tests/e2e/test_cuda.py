@@ -281,7 +281,9 @@ def test_a_driver_that_hangs_harms_nobody():
         driver = Driver(cluster)
         driver.tell("hang nvmlDeviceGetMemoryInfo")
         cluster.submit(tiny_job(cluster, **{**SMALL, "workers__min": 1}))
-        worker = start_gpu_worker(cluster, env=driver.env)
+        with cluster.slowed():
+            worker = start_gpu_worker(cluster, env=driver.env)
+            cluster.wait_until(lambda: "cudasim: nvmlDeviceGetMemoryInfo hangs" in log_of(worker), 30, "the driver was never asked")
         expect_equal(cluster)
         check(worker.wait() == 0, log_of(worker))
 
