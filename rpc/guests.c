@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "common/clock.h"
 #include "rpc/runtime.h"
@@ -209,7 +210,7 @@ static size_t resident_bytes(void)
         resident = 0;
     if (file)
         fclose(file);
-    return resident * 4096;
+    return resident * (size_t)sysconf(_SC_PAGESIZE);
 }
 
 /* Calls of which he cannot know yet. */

@@ -5,19 +5,21 @@
 #include <string.h>
 
 #include "common/log.h"
+#include "worker/oom.h"
 
 enum { COMMIT_BYTES = 2 << 20 }; /* backed at one time */
 
 /* ---- what there is ---- */
 
-/* What the system can still give without swapping or killing; UINT64_MAX when it does not say. */
+/* What the system, and this process's cgroup, can still give without swapping or killing; UINT64_MAX when they do not
+ * say. */
 static uint64_t available_bytes(void)
 {
-    uint64_t kib = UINT64_MAX >> 10;
+    uint64_t kib = UINT64_MAX >> 10, left = mu_oom_left_bytes("");
     char line[128];
     FILE *file = fopen("/proc/meminfo", "re");
     if (!file)
-        return UINT64_MAX;
+        return left;
     while (fgets(line, sizeof line, file)) {
         unsigned long long value;
         if (sscanf(line, "MemAvailable: %llu kB", &value) == 1) {
@@ -26,7 +28,7 @@ static uint64_t available_bytes(void)
         }
     }
     fclose(file);
-    return kib << 10;
+    return kib << 10 < left ? kib << 10 : left;
 }
 
 /* In how many parts of the model each has room for its state and one gradient, with a tenth to spare. */

@@ -53,14 +53,50 @@ static uint64_t read_limit(const char *path)
     return limit;
 }
 
-/* Of a cgroup and those that it lies in, up to the root. */
-static uint64_t least_limit(const char *root, const char *folder, const char *cgroup, const char *name)
+/* Pages of files that the kernel takes away first when somebody needs memory. */
+static uint64_t read_idle_pages(const char *path)
+{
+    char line[256];
+    uint64_t here = 0, below = 0;
+    FILE *file = fopen(path, "re");
+    while (file && fgets(line, sizeof line, file)) {
+        (void)sscanf(line, "inactive_file %" SCNu64, &here);
+        (void)sscanf(line, "total_inactive_file %" SCNu64, &below); /* first version: of those in it, too */
+    }
+    if (file)
+        fclose(file);
+    return below > here ? below : here;
+}
+
+/* The files of one version of cgroups. */
+struct version {
+    const char *controller, *folder, *limit, *used;
+};
+static const struct version versions[] = {
+    {"", "/sys/fs/cgroup", "memory.max", "memory.current"},
+    {"memory", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"},
+};
+
+static uint64_t used_of(const struct version *version, const char *folder)
+{
+    char path[3 * MU_OOM_PATH_SIZE];
+    snprintf(path, sizeof path, "%s/%s", folder, version->used);
+    uint64_t used = read_limit(path);
+    snprintf(path, sizeof path, "%s/memory.stat", folder);
+    uint64_t idle = read_idle_pages(path);
+    return used == UINT64_MAX || used < idle ? 0 : used - idle;
+}
+
+/* The least of a cgroup and those that it lies in, up to the root: limits, or what is left of them. */
+static uint64_t least_of(const char *root, const struct version *version, const char *cgroup, bool left)
 {
     uint64_t least = UINT64_MAX;
     for (size_t length = strcmp(cgroup, "/") == 0 ? 0 : strlen(cgroup);;) {
-        char path[2 * MU_OOM_PATH_SIZE];
-        snprintf(path, sizeof path, "%s%s%.*s/%s", root, folder, (int)length, cgroup, name);
-        uint64_t limit = read_limit(path);
+        char folder[2 * MU_OOM_PATH_SIZE], path[3 * MU_OOM_PATH_SIZE];
+        snprintf(folder, sizeof folder, "%s%s%.*s", root, version->folder, (int)length, cgroup);
+        snprintf(path, sizeof path, "%s/%s", folder, version->limit);
+        uint64_t limit = read_limit(path), used = left && limit < UINT64_MAX ? used_of(version, folder) : 0;
+        limit = limit == UINT64_MAX ? limit : limit > used ? limit - used : 0;
         least = limit < least ? limit : least;
         if (length == 0)
             return least;
@@ -70,15 +106,26 @@ static uint64_t least_limit(const char *root, const char *folder, const char *cg
     }
 }
 
+static uint64_t least_of_all(const char *root, bool left)
+{
+    uint64_t least = UINT64_MAX;
+    for (size_t i = 0; i < sizeof versions / sizeof versions[0]; i++) {
+        char cgroup[MU_OOM_PATH_SIZE];
+        uint64_t here =
+            find_cgroup(root, versions[i].controller, cgroup) ? least_of(root, &versions[i], cgroup, left) : UINT64_MAX;
+        least = here < least ? here : least;
+    }
+    return least;
+}
+
 uint64_t mu_oom_limit_bytes(const char *root)
 {
-    char cgroup[MU_OOM_PATH_SIZE];
-    uint64_t second = UINT64_MAX, first = UINT64_MAX;
-    if (find_cgroup(root, "", cgroup))
-        second = least_limit(root, "/sys/fs/cgroup", cgroup, "memory.max");
-    if (find_cgroup(root, "memory", cgroup))
-        first = least_limit(root, "/sys/fs/cgroup/memory", cgroup, "memory.limit_in_bytes");
-    return second < first ? second : first;
+    return least_of_all(root, false);
+}
+
+uint64_t mu_oom_left_bytes(const char *root)
+{
+    return least_of_all(root, true);
 }
 
 static bool try_path(struct mu_oom *oom, const char *root, const char *folder, const char *cgroup, const char *name)

@@ -19,6 +19,9 @@ struct mu_oom {
  * version), bytes; UINT64_MAX: none, or it cannot be read. Within a container as far as it shows them. `root` as below.
  */
 uint64_t mu_oom_limit_bytes(const char *root);
+/* What is left of them: limit less what is used (memory.current; memory.usage_in_bytes), where pages of files that
+ * nobody has looked at for a while (inactive_file) count as free. */
+uint64_t mu_oom_left_bytes(const char *root);
 
 /* Deaths from now on. `root` is "", or for tests a folder that stands for /. */
 void mu_oom_init(struct mu_oom *oom, const char *root);

@@ -1,4 +1,4 @@
-/* links: mu_supervisor */
+/* links: mu_oom */
 /* Deaths for want of memory, and its limits, as kernels of both kinds of cgroup tell them. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -125,6 +125,30 @@ static void test_the_least_limit_of_the_path_counts(void **state)
     assert_int_equal(mu_oom_limit_bytes(root), 500000000);
 }
 
+static void test_what_is_left_of_the_limits(void **state)
+{
+    (void)state;
+    assert_true(mu_oom_left_bytes(root) == UINT64_MAX);
+    write_file("/proc/self/cgroup", "0::/pods/a\n");
+    write_file("/sys/fs/cgroup/pods/a/memory.max", "max\n");
+    write_file("/sys/fs/cgroup/pods/a/memory.current", "5\n");
+    assert_true(mu_oom_left_bytes(root) == UINT64_MAX);
+    write_file("/sys/fs/cgroup/pods/memory.max", "3000\n"); /* shared with others, who use some of it */
+    assert_int_equal(mu_oom_left_bytes(root), 3000);
+    write_file("/sys/fs/cgroup/pods/memory.current", "2500\n");
+    assert_int_equal(mu_oom_left_bytes(root), 500);
+    write_file("/sys/fs/cgroup/pods/memory.stat", "anon 1900\ninactive_file 400\nactive_file 200\n");
+    assert_int_equal(mu_oom_left_bytes(root), 900);
+    assert_int_equal(mu_oom_limit_bytes(root), 3000);
+    write_file("/sys/fs/cgroup/pods/memory.current", "3400\n"); /* at the limit, and about to be killed */
+    assert_int_equal(mu_oom_left_bytes(root), 0);
+    write_file("/proc/self/cgroup", "4:memory:/pods/a\n0::/\n");
+    write_file("/sys/fs/cgroup/memory/pods/memory.limit_in_bytes", "2000\n");
+    write_file("/sys/fs/cgroup/memory/pods/memory.usage_in_bytes", "1000\n");
+    write_file("/sys/fs/cgroup/memory/pods/memory.stat", "inactive_file 1\ntotal_inactive_file 300\n");
+    assert_int_equal(mu_oom_left_bytes(root), 1300);
+}
+
 #define TEST(function) cmocka_unit_test_setup_teardown(function, make_root, remove_root)
 
 int main(void)
@@ -136,6 +160,7 @@ int main(void)
         TEST(test_the_whole_machine),
         TEST(test_without_a_count_nothing_is_explained),
         TEST(test_the_least_limit_of_the_path_counts),
+        TEST(test_what_is_left_of_the_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
