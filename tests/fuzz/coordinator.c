@@ -195,13 +195,17 @@ void fuzz_coordinator_pass(struct fuzz_coordinator *coordinator, uint64_t us)
     fuzz_coordinator_step(coordinator, &(struct mu_coord_event){.kind = MU_CE_TICK});
 }
 
-void fuzz_coordinator_submit(struct fuzz_coordinator *coordinator)
+void fuzz_coordinator_submit(struct fuzz_coordinator *coordinator, const char *job)
 {
     static struct mu_job_spec spec;
     fuzz_job(&spec);
+    snprintf(spec.name, sizeof spec.name, "%s", job);
+    bool probed = strcmp(job, "probed") == 0;
+    spec.workers.min = probed ? 2 : 1; /* a pair */
     struct mu_coord_event event = {.kind = MU_CE_SUBMIT};
     event.submit.cookie = 1;
     event.submit.spec = &spec;
+    event.submit.preflight = probed;
     fuzz_coordinator_step(coordinator, &event);
 }
 

@@ -38,7 +38,8 @@ bool fuzz_coordinator_init(struct fuzz_coordinator *coordinator, struct mu_store
 void fuzz_coordinator_fini(struct fuzz_coordinator *coordinator);
 /* Steps and answers what the step ordered. */
 void fuzz_coordinator_step(struct fuzz_coordinator *coordinator, struct mu_coord_event *event);
-void fuzz_coordinator_submit(struct fuzz_coordinator *coordinator); /* the job "tiny" */
+/* The job "tiny", which begins as soon as somebody is there, or "probed", whose workers are measured first. */
+void fuzz_coordinator_submit(struct fuzz_coordinator *coordinator, const char *job);
 void fuzz_coordinator_pass(struct fuzz_coordinator *coordinator, uint64_t us);
 /* What is stored now starts a coordinator. */
 void fuzz_coordinator_check_restart(struct fuzz_coordinator *coordinator);
@@ -62,7 +63,7 @@ struct fuzz_worker {
     void *also_ctx;
 };
 
-void fuzz_worker_init(struct fuzz_worker *worker, const char *name);
+void fuzz_worker_init(struct fuzz_worker *worker, const char *name, const char *job);
 void fuzz_worker_fini(struct fuzz_worker *worker);
 void fuzz_worker_step(struct fuzz_worker *worker, struct mu_worker_event *event);
 /* Where it runs: one training step, whose vote came out as `command` (mu_worker_vote, the least of all ranks). */

@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size_bytes)
     static struct fuzz_worker worker;
     struct mu_wire_arena arena;
     mu_wire_arena_init(&arena);
-    fuzz_worker_init(&worker, "a");
+    fuzz_worker_init(&worker, "a", "tiny");
     fuzz_worker_step(&worker, &(struct mu_worker_event){.kind = MU_WE_START});
     while (input.left > 0 && !worker.is_over) {
         uint8_t how = fuzz_byte(&input);

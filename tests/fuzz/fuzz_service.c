@@ -224,7 +224,7 @@ static void start(struct service *service)
     MU_ASSERT(status == MU_OK);
     service->coordinator.also = on_action;
     service->coordinator.also_ctx = service;
-    fuzz_coordinator_submit(&service->coordinator);
+    fuzz_coordinator_submit(&service->coordinator, "tiny");
 }
 
 static void stop(struct service *service)

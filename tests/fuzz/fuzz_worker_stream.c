@@ -1,5 +1,5 @@
 /* links: mu_fuzz_coordinator */
-/* What workers say to the coordinator: unpacked, judged, and given to a core that knows one job. Whatever it then
+/* What workers say to the coordinator: unpacked, judged, and given to a core that knows two jobs. Whatever it then
  * orders, stores and says must be sound, and what it has stored must start another one.
  *
  * Input: (how u8, message)*; how: session 1-3 in two bits, 4: the stream breaks first, 8: half a second passes first,
@@ -67,7 +67,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size_bytes)
     MU_ASSERT(is_new);
     conversation.coordinator.also = on_action;
     conversation.coordinator.also_ctx = &conversation;
-    fuzz_coordinator_submit(&conversation.coordinator);
+    fuzz_coordinator_submit(&conversation.coordinator, "tiny");
+    fuzz_coordinator_submit(&conversation.coordinator, "probed");
     while (input.left > 0) {
         uint8_t how = fuzz_byte(&input);
         size_t part_bytes;

@@ -1,5 +1,5 @@
 /* Writes seeds for the fuzz targets whose inputs are binary: `make_seeds DIR`. They come from the real encoders and
- * from a conversation of a coordinator with two workers, from the first Hello to the last step. */
+ * from conversations of a coordinator with two workers, from the first Hello to the last step. */
 #include <errno.h>
 #include <stdio.h>
 #include <sys/stat.h>
@@ -207,17 +207,20 @@ static void write_records(const char *name)
     write_seed("records", name, &bytes);
 }
 
-static void converse(void)
+static void converse(const char *job)
 {
     static const char *const names[WORKERS] = {"a", "b"};
     struct mu_error err;
+    bool is_first = strcmp(job, "tiny") == 0;
+    memset(&table, 0, sizeof table);
     mu_wire_arena_init(&table.arena);
     bool is_new = fuzz_coordinator_init(&table.coordinator, mu_store_memory_new(), &err);
     MU_ASSERT(is_new);
     table.coordinator.also = on_coordinator;
-    fuzz_coordinator_submit(&table.coordinator);
+    fuzz_coordinator_submit(&table.coordinator, "tiny");
+    fuzz_coordinator_submit(&table.coordinator, "probed");
     for (int i = 0; i < WORKERS; i++) {
-        fuzz_worker_init(&table.workers[i], names[i]);
+        fuzz_worker_init(&table.workers[i], names[i], job);
         table.workers[i].also = on_worker;
         table.workers[i].also_ctx = &table.workers[i];
         fuzz_worker_step(&table.workers[i], &(struct mu_worker_event){.kind = MU_WE_START});
@@ -234,15 +237,19 @@ static void converse(void)
             while (table.down[i].count > 0)
                 deliver_down(i);
         train_all();
-        if (round == 8)
+        if (is_first && round == 8)
             write_records("prepared");
-        if (round == 14)
+        if (is_first && round == 14)
             write_records("running");
     }
-    write_records("over");
-    write_seed("worker_stream", "conversation", &table.said);
-    for (int i = 0; i < WORKERS; i++)
-        write_seed("coordinator_stream", names[i], &table.heard[i]);
+    if (is_first)
+        write_records("over");
+    write_seed("worker_stream", is_first ? "conversation" : job, &table.said);
+    for (int i = 0; i < WORKERS; i++) {
+        char name[16];
+        snprintf(name, sizeof name, "%s%s%s", is_first ? "" : job, is_first ? "" : "-", names[i]);
+        write_seed("coordinator_stream", name, &table.heard[i]);
+    }
     for (int i = 0; i < WORKERS; i++)
         fuzz_worker_fini(&table.workers[i]);
     fuzz_coordinator_fini(&table.coordinator);
@@ -343,7 +350,8 @@ int main(int argc, char **argv)
         return 2;
     }
     seeds = argv[1];
-    converse();
+    converse("tiny");
+    converse("probed");
     write_requests();
     write_manifest();
     write_header();

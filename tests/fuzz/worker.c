@@ -196,13 +196,13 @@ void fuzz_worker_train(struct fuzz_worker *worker, uint64_t command)
     give_answers(worker);
 }
 
-void fuzz_worker_init(struct fuzz_worker *worker, const char *name)
+void fuzz_worker_init(struct fuzz_worker *worker, const char *name, const char *job)
 {
     struct mu_worker_config config;
     mu_worker_config_init(&config);
     struct mu_hello *hello = &config.hello;
     snprintf(hello->software_version, sizeof hello->software_version, "0.1.0");
-    snprintf(hello->job, sizeof hello->job, "tiny");
+    snprintf(hello->job, sizeof hello->job, "%s", job);
     snprintf(hello->name, sizeof hello->name, "%s", name);
     snprintf(hello->host, sizeof hello->host, "host-%s", name);
     snprintf(hello->address, sizeof hello->address, "10.0.0.1:4711");
